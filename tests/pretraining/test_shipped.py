@@ -86,6 +86,9 @@ PUBLISHED = {
     "cramming": (120_179_712, 119_588_352),
     # The baseline of 2025, 33M by its weights.
     "babylm-strict-small": (33_046_084, 32_881_860),
+    # 117M as published, 116.5M by its released weights; 124M.
+    "gpt": (116_534_784, 116_534_784),
+    "gpt2": (124_439_808, 124_439_808),
     # BERT large without a pooler, and with one norm more or less.
     "24h-bert": (335_174_458, 335_141_888),
 }
@@ -155,6 +158,8 @@ def shrunk(name: str) -> dict[str, Any]:
             smaller["data.sequence_length"] = min(stage["set"]["data.sequence_length"], LONGEST)
         stage["set"] |= smaller
     kept = {key: value for key, value in SHRUNK.items() if recipe.init is None or not key.startswith("tokenizer.")}
+    if recipe.model.model_type == "openai-gpt":  # has no other width
+        kept["model.intermediate_size"] = 4 * SHRUNK["model.hidden_size"]
     own = type(recipe.model).model_fields
     kept = {key: value for key, value in kept.items() if key[:6] != "model." or key[6:] in own}
     if "lstm_width" in own:
@@ -451,6 +456,25 @@ def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
+
+
+def test_gpt_has_the_values_of_the_paper_and_its_code() -> None:
+    recipe = load_recipe("gpt")
+    assert recipe.data.layout.choice == "contiguous"
+    assert (recipe.data.sequence_length, recipe.optimisation.batch_sequences) == (512, 64)
+    assert [objective.heads for objective in recipe.objectives] == [("causal_lm",)]
+    optimizer, schedule = recipe.optimisation.optimizer, recipe.optimisation.schedule
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-8, 0.01)
+    assert schedule.learning_rate(2000, recipe.optimisation.steps) == pytest.approx(2.5e-4)
+    assert schedule.learning_rate(recipe.optimisation.steps, recipe.optimisation.steps) == pytest.approx(0, abs=1e-12)
+    assert recipe.model.model_dump()["embedding_dropout_prob"] == 0.1
+
+
+def test_gpt2_differs_from_gpt_in_tokens_length_batch_and_norms() -> None:
+    recipe = load_recipe("gpt2")
+    assert (recipe.tokenizer.type, recipe.tokenizer.vocab_size) == ("byte-bpe", 50_257)
+    assert (recipe.data.sequence_length, recipe.optimisation.batch_sequences) == (1024, 512)
+    assert recipe.model.model_type == "gpt2"
 
 
 def test_elmo_has_the_values_of_its_code() -> None:

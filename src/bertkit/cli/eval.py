@@ -17,6 +17,7 @@ SUITES = {
     "glue": "bertkit.cli.eval_tasks:glue",
     "blimp": "bertkit.cli.eval_suites:blimp",
     "mlm": "bertkit.cli.eval_suites:mlm",
+    "lm": "bertkit.cli.eval_suites:lm",
     "speed": "bertkit.cli.eval_speed:speed",
     "sts": "bertkit.cli.eval_embeddings:sts",
     "pairs": "bertkit.cli.eval_embeddings:pairs",

@@ -1,4 +1,4 @@
-"""A model from Python: what `bertkit predict` and `bertkit fill` print, and vectors of texts, as Python objects.
+"""A model from Python: what `bertkit predict`, `fill` and `generate` print, and vectors of texts, as Python objects.
 
 Nothing here follows a paper but the pooling of vectors (Reimers and Gurevych 2019, arXiv:1908.10084, see
 bertkit.models.sentence). `bertkit.load` makes a Model; each of its methods reads the weights at its first call.
@@ -8,7 +8,7 @@ Shapes: N texts, E width of the vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
+from bertkit.generation.run import generate
+from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.documents import Item, documents
 from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.predict import Predictor
@@ -24,6 +26,8 @@ from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.recipe.errors import validate
+from bertkit.recipe.tree import Located
 from bertkit.tasks.catalogue import Kind
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -160,6 +164,37 @@ class Model:
         (document,) = fill_masks(self._pretrained, self._tokenizer, [text], top=top, device=self._engine.device)
         masks: list[list[dict[str, Any]]] = document["masks"]
         return masks
+
+    def generate(
+        self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any
+    ) -> list[dict[str, Any]]:
+        """Go on from a text, or fill in its masks.
+
+        Args:
+            prompt: the text; of a masked model also with masks to be filled.
+            on_text: called with the output so far after every new token of a causal model, where there is one sample.
+            settings: fields of `bertkit.generation.settings.GenerationSettings`: `max_new_tokens=20`, `samples=3`,
+                `temperature=0.8`, `beam=4`, `seed=1`, ...
+
+        Returns:
+            The outputs, as `bertkit generate` prints: `text`, `ids` (the new tokens), `score` (their log-probability,
+            in nats), `finish`.
+
+        Raises:
+            DataError: the model has no head that generates, or the prompt has no room.
+            UsageError: an invalid setting, or one without effect.
+        """
+        chosen = validate(Located.of(dict(settings), "generate()"), GenerationSettings, what="generate()")
+        (document,) = generate(
+            self._pretrained,
+            self._tokenizer,
+            [prompt],
+            chosen,
+            device=self._engine.device,
+            on_text=None if on_text is None else lambda _prompt, _sample, text: on_text(text),
+        )
+        outputs: list[dict[str, Any]] = document["outputs"]
+        return outputs
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """The tokens of each text, without the special ones; nothing is cut."""

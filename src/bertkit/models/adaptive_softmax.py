@@ -67,7 +67,12 @@ class AdaptiveProjection(VocabularyProjection):
         )
 
     def cross_entropy(
-        self, id_M: Tensor, *, z_loss: float = 0.0, logit_bytes: int = LOGIT_BYTES
+        self,
+        id_M: Tensor,
+        *,
+        z_loss: float = 0.0,
+        weight_M: Tensor | None = None,
+        logit_bytes: int = LOGIT_BYTES,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose word is the likeliest of the first softmax, or of
         the cluster whose entry is.
@@ -75,14 +80,20 @@ class AdaptiveProjection(VocabularyProjection):
         Args:
             id_M: the word of each row.
             z_loss: as of `VocabularyProjection`, of every softmax that a word is in.
+            weight_M: as there.
             logit_bytes: as there.
         """
+
+        def part(projection: VocabularyProjection, target_m: Tensor, index_m: Tensor) -> tuple[Tensor, Tensor]:
+            weight_m = None if weight_M is None else weight_M[index_m]
+            return projection.cross_entropy(target_m, z_loss=z_loss, weight_M=weight_m, logit_bytes=logit_bytes)
+
         first = self._first(self.states_ME)
         cluster_M = torch.bucketize(id_M, torch.tensor(self.ends, device=id_M.device), right=True)
         size = first.weight_VE.shape[0]
         entry_M = torch.where(cluster_M == 0, id_M, size - cluster_M)
         common_M = (cluster_M == 0).nonzero().flatten()
-        loss, correct = first.rows(common_M).cross_entropy(id_M[common_M], z_loss=z_loss, logit_bytes=logit_bytes)
+        loss, correct = part(first.rows(common_M), id_M[common_M], common_M)
         for cluster, (low, high) in enumerate(pairwise(self.ends), start=1):
             index_M = (cluster_M == cluster).nonzero().flatten()
             if not index_M.numel():
@@ -90,7 +101,7 @@ class AdaptiveProjection(VocabularyProjection):
             entries, own_M = first.rows(index_M), id_M[index_M] - low
             words = self._words(self.states_ME.index_select(0, index_M), low, high)
             for projection, target_M in ((entries, entry_M[index_M]), (words, own_M)):
-                loss = loss + projection.cross_entropy(target_M, z_loss=z_loss, logit_bytes=logit_bytes)[0]
+                loss = loss + part(projection, target_M, index_M)[0]
             with torch.no_grad():
                 chosen = entries.logits().argmax(-1) == entry_M[index_M]
                 correct = correct + (chosen & (words.logits().argmax(-1) == own_M)).sum()

@@ -220,6 +220,10 @@ class Encoder(nn.Module, ABC):
     has_hub_class: ClassVar[bool] = True
     """Whether a class of the Hub reads its weights; one without is kept in checkpoints alone."""
 
+    caches_keys: ClassVar[bool] = False
+    """Whether its attention, read from left to right, goes through `bertkit.models.key_value_cache`: queries, keys and
+    values of a token depend on its state and its position alone."""
+
     scores_all_tokens: ClassVar[bool] = False
     """Of a companion: whether its distribution is computed for every token of a batch once more, without gradients,
     rather than at the predicted tokens alone."""

@@ -10,6 +10,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
+from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
@@ -36,6 +37,7 @@ register(Capitalisation)
 register(BackwardLM)
 register(CausalLM)
 register(ForwardLM)
+register(MaskedDiffusion)
 register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)
