@@ -1,4 +1,4 @@
-"""The loss terms of fine-tuning: the task's own loss.
+"""The loss terms of fine-tuning: the task's own loss, and of a causal model its own beside it.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/loss_terms.py) adds
 comparisons with a teacher.
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from bertkit.finetuning.causal import HEAD, CausalFinetuning, causal_loss, predicted_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
@@ -27,27 +28,34 @@ class TaskTerms(LossTerms[TaskBatch]):
     Args:
         task: what is learnt.
         companion: name of the run's model's companion that has the task's head; None where the model itself has it.
+        causal: whose own loss is added, of a causal model; None: the task's alone.
     """
 
-    def __init__(self, task: Task, companion: str | None = None) -> None:
+    def __init__(self, task: Task, companion: str | None = None, *, causal: CausalFinetuning | None = None) -> None:
         self.task = task
         self.companion = companion
-        self.weights: Mapping[str, float] = {TASK: 1.0}
+        self.causal = causal if causal is not None and causal.lm_weight else None
+        self.weights: Mapping[str, float] = {TASK: 1.0, **({HEAD: self.causal.lm_weight} if self.causal else {})}
 
     def owner(self, model: HeadedModel) -> HeadedModel:
         """The model that has the task's head."""
         return model if self.companion is None else model.named_companions()[self.companion]
 
     def counts(self, batch: TaskBatch) -> Mapping[str, int]:
-        return {TASK: self.task.count(batch)}
+        own = {HEAD: predicted_tokens(batch.packed)} if self.causal else {}
+        return {TASK: self.task.count(batch), **own}
 
     def losses(
         self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
     ) -> Mapping[str, LossSum]:
         owner = self.owner(model)
         with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
-            hidden_TD = owner.states(self.task.head, batch.packed, recorder)
-        return {TASK: self.task.loss(owner, hidden_TD, batch)}
+            if self.causal is not None:
+                hidden_TD = owner(batch.packed, recorder)
+                own = {HEAD: causal_loss(owner, hidden_TD, batch.packed)}
+            else:
+                hidden_TD, own = owner.states(self.task.head, batch.packed, recorder), {}
+        return {TASK: self.task.loss(owner, hidden_TD, batch), **own}
 
     def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
         return task_flops(self.owner(model), self.task.head, batches)

@@ -130,7 +130,7 @@ class Finetuner(Trainer[TaskBatch]):
             task_trainer: of the task.
             companion: of several tasks, the name of the model's companion with the task's head.
         """
-        return TaskTerms(task_trainer.task, companion)
+        return TaskTerms(task_trainer.task, companion, causal=self.recipe.causal)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
