@@ -13,7 +13,7 @@ Shapes: T packed tokens, D width, N heads, H head width; b sequences of one bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -111,6 +111,14 @@ def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
     ]
 
 
+def in_blocks(
+    query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences
+) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionBlock]]:
+    """Queries, keys and values of each block, each (b, N, S, H), and the block itself."""
+    parts = (to_blocks(rows_TNH, sequences) for rows_TNH in (query_TNH, key_TNH, value_TNH))
+    return zip(*parts, sequences.blocks, strict=True)
+
+
 def from_blocks(blocks_bNSH: list[Tensor], sequences: PackedSequences) -> Tensor:
     """The inverse of `to_blocks`: (T, N, H)."""
     cells = [block.transpose(1, 2).flatten(0, 1) for block in blocks_bNSH]
@@ -150,13 +158,7 @@ def attend(
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
-    for query, key, value, block in zip(
-        to_blocks(query_TNH, sequences),
-        to_blocks(key_TNH, sequences),
-        to_blocks(value_TNH, sequences),
-        sequences.blocks,
-        strict=True,
-    ):
+    for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
         if explicit or dropout_rate > 0:
