@@ -156,6 +156,13 @@ def test_the_adaptive_softmax_is_torchs() -> None:
     torch.testing.assert_close(projection.logits().exp().sum(1), torch.ones(50))
 
 
+def test_its_rows_may_have_weights() -> None:
+    projection, id_M = adaptive(40)
+    weight_M = torch.rand(40, generator=torch.Generator().manual_seed(2))
+    expected = -(weight_M * projection.logits().gather(1, id_M[:, None])[:, 0]).sum()
+    torch.testing.assert_close(projection.cross_entropy(id_M, weight_M=weight_M)[0], expected)
+
+
 def test_its_loss_and_gradient_are_those_of_the_whole_distribution() -> None:
     projection, id_M = adaptive(40)
     leaves = [

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class Finetuner(Trainer[TaskBatch]):
     """
 
     remedy = "lower optimisation.schedule.peak, or raise warmup_share"
+    batch_class: ClassVar[type] = TaskBatch
     recipe: FinetuneRecipe
     model: HeadedModel
 
@@ -146,6 +147,9 @@ class Finetuner(Trainer[TaskBatch]):
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
+
+    def kind_of_loss(self) -> str:
+        return self.task_trainers[self.order.task(self.step - 1)].name
 
     def learning_rate(self, step: int) -> float:
         return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
