@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
     assert not upwards
 
 
+def modules_imported(file: Path) -> set[Path]:
+    """The files of bertkit that a file imports, inside functions and for types too."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
+            module = ROOT.joinpath(*(node.module or "").split(".")[1:])
+            inside = {module / f"{alias.name}.py" for alias in node.names}
+            candidates = {module.with_suffix(".py"), *inside}
+            found |= {path for path in candidates if path.is_file()}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    # A package's __init__ only hands names on.
+    graph = {file: modules_imported(file) for file in ROOT.rglob("*.py") if file.name != "__init__.py"}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
+
+
 def test_a_class_name_is_used_once() -> None:
     places: dict[str, list[str]] = {}
     for file in sorted(ROOT.rglob("*.py")):
@@ -66,7 +85,8 @@ def test_a_class_name_is_used_once() -> None:
 
 def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
     project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["onnx"], *extras["search"], *extras["serve"]]
     declared = {_plain(re.split(r"[<>=~]", each)[0]) for each in requirements}
     files = [ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.rglob("*.py")]
     nodes = [node for file in files for node in ast.walk(file)]

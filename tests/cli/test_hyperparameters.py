@@ -13,6 +13,7 @@ from tests.tasks.tiny_task import reviews, write_model, write_table
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.stages import stages_of
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import Override
 
@@ -98,13 +99,24 @@ def test_short_keys_are_the_same_on_text() -> None:
         assert keys == [*OF_TEXT.values(), "optimisation.schedule.warmup_share", "optimisation.schedule.peak"]
 
 
-def test_a_setting_that_stages_have_too_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_length_holds_in_stages_that_have_a_longer_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     recipe = PretrainArguments(recipe="bert", overrides=[Override("max_length", 64, "--max-length")]).requested()
-    assert recipe.data.sequence_length == 64
-    assert "--max-length holds where a stage does not set data.sequence_length itself; stage 1 does" in caplog.text
-    caplog.clear()
+    assert [stage.recipe.data.sequence_length for stage in stages_of(recipe)] == [64, 64]
+    assert "stage 1 reads sequences of 64 tokens in place of 128" in caplog.text
     wanted = PretrainArguments(recipe="bert", overrides=[Override("data.sequence_length", 64)]).requested()
     assert what_hash(wanted) == what_hash(recipe)
+    longer = PretrainArguments(recipe="bert", overrides=[Override("max_length", 256, "--max-length")]).requested()
+    assert [stage.recipe.data.sequence_length for stage in stages_of(longer)] == [128, 256]
+
+
+def test_a_setting_that_stages_have_too_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    changed = [Override("optimisation.schedule.peak", 1e-4, "--lr")]
+    stages = Override(
+        "optimisation.stages", [{"share": 0.5, "set": {"optimisation.schedule.peak": 1e-3}}, {"share": 0.5}]
+    )
+    PretrainArguments(recipe="bert", overrides=[*changed, stages]).requested()
+    assert "--lr holds where a stage does not set optimisation.schedule.peak itself; stage 1 does" in caplog.text
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "distill"])

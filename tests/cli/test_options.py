@@ -235,7 +235,8 @@ def test_one_field_of_a_class_is_an_option_that_may_be_left_out() -> None:
 
 
 def test_the_recipes_fields_that_have_options_are_those_of_every_schema() -> None:
-    from bertkit.distillation.recipe import DistillRecipe, DistillTextRecipe
+    from bertkit.distillation.task_recipe import DistillRecipe
+    from bertkit.distillation.text_recipe import DistillTextRecipe
     from bertkit.finetuning.recipe import FinetuneRecipe
     from bertkit.pretraining.recipe import Recipe
 

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.distillation.recipe import (
-    DistillRecipe,
-    GivenModel,
-    NewModel,
-    TeacherLayers,
-    load_distill_recipe,
-    recipe_before,
-    resolved_distillation,
-)
+from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
+from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
 from bertkit.errors import UsageError
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory

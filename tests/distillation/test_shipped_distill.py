@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.distillation.recipe import DistillRecipe
+from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config, save_model

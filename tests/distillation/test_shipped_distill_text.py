@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertkit.distillation.activations import ShapePair
-from bertkit.distillation.recipe import DistillTextRecipe, with_phases
+from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.mobilebert import MobileBertConfig

@@ -109,6 +109,36 @@ def test_columns_may_have_other_names_and_labels_another_case(
     assert Path(shown.stdout.strip()).is_dir()
 
 
+def test_a_file_of_another_form_is_read_as_told_and_bad_rows_are_listed(
+    trained: Trained, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    run, _ = trained.of("classification")
+    rows = reviews(11, 9)
+    plain = write_table(tmp_path / "a.csv", rows)
+    lines = ["review|stars", *(f"{text}|{label}" for text, label in rows)]
+    (tmp_path / "b.csv").write_text("\n".join([*lines[:5], "no label here", *lines[5:], "é|?"]), encoding="latin-1")
+    options = (
+        "--delimiter",
+        "|",
+        "--encoding",
+        "latin-1",
+        "--na",
+        "?",
+        "--skip-bad-rows",
+        "--run-dir",
+        tmp_path / "run",
+    )
+    found = evaluated(bertkit, run, tmp_path / "b.csv", *options)
+    assert found["tasks"] == evaluated(bertkit, run, plain)["tasks"]
+    assert sum(found["skipped"]["data"].values()) == 2
+    listed = (tmp_path / "run" / "skipped" / "classification-data.jsonl").read_text().splitlines()
+    assert [json.loads(line)["place"].rpartition(" ")[2] for line in listed] == ["6", "14"]
+    refused = bertkit("eval", run, "--data", tmp_path / "b.csv", "--delimiter", "|", "--encoding", "latin-1")
+    assert refused.code == 3
+    assert "--skip-bad-rows" in refused.stderr
+    assert bertkit("eval", run, "--data", plain, "--encoding", "no-such").code == 2
+
+
 def test_what_the_file_lacks_is_told(trained: Trained, bertkit: Bertkit, tmp_path: Path) -> None:
     run, _ = trained.of("classification")
     rows = reviews(4, 9)

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.bilstm_student import BilstmStudent, new_bilstm
+from bertkit.distillation.bilstm_student import BilstmStudent, new_bilstm, own_tokenizer
 from bertkit.errors import DataError, UsageError
 from bertkit.models.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.recorder import Recorder, layer_points
+from bertkit.models.points import layer_points
+from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -329,3 +330,13 @@ def test_a_student_made_for_another_number_of_texts_is_refused(tmp_path: Path) -
     with pytest.raises(UsageError, match=r"student\.texts is 1, an example of the task has 2"):
         new_bilstm(TEXTS, BilstmStudent(texts=1, vocab_size=60), tmp_path / "start", pairs=True)
     assert not (tmp_path / "start").exists()
+
+
+@pytest.mark.parametrize(("lowercase", "tokens"), [(True, ["the", "sea", "[SEP]"]), (False, ["The", "sea", "[SEP]"])])
+@pytest.mark.parametrize("vocabulary", ["words", "wordpiece"])
+def test_a_students_vocabulary_keeps_capitals_where_it_is_told_to(
+    vocabulary: str, lowercase: bool, tokens: list[str]
+) -> None:
+    student = BilstmStudent(family="bilstm", vocabulary=vocabulary, vocab_size=200, lowercase=lowercase)
+    tokenizer = own_tokenizer(["The sea", "the sea", "The old sea"] * 30, student)
+    assert tokenizer.backend.encode("The sea").tokens == tokens

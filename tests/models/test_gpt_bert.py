@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.reference_gpt_bert import Padded, Weights, bucket, hidden_states, logits
+from tests.models import from_equations
+from tests.models.from_equations import (
+    EXACT,
+    LENGTHS,
+    TOLERANCE,
+    VOCABULARY,
+    random_model,
+    random_sequences,
+    saved_weights,
+)
+from tests.models.reference_gpt_bert import Padded, bucket, hidden_states, logits
 from tests.probing.tiny_models import TEXTS, tiny_tokenizer
 from torch import Tensor, nn
 
@@ -27,40 +37,11 @@ from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.recorder import Recorder
 from bertkit.models.weighted_sum import weighted_sum
 
-VOCABULARY = 97
-SIZES: dict[str, Any] = {
-    "hidden_size": 42,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 7,
-    "intermediate_size": 51,
-    "max_position_embeddings": 37,
-    "position_bucket_size": 8,
-}
-LENGTHS = [37, 1, 7, 36, 2, 7]
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
-"""In double precision."""
+SIZES: dict[str, Any] = {**from_equations.SIZES, "position_bucket_size": 8}
 
 
 def made(vocabulary: int = VOCABULARY, heads: tuple[str, ...] = ("masked_lm",), **changes: Any) -> HeadedModel:
-    """With random weights, large enough that every part matters."""
-    model = HeadedModel(GptBertConfig.model_validate({**SIZES, **changes}).build(vocabulary), heads)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=generator)
-    return model.eval()
-
-
-def saved_weights(model: HeadedModel, directory: Path) -> Weights:
-    """As they are in the file, each ready for a gradient."""
-    save_model(model, None, directory)
-    return {name: tensor.requires_grad_() for name, tensor in load_file(directory / "model.safetensors").items()}
-
-
-def sequences(lengths: list[int] = LENGTHS) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(2)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return random_model(GptBertConfig.model_validate({**SIZES, **changes}), vocabulary, heads)
 
 
 def config_of(model: HeadedModel) -> GptBertConfig:
@@ -71,7 +52,7 @@ def config_of(model: HeadedModel) -> GptBertConfig:
 @pytest.mark.parametrize("causal", [False, True])
 def test_states_logits_and_gradients_are_those_of_the_papers_equations(causal: bool, tmp_path: Path) -> None:
     # In double precision: in single, how far rounding takes the two apart depends on the processor.
-    model, rows = made().double(), sequences()
+    model, rows = made().double(), random_sequences()
     weights, padded = saved_weights(model, tmp_path), Padded.of(rows, [causal] * len(rows))
     batch = PackedBatch.from_ids(rows, causal=causal)
     points = ["blocks.0.hook_resid_pre", *(f"blocks.{layer}.hook_resid_post" for layer in range(3))]
@@ -135,7 +116,7 @@ def test_at_its_start_a_sum_behind_a_sub_layer_is_the_sub_layers_output() -> Non
     model = HeadedModel(GptBertConfig(**SIZES).build(VOCABULARY), ("masked_lm",))
     model.initialise(0)
     recorder = Recorder(["blocks.1.hook_resid_pre", "blocks.1.hook_attn_out", "blocks.1.hook_resid_mid"])
-    model.eval()(PackedBatch.from_ids(sequences()), recorder)
+    model.eval()(PackedBatch.from_ids(random_sequences()), recorder)
     before, added, behind = recorder.kept.values()
     torch.testing.assert_close(before + added, behind, rtol=0, atol=0)
 
@@ -201,7 +182,7 @@ def test_a_published_checkpoint_is_read(spelling: dict[str, Any], tmp_path: Path
     again, report = load_model(tmp_path)
     assert not report.missing
     assert not report.unexpected
-    batch = PackedBatch.from_ids(sequences())
+    batch = PackedBatch.from_ids(random_sequences())
     assert torch.equal(again(batch), model(batch))
 
 
@@ -217,7 +198,7 @@ def test_a_config_without_a_type_or_a_class_is_refused(tmp_path: Path) -> None:
 def test_a_classifier_has_the_released_evaluations_layers(tmp_path: Path) -> None:
     model = made(heads=("sequence_classification",))
     weights = saved_weights(model, tmp_path)
-    batch = PackedBatch.from_ids(sequences())
+    batch = PackedBatch.from_ids(random_sequences())
     ours = model.logits("sequence_classification", model(batch), batch)
     norm = nn.LayerNorm(42, eps=1e-5, elementwise_affine=False)
     first_BD = model(batch)[batch.first_token_B]
@@ -247,7 +228,7 @@ def test_dropout_rates_are_those_of_the_released_code() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_one_sequence_never_sees_another(training: bool) -> None:
-    model, rows = made().train(training), sequences([5, 17, 9, 37, 9])
+    model, rows = made().train(training), random_sequences([5, 17, 9, 37, 9])
     others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
     states = []
     for each in (rows, others):
@@ -258,7 +239,7 @@ def test_one_sequence_never_sees_another(training: bool) -> None:
 
 
 def test_recording_changes_nothing_and_every_point_has_its_shape() -> None:
-    model, batch = made(), PackedBatch.from_ids(sequences())
+    model, batch = made(), PackedBatch.from_ids(random_sequences())
     recorder = Recorder(["blocks.1.attn.hook_pattern", "blocks.1.attn.hook_z", "blocks.1.attn.hook_gate"])
     torch.testing.assert_close(model(batch, recorder), model(batch), **TOLERANCE)
     pattern_BNSS = recorder.kept["blocks.1.attn.hook_pattern"]
@@ -311,7 +292,7 @@ def test_what_its_sums_and_norms_forbid_is_refused() -> None:
 
 
 def test_its_first_layers_are_a_model_that_gives_their_states() -> None:
-    model, batch = made(), PackedBatch.from_ids(sequences())
+    model, batch = made(), PackedBatch.from_ids(random_sequences())
     recorder = Recorder(["blocks.1.hook_resid_post"])
     model(batch, recorder)
     torch.testing.assert_close(keep_layers(model, [0, 1]).eval()(batch), recorder.kept["blocks.1.hook_resid_post"])

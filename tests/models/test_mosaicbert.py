@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.reference_mosaicbert import Weights, hidden_states, logits, slope
+from tests.models.from_equations import (
+    EXACT,
+    SIZES,
+    TOLERANCE,
+    VOCABULARY,
+    random_model,
+    random_sequences,
+    saved_weights,
+)
+from tests.models.reference_mosaicbert import hidden_states, logits, slope
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
@@ -20,39 +29,9 @@ from bertkit.models.mosaicbert import MosaicBertConfig, alibi_slopes
 from bertkit.models.pruning import prune_heads
 from bertkit.models.recorder import Recorder
 
-VOCABULARY = 97
-SIZES: dict[str, Any] = {
-    "hidden_size": 42,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 7,
-    "intermediate_size": 51,
-    "max_position_embeddings": 37,
-}
-LENGTHS = [37, 1, 7, 36, 2, 7]
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
-"""In double precision."""
-
 
 def made(heads: tuple[str, ...] = ("masked_lm",), **changes: Any) -> HeadedModel:
-    """With random weights, large enough that every part matters."""
-    model = HeadedModel(MosaicBertConfig.model_validate({**SIZES, **changes}).build(VOCABULARY), heads)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3, generator=generator)
-    return model.eval()
-
-
-def saved_weights(model: HeadedModel, directory: Path) -> Weights:
-    """As they are in the file, each ready for a gradient."""
-    save_model(model, None, directory)
-    return {name: tensor.requires_grad_() for name, tensor in load_file(directory / "model.safetensors").items()}
-
-
-def sequences(lengths: list[int] = LENGTHS) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(2)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return random_model(MosaicBertConfig.model_validate({**SIZES, **changes}), heads=heads)
 
 
 def batch_of(rows: list[list[int]]) -> PackedBatch:
@@ -63,7 +42,7 @@ def batch_of(rows: list[list[int]]) -> PackedBatch:
 @pytest.mark.parametrize("heads", [7, 6, 3])
 def test_states_logits_and_gradients_are_those_of_the_papers_equations(heads: int, tmp_path: Path) -> None:
     # In double precision: in single, how far rounding takes the two apart depends on the processor.
-    model, rows = made(num_attention_heads=heads).double(), sequences()
+    model, rows = made(num_attention_heads=heads).double(), random_sequences()
     config = model.encoder.config
     assert isinstance(config, MosaicBertConfig)
     weights, batch = saved_weights(model, tmp_path), batch_of(rows)
@@ -105,18 +84,18 @@ def test_no_weight_depends_on_the_longest_sequence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**contents, "max_position_embeddings": 80}))
     longer, report = load_model(tmp_path)
     assert not report.missing
-    assert longer(PackedBatch.from_ids(sequences([80]))).shape == (80, 42)
+    assert longer(PackedBatch.from_ids(random_sequences([80]))).shape == (80, 42)
 
 
 def test_selected_tokens_are_computed_alone_with_equal_states() -> None:
-    model, batch = made(), batch_of(sequences())
+    model, batch = made(), batch_of(random_sequences())
     index_M = torch.tensor([3, 37, 40, 60])
     torch.testing.assert_close(model.encoder.forward_tokens(batch, index_M), model(batch)[index_M], **TOLERANCE)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_one_sequence_never_sees_another(training: bool) -> None:
-    model, rows = made().train(training), sequences([5, 17, 9, 37, 9])
+    model, rows = made().train(training), random_sequences([5, 17, 9, 37, 9])
     others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
     states = []
     for each in (rows, others):
@@ -172,7 +151,7 @@ def test_a_published_checkpoint_is_read(tmp_path: Path) -> None:
     again, report = load_model(tmp_path)
     assert not report.missing
     assert not report.unexpected
-    batch = batch_of(sequences())
+    batch = batch_of(random_sequences())
     assert torch.equal(again(batch), model(batch))
 
 

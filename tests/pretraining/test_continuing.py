@@ -25,6 +25,7 @@ from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import Override
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -252,3 +253,12 @@ def test_stages_with_their_own_schedule_warm_up_in_proportion() -> None:
     assert second.learning_rate(50) == pytest.approx(5.5e-4)
     assert third.learning_rate(120) == pytest.approx(3e-4)
     assert first.learning_rate(49) > 5.5e-4 > second.learning_rate(119) > 3e-4 > third.learning_rate(399) > 0
+
+
+def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    wanted = replace(request(home, "bert"), overrides=[])
+    assert wanted.requested().data.sequence_length == SIZES["max_position_embeddings"]
+    assert "in place of 512: the initial model reads no more" in caplog.text
+    with pytest.raises(UsageError, match="above what the model reads"):
+        replace(wanted, overrides=[Override("max_length", 512, "--max-length")]).requested()

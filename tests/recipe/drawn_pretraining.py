@@ -9,10 +9,11 @@ from typing import Any
 from tests.recipe.observed_runs import write_texts
 from tests.training.tiny_run import write_model
 
-from bertkit.distillation.recipe import DistillTextRecipe
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.models.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import stages_of
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 
@@ -89,7 +90,8 @@ class PretrainingDraws:
 
     def __init__(self, directory: Path) -> None:
         self.files = {name: str(path) for name, path in write_texts(directory).items()}
-        self.model = str(write_model(BertConfig(**SIZES), Path(self.files["en.txt"]), directory / "model"))
+        # Weights that no recipe of these draws begins with by its seed.
+        self.model = str(write_model(BertConfig(**SIZES), Path(self.files["en.txt"]), directory / "model", seed=777))
 
     def base(self, generator: random.Random) -> Recipe | None:
         """A plain recipe of a family; None where its parts do not fit."""
@@ -165,6 +167,9 @@ class PretrainingDraws:
         for name in ("mem_len", "reuse_len"):
             if hasattr(model, name):
                 data["model"][name] = getattr(model, name) or None
+        for stage, resolved in zip(data["optimisation"]["stages"], stages_of(recipe), strict=False):
+            whole = resolved.recipe.model_dump(mode="json", exclude={"optimisation": {"stages"}})
+            stage["set"] = {name: whole[name] for name in ("data", "model", "objective", "optimisation")}
         schedule, steps = optimisation.schedule, optimisation.steps
         if schedule.total_steps == steps:
             data["optimisation"]["schedule"].pop("total_steps")
@@ -184,7 +189,8 @@ class PretrainingDraws:
             "tokenizer.type": ["wordpiece", "bpe", "byte-bpe", "unigram"],
             # Beside a tokenizer that is given, the size is for --plan alone.
             "vocab_size": lambda recipe: [80, 95, 200] if recipe.tokenizer.path is None else [],
-            "min_frequency": [2, 40],
+            # The most frequent pairs alone fill a small vocabulary.
+            "min_frequency": lambda recipe: [2, 40] if recipe.tokenizer.vocab_size == 200 else [],
             "character_coverage": [0.9999, 0.99, 0.9],
             "sample_megabytes": [64.0, 0.002, 0.004],
             "sources": [[text], [records], [text, german], [german]],
@@ -193,7 +199,10 @@ class PretrainingDraws:
             "documents": ["blank-line", "wikitext", "line"],
             "text_field": ["text", "other"],
             "span_fields": [[], ["spans"], ["more"]],
-            "sequence_length": [12, 16, 32],
+            # Pairs of single sentences have up to 16 tokens.
+            "sequence_length": lambda recipe: (
+                [12, 32] if recipe.data.layout.choice == "sentence-pair" else [12, 16, 32]
+            ),
             "static_copies": [None, 1, 2],
             "max_epochs": [None, 0.01],
             "held_out": [0.1, 0.3],

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.text_arguments import DistillTextArguments
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from tests.recipe.observed_runs import REFUSED, Observed, _given_up_after, digest, weights
 
-from bertkit.distillation.recipe import DistillRecipe, resolved_distillation
 from bertkit.distillation.task_arguments import DistillArguments
+from bertkit.distillation.task_recipe import DistillRecipe, resolved_distillation
 from bertkit.errors import BertkitError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import resolved

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from small_schema import AdamW, Lamb, SmallRecipe
 from tests.overrides import parsed
 
-from bertkit.distillation.recipe import load_distill_recipe
+from bertkit.distillation.task_recipe import load_distill_recipe
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import load_finetune_recipe
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.resolve import load_as, resolve_recipe, with_overrides
+from bertkit.recipe.resolve import Override, load_as, resolve_recipe, with_overrides
 
 BASE = """\
 name: the-base
@@ -150,6 +150,11 @@ def test_set_reaches_every_kind_of_place() -> None:
     assert recipe.arxiv is None
 
 
+@pytest.mark.parametrize("sign", ["|", ">"])
+def test_a_sign_that_would_begin_a_block_is_a_value(sign: str) -> None:
+    assert Override.parse(f"task.reading.delimiter={sign}").value == sign
+
+
 def test_a_later_set_wins_and_a_mapping_replaces_the_whole() -> None:
     recipe = load("extends: base\n", "seed=1", "seed=2", "optimisation.optimizer={name: lamb, trust: false}")
     assert recipe.seed == 2
@@ -168,6 +173,7 @@ def test_a_later_set_wins_and_a_mapping_replaces_the_whole() -> None:
         ("seed=many", 'seed: expected a whole number, got "many"'),
         ("seed.x=1", "seed: expected a whole number"),
         ("seed=[1", "not valid YAML"),
+        ("name=*x", "needs quotes: --set \"name='...'\""),
         ("seed", "expected KEY=VALUE"),
         ("=1", "expected KEY=VALUE"),
         ("model..heads=1", "expected KEY=VALUE"),

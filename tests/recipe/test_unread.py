@@ -24,8 +24,8 @@ from tests.recipe.drawn_tasks import TaskDraws
 from tests.recipe.observed_runs import Pretraining, differs
 from tests.recipe.observed_tasks import TaskRuns
 
-from bertkit.distillation.recipe import DistillRecipe
-from bertkit.distillation.recipe import parts_of as run_parts
+from bertkit.distillation.task_recipe import DistillRecipe
+from bertkit.distillation.task_recipe import parts_of as run_parts
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import parts_of as stage_parts
 from bertkit.recipe.unread import Part, UnreadSetting, unread_settings

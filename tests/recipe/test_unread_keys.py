@@ -10,8 +10,8 @@ import pytest
 from tests.overrides import parsed
 from tests.training.tiny_run import write_recipe
 
-from bertkit.distillation.recipe import DistillRecipe
-from bertkit.distillation.recipe import parts_of as run_parts
+from bertkit.distillation.task_recipe import DistillRecipe
+from bertkit.distillation.task_recipe import parts_of as run_parts
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.pretraining.arguments import PretrainArguments

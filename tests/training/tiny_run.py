@@ -69,12 +69,18 @@ def write_recipe(directory: Path) -> tuple[Path, Path]:
 
 
 def write_model(
-    config: EncoderConfig, text: Path, directory: Path, *, vocab_size: int = 300, heads: Sequence[str] = ("masked_lm",)
+    config: EncoderConfig,
+    text: Path,
+    directory: Path,
+    *,
+    vocab_size: int = 300,
+    heads: Sequence[str] = ("masked_lm",),
+    seed: int = 1,
 ) -> Path:
     """A model directory with first weights and a WordPiece vocabulary learnt from a text."""
     settings = TokenizerConfig(vocab_size=vocab_size, min_frequency=1)
     tokenizer = train_tokenizer(settings, text.read_text(encoding="utf-8").split("\n"))
     model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), heads)
-    model.initialise(1)
+    model.initialise(seed)
     save_model(model, tokenizer, directory)
     return directory

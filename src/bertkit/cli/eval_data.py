@@ -13,25 +13,40 @@ import typer
 
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import print_confusion
-from bertkit.cli.generated_options import Options
+from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import Measuring, Metrics, option
 
 SHOWN_CLASSES = 20
 
 
+READING = "bertkit.tasks.readers.reading:TableReading"
+
+
 @dataclass(frozen=True)
-class NamedColumns(Options):
-    """Columns of the file, where their names differ from those of the training data."""
+class FileReading(Options):
+    """How the file is read, where it differs from the training data; its columns, where their names do."""
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text.")] = None
     text_pair: Annotated[str | None, option("--text-pair", metavar="COL", help="Column of the second text.")] = None
     label: Annotated[str | None, option("--label", metavar="COL", help="Column of the label.")] = None
 
+    delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
+    encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
+    na: Annotated[list[str] | None, FromField(READING, "na", "--na VALUE,VALUE")] = None
+    skip_bad_rows: Annotated[bool | None, FromField(READING, "skip_bad_rows")] = None
+
     @property
-    def given(self) -> dict[str, str]:
+    def columns(self) -> dict[str, str]:
         """Those that are named."""
         named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
         return {field: column for field, column in named.items() if column is not None}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings of reading that are given, as plain data."""
+        from bertkit.cli.options import recipe_overrides
+
+        return {override.key: override.value for override in recipe_overrides(self)}
 
 
 def data(
@@ -47,7 +62,7 @@ def data(
     ],
     metric: Metrics = None,
     *,
-    columns: NamedColumns,
+    reading: FileReading,
     common: Measuring,
 ) -> None:
     """A fine-tuned run on a new labelled file: `bertkit eval RUN --data new.csv`
@@ -58,10 +73,10 @@ def data(
     from bertkit.cli.eval_tasks import eval_arguments
     from bertkit.evaluation.own_data import NewData, evaluate_data
 
-    new = NewData(file, columns.given, tuple(metric or ()))
+    new = NewData(file, reading.columns, tuple(metric or ()), reading.reading)
     evaluated = evaluate_data(eval_arguments(run, common), new, progress=console.progress)
     _print(evaluated.results)
-    more = ("data", "examples", "confidence", "classes", "confusion", "calibration", "tuned")
+    more = ("data", "examples", "confidence", "classes", "confusion", "calibration", "tuned", "skipped")
     document = {
         **evaluated.document,
         "run": evaluated.run.path,
@@ -87,6 +102,8 @@ def _print(results: dict[str, Any]) -> None:
         console.table(["class", "examples", "precision", "recall", "f1"], by_class, title="by class")
     for confusion in results.get("confusion", {}).values():
         print_confusion(confusion, title="confusion")
+    for reason, count in results.get("skipped", {}).get("data", {}).items():
+        console.line(f"{count:,} rows left out: {reason}")
     for found in results.get("calibration", {}).values():
         error = found.get("ece_at_temperature", found.get("ece"))
         console.line(f"calibration error {error:.3f}")

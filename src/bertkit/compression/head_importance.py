@@ -30,7 +30,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.recorder import Recorder, of_layers, point_shapes
+from bertkit.models.points import of_layers, point_shapes
+from bertkit.models.recorder import Recorder
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

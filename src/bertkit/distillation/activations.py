@@ -19,7 +19,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.recorder import Recorder, layer_points
+from bertkit.models.points import layer_points
+from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import WordLogits
 
 _SCORES = "blocks.{n}.attn.hook_attn_scores"

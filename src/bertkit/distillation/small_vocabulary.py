@@ -19,7 +19,6 @@ from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import TEACHER, check_teacher
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_lengths
 from bertkit.distillation.objectives import distillation_objectives
-from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.retokenize import word_rules
 from bertkit.distillation.shared_projections import (
     PARAMETER_PROJECTIONS,
@@ -29,6 +28,7 @@ from bertkit.distillation.shared_projections import (
 )
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.text import frozen_rates, log_terms
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from bertkit.distillation.bilstm_student import cached_bilstm
-from bertkit.distillation.recipe import DistillRecipe, GivenModel, NewModel, TeacherLayers
+from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
+from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.warm_start import head_directory

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from bertkit.cache import RecordCache
 from bertkit.distillation.activations import ModelShape, ShapePair
 from bertkit.distillation.loss_terms import TaskDistillationTerms, TaughtBatch, TeacherCost, task_query
-from bertkit.distillation.recipe import DistillRecipe, TeacherLayers
 from bertkit.distillation.student import new_student
+from bertkit.distillation.student_settings import TeacherLayers
 from bertkit.distillation.task_data import DistillationData
+from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher import Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import cache_identity

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bertkit.distillation.plan import planned_task_teacher
-from bertkit.distillation.recipe import (
+from bertkit.distillation.student_settings import GivenModel
+from bertkit.distillation.task import TaskDistiller, retained
+from bertkit.distillation.task_data import DistillationData, prepare_distillation
+from bertkit.distillation.task_recipe import (
     DistillRecipe,
-    GivenModel,
     load_distill_recipe,
     parts_of,
     recipe_before,
     resolved_distillation,
 )
-from bertkit.distillation.task import TaskDistiller, retained
-from bertkit.distillation.task_data import DistillationData, prepare_distillation
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared

@@ -25,12 +25,12 @@ from bertkit.distillation.objectives import (
     distillation_objectives,
     word_rows,
 )
-from bertkit.distillation.recipe import DistillTextRecipe
 from bertkit.distillation.student import init_from_teacher
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.distillation.terms import add_projections, specs_of
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel

@@ -19,12 +19,13 @@ from bertkit.data.shards import TokenShards
 from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
-from bertkit.distillation.recipe import TO_BE_GIVEN, DistillTextRecipe, with_phases
 from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
+from bertkit.distillation.student_settings import TO_BE_GIVEN
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers
+from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
@@ -36,6 +37,7 @@ from bertkit.pretraining.arguments import (
     source_overrides,
     starting_from,
     warn_of_stages,
+    with_longest,
 )
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
@@ -85,6 +87,7 @@ class DistillTextArguments(PretrainArguments):
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
         recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
+        recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)

@@ -9,7 +9,7 @@ fine-tunes first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bertkit.evaluation.runs_diff import reference_of, resampled
 from bertkit.evaluation.score import is_labelled
 from bertkit.files import sha256_of
 from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import calibration, mistakes, prediction_row, split_report, write_lines
 from bertkit.inference.predict import Predictor
@@ -26,13 +27,15 @@ from bertkit.metrics.modules import load_metric
 from bertkit.metrics.statistics import bootstrap_interval
 from bertkit.models.model_files import weights_hash
 from bertkit.progress import Progress, silent_progress
+from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE
 from bertkit.tasks.examples import Example, Split, TaggedExample, TextExample
 from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.load import READERS
-from bertkit.tasks.readers.table import table_rows
+from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.table import rows_or_bad
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -52,11 +55,13 @@ class NewData:
         path: of a form that fine-tuning on this kind of task reads.
         columns: those named on the command line, by their field of `Columns`.
         metrics: reported beside the task's own: names of `evaluate`, or scripts.
+        reading: settings of `TableReading` named on the command line, in place of those of the training data.
     """
 
     path: Path
     columns: Mapping[str, Any]
     metrics: tuple[str, ...] = ()
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
 
 def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress = silent_progress) -> Evaluated:
@@ -70,7 +75,7 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
         raise DataError(f"{data.path}: {'is a directory; name a file in it' if data.path.is_dir() else 'no such file'}")
     predictor = Predictor.load(arguments.model, arguments.engine(), offline=arguments.offline)
     task, spec = predictor.task, predictor.recipe.spec
-    split = read_labelled(predictor.recipe, data.path, data.columns)
+    split = read_labelled(predictor.recipe, data.path, data.columns, data.reading)
     examples = with_known_labels(split.examples, task, str(data.path), arguments.model)
     task.additional = tuple(load_metric(name, offline=arguments.offline) for name in data.metrics)
     task.check_additional(examples)
@@ -89,6 +94,7 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
             "examples": len(examples),
             "confidence": CONFIDENCE,
             **({"notes": split.notes} if split.notes else {}),
+            **({"skipped": skipped_counts({SUITE: split})} if split.skipped else {}),
             **({"tuned": predictor.stored} if predictor.stored else {}),
             **{part: {SUITE: value} for part, value in split_report(task, predictions, examples).items()},
         }
@@ -102,6 +108,7 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
         write_lines(run.path / PREDICTIONS / f"{spec.name}-{SUITE}.jsonl", rows)
         if wrong := mistakes(task, predictions, examples):
             write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)
+        write_skipped(run.path, spec.name, {SUITE: split})
         run.write_results(results)
     return Evaluated(run, results)
 
@@ -123,7 +130,9 @@ def _decided(
     return predictions
 
 
-def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) -> Split:
+def read_labelled(
+    recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any], reading: Mapping[str, Any] | None = None
+) -> Split:
     """The examples of a file, read as the task's own data are.
 
     A user's own task has the columns of its training files; a published one its official form, or a table (.csv,
@@ -133,20 +142,24 @@ def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) 
         recipe: of the model.
         path: the file.
         given: columns named by the user, by their field of `Columns`.
+        reading: settings of `TableReading` named by the user.
 
     Raises:
-        UsageError: an ending that the kind is not read from.
+        UsageError: an ending that the kind is not read from, or settings that are wrong or without effect.
         DataError: a missing column, an example without a label, or another fault of the file.
     """
     spec, kind = recipe.spec, recipe.spec.kind
+    usual = recipe.task.reading if isinstance(recipe.task, OwnTask) else TableReading()
+    read_as = with_overrides(usual, overrides_of(dict(reading or {})))
     if isinstance(recipe.task, OwnTask):
         columns = recipe.task.columns.model_copy(update={"group": None, **given})
-        split = read_own(path, kind, columns, recipe.task.reading)
+        split = read_own(path, kind, columns, read_as)
     elif kind in ("tagging", "span") or given:
-        split = read_own(path, kind, Columns.model_validate(dict(given)))
-    elif kind != "choice" and _is_plain_table(path):
-        split = read_own(path, kind, _table_columns(recipe, path))
+        split = read_own(path, kind, Columns.model_validate(dict(given)), read_as)
+    elif kind != "choice" and _is_plain_table(path, read_as):
+        split = read_own(path, kind, _table_columns(recipe, path, read_as), read_as)
     else:
+        read_as.only(path)
         split = READERS[spec.layout](path, spec, "dev")
     without = [example.id for example in split.examples if not is_labelled(example)]
     if without:
@@ -157,21 +170,22 @@ def read_labelled(recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any]) 
     return split
 
 
-def _is_plain_table(path: Path) -> bool:
+def _is_plain_table(path: Path, reading: TableReading) -> bool:
     """Whether a file is a table, not a published file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
         return False
-    return "gold_label" not in _first_row(path)
+    return "gold_label" not in _first_row(path, reading)
 
 
-def _first_row(path: Path) -> dict[str, Any]:
-    return next(table_rows(path), ("", dict[str, Any]()))[1]
+def _first_row(path: Path, reading: TableReading) -> dict[str, Any]:
+    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+    return next((row for _, row in rows if row is not None), {})
 
 
-def _table_columns(recipe: FinetuneRecipe, path: Path) -> Columns:
+def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReading) -> Columns:
     """The columns of a table of a published task: the first of the usual names that it has."""
-    spec, row = recipe.spec, _first_row(path)
+    spec, row = recipe.spec, _first_row(path, reading)
     texts, pairs, labels = ["text"], ["text_pair"], ["label"]
     if spec.columns is not None:
         texts, pairs = [*spec.columns.text, *texts], [*spec.columns.text_pair, *pairs]
@@ -251,7 +265,9 @@ def _run_directory(arguments: EvalArguments, predictor: Predictor, data: NewData
         "tokenizer": load_tokenizer(predictor.directory, offline=arguments.offline).fingerprint,
         "model": weights_hash(predictor.directory),
     }
-    settings = {"columns": dict(data.columns), "metrics": list(data.metrics)}
+    settings: dict[str, Any] = {"columns": dict(data.columns), "metrics": list(data.metrics)}
+    if data.reading:
+        settings["reading"] = dict(data.reading)
     identity = RunIdentity.of_measurement(
         "eval",
         SUITE,

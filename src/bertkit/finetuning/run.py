@@ -42,7 +42,7 @@ from bertkit.training.run import (
 
 SUITE_FILE = "suite.json"
 _READ = {
-    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
+    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
     *("teacher", "student", "transfer", "augmentation"),
 }
 """Keys of a recipe that decide how the data are read; the last ones are of distillation."""

@@ -13,7 +13,7 @@ Shapes: T packed tokens, D width, N heads, H head width; b sequences of one bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.dropout import dropout
+from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 
 Visible = Callable[[int, torch.device], Tensor]
@@ -110,6 +111,14 @@ def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
     ]
 
 
+def in_blocks(
+    query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences
+) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionBlock]]:
+    """Queries, keys and values of each block, each (b, N, S, H), and the block itself."""
+    parts = (to_blocks(rows_TNH, sequences) for rows_TNH in (query_TNH, key_TNH, value_TNH))
+    return zip(*parts, sequences.blocks, strict=True)
+
+
 def from_blocks(blocks_bNSH: list[Tensor], sequences: PackedSequences) -> Tensor:
     """The inverse of `to_blocks`: (T, N, H)."""
     cells = [block.transpose(1, 2).flatten(0, 1) for block in blocks_bNSH]
@@ -141,17 +150,15 @@ def attend(
         bias: added to the scaled scores.
         scale: factor of the scores; None: one over the root of the head width.
     """
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale)
+    if cached_TNH is not None:
+        assert bias is None, "a family whose scores have a bias does not declare `caches_keys`"
+        return cached_TNH
     explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
-    for query, key, value, block in zip(
-        to_blocks(query_TNH, sequences),
-        to_blocks(key_TNH, sequences),
-        to_blocks(value_TNH, sequences),
-        sequences.blocks,
-        strict=True,
-    ):
+    for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
         if explicit or dropout_rate > 0:

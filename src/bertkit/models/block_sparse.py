@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
+from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, in_blocks, scaled_scores
 from bertkit.models.recorder import Scope
 
 _ALWAYS = 5
@@ -106,13 +106,7 @@ def attend_blocks(
     if is_recorded:
         sequences = sequences.as_one_block()
     mixed = []
-    for query, key, value, block in zip(
-        to_blocks(query_TNH, sequences),
-        to_blocks(key_TNH, sequences),
-        to_blocks(value_TNH, sequences),
-        sequences.blocks,
-        strict=True,
-    ):
+    for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
         if is_recorded or block.length <= pattern.whole_blocks * pattern.size:
             mask = visible_tokens(block, pattern, query.device)
             mixed.append(_mix(query, key, value, mask, block, scope))

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
+from bertkit.models.attention import (
+    attend_explicitly,
+    from_blocks,
+    fused_attention,
+    in_blocks,
+    scaled_scores,
+    to_blocks,
+)
+from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 
 
@@ -110,18 +118,15 @@ def attend_near(
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
         tokens: global tokens, visible to all.
     """
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
+    if cached_TNH is not None:
+        return cached_TNH
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
     mixed = []
-    for query, key, value, block, found in zip(
-        to_blocks(query_TNH, sequences),
-        to_blocks(key_TNH, sequences),
-        to_blocks(value_TNH, sequences),
-        sequences.blocks,
-        marks,
-        strict=True,
-    ):
+    blocks = in_blocks(query_TNH, key_TNH, value_TNH, sequences)
+    for (query, key, value, block), found in zip(blocks, marks, strict=True):
         if recorded(scope) or block.length <= 2 * each_side:
             mask = _whole_mask(block, found, each_side, query.device)
             mixed.append(_mix(query, key, value, mask, block, dropout_rate, scope))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -37,6 +37,8 @@ from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class PretrainArguments(RunArguments[Recipe]):
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
+        recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         return completed(recipe, self.max_steps)
 
@@ -137,7 +140,8 @@ class PretrainArguments(RunArguments[Recipe]):
         return with_file_hashes(load_as(self.schema, str(run.path / RECIPE)))
 
     def changed(self, recorded: Recipe) -> Recipe:
-        wanted = shortened(with_overrides(recorded, list(self.overrides)), self.max_steps)
+        wanted = with_longest(with_overrides(recorded, list(self.overrides)), self.overrides)
+        wanted = shortened(wanted, self.max_steps)
         return with_file_hashes(wanted, recompute=True)
 
     def trainer(self, recipe: Recipe, shards: TokenShards, run: RunDirectory) -> Pretrainer:
@@ -159,7 +163,14 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe
-    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    training, _ = training_and_held_out(
+        recipe.data,
+        shards,
+        seed=recipe.seed,
+        stage=0,
+        plans=cache / "plans",
+        lanes=recipe.optimisation.batch_sequences,
+    )
     samples = optimisation.passes * training.epoch_length(0)
     steps = max(1, math.ceil(samples / optimisation.batch_sequences))
     log.info(
@@ -181,6 +192,20 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
     return recipe
+
+
+def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
+    """The recipe whose stages read no longer sequences than the command line wants (`--max-length`)."""
+    longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
+    stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
+    longer = [number for number, stage in enumerate(stages, start=1) if stage["set"].get(key, 0) > longest]
+    if not longer or not any(override.key == key for override in overrides):
+        return recipe
+    for number in longer:
+        own = stages[number - 1]["set"]
+        log.info("stage %d reads sequences of %d tokens in place of %d", number, longest, own[key])
+        own[key] = longest
+    return with_overrides(recipe, [Override("optimisation.stages", stages)])
 
 
 def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
@@ -264,7 +289,7 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     """Overrides that make a recipe start from the model of `--init`: its sizes and its tokenizer.
 
     The recipe's tokenizer is kept where the command line changes it, or where a recipe with `init: '?'` has one: then
-    the model gets a new vocabulary.
+    the model gets a new vocabulary. A recipe with `init: '?'` reads sequences no longer than the model can.
 
     Raises:
         UsageError: the recipe is for a family that the model cannot be converted to.
@@ -286,7 +311,19 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
+    if any_model:
+        overrides += _shorter_than(config.max_tokens, tree)
     return overrides
+
+
+def _shorter_than(most: int, tree: Located) -> list[Override]:
+    """An override of the recipe's length where it is above what the initial model reads."""
+    data = tree.child("data")
+    length = data.child("sequence_length") if data is not None else None
+    if length is None or not isinstance(length.value, int) or length.value <= most:
+        return []
+    log.info("sequences of %d tokens in place of %d: the initial model reads no more", most, length.value)
+    return [Override(OF_TEXT["max_length"], most)]
 
 
 def source_overrides(sources: Sequence[str]) -> list[Override]:

@@ -21,8 +21,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.points import device_of, layer_points
 from bertkit.models.pseudo_likelihood import reads_causally
-from bertkit.models.recorder import Recorder, device_of, layer_points
+from bertkit.models.recorder import Recorder
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 
 _CPU = torch.device("cpu")

@@ -28,6 +28,7 @@ from bertkit.recipe.tree import MAX_CHARACTERS, VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_BLOCKS = ("|", ">")
 _LONGEST_SHOWN = 60
 """Characters of an override that an error repeats."""
 
@@ -80,7 +81,12 @@ class Override:
         key, equals, value = text.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
-        return cls(key.strip(), read_tree(value, place).plain(), place)
+        if value.strip() in _BLOCKS:  # in YAML the beginning of a text of several lines, of which there is one here
+            return cls(key.strip(), value.strip(), place)
+        try:
+            return cls(key.strip(), read_tree(value, place).plain(), place)
+        except UsageError as error:
+            raise UsageError(f"{error}; text with signs of YAML needs quotes: --set \"{key}='...'\"") from None
 
     def __str__(self) -> str:
         """As `--set` takes it."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bertkit.data.shards import TokenShards
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
@@ -43,6 +44,7 @@ class PlannedStudy:
     study: Study
     cache: Path
     offline: bool
+    _opened: dict[str, TokenShards] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def recipes(self) -> dict[str, list[tuple[dict[str, Any], Recipe]]]:
@@ -90,13 +92,15 @@ class PlannedStudy:
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
         """Hashes of the text of all arms, and of all recipes that may be run."""
         recipes = [recipe for own in self.recipes.values() for _, recipe in own]
-        corpora: dict[str, str] = {}
-        for recipe in recipes:
-            key = _text_key(recipe)
-            if key not in corpora:
-                shards = open_shards(recipe, cache=self.cache, offline=self.offline, progress=progress)
-                corpora[key] = shards.fingerprint
+        corpora = {_text_key(recipe): self._shards(recipe, progress).fingerprint for recipe in recipes}
         return {"data": _joint(corpora.values()), "recipe": _joint(map(what_hash, recipes))}
+
+    def _shards(self, recipe: Recipe, progress: Progress) -> TokenShards:
+        """The shards of a recipe's text, opened once."""
+        key = _text_key(recipe)
+        if key not in self._opened:
+            self._opened[key] = open_shards(recipe, cache=self.cache, offline=self.offline, progress=progress)
+        return self._opened[key]
 
     def costs(self, known: Mapping[str, Any], progress: Progress) -> dict[str, dict[str, float]]:
         """The cost of a step of every recipe, by its `cost_key`, measured where it is not known."""
@@ -105,8 +109,7 @@ class PlannedStudy:
         with progress("cost of a step", len(recipes), "settings") as meter:
             for done, (key, recipe) in enumerate(recipes.items(), start=1):
                 if key not in found:
-                    shards = open_shards(recipe, cache=self.cache, offline=self.offline, progress=progress)
-                    found[key] = vars(step_cost(recipe, shards, cache=self.cache))
+                    found[key] = vars(step_cost(recipe, self._shards(recipe, progress), cache=self.cache))
                 meter.update(done)
         return found
 

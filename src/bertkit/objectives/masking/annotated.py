@@ -31,56 +31,46 @@ from bertkit.text.annotated import BEGINS, INSIDE
 from bertkit.text.tokenizer import Tokenizer
 
 
-class AnnotatedSpans(WholeWordMasking):
-    """Spans of one field by chance, then words until the count is reached."""
+class MarkedSpans(WholeWordMasking):
+    """Masking that reads the spans of one field of the corpus's records."""
 
-    name: Literal["annotated"] = "annotated"
-    field: str = Field("spans", description="Which of data.reading.span_fields.")
-    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each span to be chosen.")
+    field: str = Field(description="Which of data.reading.span_fields.")
 
     reads_annotated_spans: ClassVar[bool] = True
 
     _number: int | None = PrivateAttr(None)
 
     def errors(self, data: DataConfig) -> list[str]:
-        return field_errors(self.field, data)
+        fields = data.reading.span_fields
+        return [] if self.field in fields else [_not_there(self.field, fields, "data.reading.span_fields has")]
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        number = field_number(self.field, shards)
+        if self.field not in shards.span_fields:
+            raise UsageError(_not_there(self.field, shards.span_fields, f"the token shards {shards.directory} have"))
         prepared = super().prepared(tokenizer, shards)
-        prepared._number = number
+        prepared._number = shards.span_fields.index(self.field)
         return prepared
 
+    def span_tokens(self, samples: Samples) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which tokens begin a span of the field, and which belong to one, the first included; each (T,)."""
+        assert self._number is not None, "prepared() finds the field"
+        assert samples.spans_T is not None, "layouts give the spans of shards that have some"
+        free_T = ~samples.fixed_T
+        marks_T = samples.spans_T >> 2 * self._number
+        return (marks_T & BEGINS > 0) & free_T, (marks_T & INSIDE > 0) & free_T
+
+
+class AnnotatedSpans(MarkedSpans):
+    """Spans of one field by chance, then words until the count is reached."""
+
+    name: Literal["annotated"] = "annotated"
+    field: str = Field("spans", description="Which of data.reading.span_fields.")
+    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each span to be chosen.")
+
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
-        starts_T, inside_T = span_tokens(samples, self._number)
+        starts_T, inside_T = self.span_tokens(samples)
         words = self.words(samples, vocabulary)
         return wholes_by_chance(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)
-
-
-def span_tokens(samples: Samples, number: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which tokens begin a span of the field of this number, and which belong to one, the first included; each (T,)."""
-    assert number is not None, "prepared() finds the field"
-    assert samples.spans_T is not None, "layouts give the spans of shards that have some"
-    free_T = ~samples.fixed_T
-    marks_T = samples.spans_T >> 2 * number
-    return (marks_T & BEGINS > 0) & free_T, (marks_T & INSIDE > 0) & free_T
-
-
-def field_number(field: str, shards: TokenShards) -> int:
-    """The number of a field among those whose spans the shards mark.
-
-    Raises:
-        UsageError: they do not mark it.
-    """
-    if field not in shards.span_fields:
-        raise UsageError(_not_there(field, shards.span_fields, f"the token shards {shards.directory} have"))
-    return shards.span_fields.index(field)
-
-
-def field_errors(field: str, data: DataConfig) -> list[str]:
-    """Why these data have no such field, if they have none."""
-    fields = data.reading.span_fields
-    return [] if field in fields else [_not_there(field, fields, "data.reading.span_fields has")]
 
 
 def _not_there(field: str, fields: list[str] | tuple[str, ...], who: str) -> str:

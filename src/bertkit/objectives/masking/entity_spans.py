@@ -18,25 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
-from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
-from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.annotated import field_errors, field_number, span_tokens
+from bertkit.objectives.masking.annotated import MarkedSpans
 from bertkit.objectives.masking.base import Chosen
 from bertkit.objectives.masking.spans import Spans, merged, take
-from bertkit.objectives.masking.words import WholeWordMasking
 from bertkit.settings import UnreadKey
-from bertkit.text.tokenizer import Tokenizer
 
 
-class EntitySpans(WholeWordMasking):
+class EntitySpans(MarkedSpans):
     """Entities by chance and spans at random places, until the count is reached."""
 
     name: Literal["entity-spans"] = "entity-spans"
@@ -46,9 +42,6 @@ class EntitySpans(WholeWordMasking):
     longest: int = Field(1, ge=1, description="Words of the longest span that is no entity.")
 
     replaced_as_one: ClassVar[bool] = True
-    reads_annotated_spans: ClassVar[bool] = True
-
-    _number: int | None = PrivateAttr(None)
 
     @property
     def others(self) -> Spans:
@@ -61,18 +54,9 @@ class EntitySpans(WholeWordMasking):
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
         return self.others.counts_B(rate, lengths_B, ordinary_B)
 
-    def errors(self, data: DataConfig) -> list[str]:
-        return field_errors(self.field, data)
-
-    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        number = field_number(self.field, shards)
-        prepared = super().prepared(tokenizer, shards)
-        prepared._number = number
-        return prepared
-
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
         others, words = self.others, self.words(samples, vocabulary)
-        starts_T, inside_T = span_tokens(samples, self._number)
+        starts_T, inside_T = self.span_tokens(samples)
         start_E = np.flatnonzero(starts_T)
         length_E = np.bincount(np.cumsum(starts_T)[inside_T] - 1, minlength=start_E.size)
         entities = _PerSequence.of(samples.sequence_T[start_E], counts_B.size)

@@ -27,7 +27,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.recorder import EMBEDDINGS, Recorder, point_shapes
+from bertkit.models.points import EMBEDDINGS, point_shapes
+from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.states import recorded
 

@@ -23,7 +23,7 @@ MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
 NO_LABEL_REASON = "no label"
 """Why a row without a label is left out."""
 NO_LABEL = "rows without a label (left out)"
-SKIP_HINT = "; --skip-bad-rows of `finetune` and `predict` leaves such rows out"
+SKIP_HINT = "; --skip-bad-rows of `finetune`, `predict` and `eval` leaves such rows out"
 """Behind the error of one bad row."""
 BAD_ROWS = "bad rows (left out)"
 

@@ -1,0 +1,203 @@
+"""What a recipe that distils on a task may hold: a fine-tuning recipe with a list of terms, the labels among them.
+
+Hinton et al. 2015, arXiv:1503.02531. A run may have another before it, with some settings changed: TinyBERT's step on
+intermediate layers (Jiao et al. 2020, arXiv:1909.10351, section 3.2), or the distillation before the fine-tuning (Turc
+et al. 2019, arXiv:1908.08962).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, create_model, model_validator
+
+from bertkit.distillation.student_settings import (
+    TO_BE_GIVEN,
+    AnyStudent,
+    Distillation,
+    GivenModel,
+    TeacherLayers,
+)
+from bertkit.distillation.teacher_files import pretrained_model_of
+from bertkit.distillation.terms import TERMS, DistillationTerm
+from bertkit.errors import UsageError
+from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
+from bertkit.recipe.named_item import NamedItem, check_each_once
+from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
+from bertkit.recipe.short_keys import OF_TASKS, long_keys
+from bertkit.recipe.unread import Part
+from bertkit.settings import Settings, UnreadKey
+from bertkit.tasks.augmentation import AnyAugmentation
+from bertkit.tasks.readers import Columns, TableReading
+
+LABELS = "labels"
+"""The task's own loss among the terms."""
+_SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
+"""Parts of a recipe of which `before.set` changes some keys."""
+
+
+class OwnLoss(Settings):
+    """The task's own loss, on its labels."""
+
+    weight: float = Field(1.0, ge=0, description="Factor of its mean in the total loss.")
+
+
+class TaskItem(NamedItem):
+    """One loss term."""
+
+    what: ClassVar[str] = "term"
+
+
+if TYPE_CHECKING:
+    AnyTaskItem = TaskItem
+else:
+    AnyTaskItem = create_model(
+        "AnyTaskItem",
+        __base__=TaskItem,
+        **{name: (kind | None, None) for name, kind in sorted({LABELS: OwnLoss, **TERMS}.items())},
+    )
+
+
+def _each_term_once(items: tuple[TaskItem, ...]) -> tuple[TaskItem, ...]:
+    check_each_once(items, TaskItem, [LABELS, *TERMS])
+    return items
+
+
+class Transfer(Settings):
+    """Examples without labels that are learnt from in place of the training examples."""
+
+    file: str = Field(description="A table, or the format of the task's kind.")
+    columns: Columns = Field(default_factory=Columns, description="Which columns hold what; labels are not read.")
+    reading: TableReading = Field(TableReading(), description="How the file is read.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"reading"})
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield UnreadKey("columns.label", "transfer has no labels")
+
+
+class RunBefore(Settings):
+    """A run whose model is where the student starts."""
+
+    set: dict[str, Any] = Field(description="Settings that are others there, by their dotted keys.")
+
+
+class DistillRecipe(Distillation, FinetuneRecipe):
+    """One distillation on a task; resolved, it is complete: running it twice gives the same result."""
+
+    kind: Literal["distill"] = Field(  # type: ignore[assignment]  # a recipe's kind is read and never set
+        "distill", description="What the recipe is run by: `bertkit distill`."
+    )
+    student: AnyStudent = Field(default_factory=TeacherLayers, description="What the student is initialised from.")
+    distillation: Annotated[tuple[AnyTaskItem, ...], AfterValidator(_each_term_once)] = Field(
+        description="The loss: a list of terms, each with its weight."
+    )
+    transfer: Transfer | None = Field(None, description="Text without labels to learn on, the user's own.")
+    augmentation: AnyAugmentation | None = Field(None, description="Altered copies of the examples, to learn on too.")
+    before: RunBefore | None = Field(None, description="A preceding run, from whose model the student is initialised.")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> DistillRecipe:
+        errors = []
+        if self.model is not None:
+            errors.append("model: a recipe that distils names a teacher and a student; write student: {model: ...}")
+        if not self.teachers:
+            errors.append("teacher: expected at least one model, or '?' for the one that --teacher names")
+        if not self.labels_weight and not self.terms:
+            errors.append("distillation: the weights are all 0; give one of the terms a weight above 0")
+        if self.transfer is not None and self.control:
+            errors.append("transfer: its examples have no labels, and a control learns from nothing else; leave it out")
+        elif self.transfer is not None and self.labels_weight:
+            errors.append("transfer: its examples have no labels; leave the term labels out, or give it the weight 0")
+        if errors:
+            raise ValueError("; ".join(errors))
+        return self
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if not isinstance(self.student, GivenModel):
+            yield UnreadKey("new_head", "the student is newly made, with a new head", "write student: {model: ...}")
+
+    @property
+    def terms(self) -> tuple[DistillationTerm, ...]:
+        """The comparisons with the teacher, without those of weight 0."""
+        chosen = () if self.control else tuple(each.chosen for each in self.distillation if each.name != LABELS)
+        return tuple(term for term in chosen if term.weight)
+
+    @property
+    def labels_weight(self) -> float:
+        """The weight of the task's own loss."""
+        if self.control:
+            return 1.0
+        return next((float(each.chosen.weight) for each in self.distillation if each.name == LABELS), 0.0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it names task, teacher and student, and leaves none to the command line."""
+        named = not isinstance(self.student, GivenModel) or self.student.model != TO_BE_GIVEN
+        return self.task is not None and TO_BE_GIVEN not in self.teachers and named
+
+
+def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
+    """The recipe of that name or path, on a task; keys of `overrides` may be short ones.
+
+    Raises:
+        UsageError: no such recipe, or errors in it (all of them at once).
+    """
+    return load_as(DistillRecipe, name, long_keys(overrides, OF_TASKS))
+
+
+def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
+    """The recipe with the task's own settings where it has none.
+
+    Raises:
+        UsageError: it names no teacher, no student, or not exactly one task.
+    """
+    if TO_BE_GIVEN in recipe.teachers:
+        raise UsageError("teacher: which one? Give --teacher MODEL, a model that was fine-tuned on the task")
+    if isinstance(recipe.student, GivenModel) and recipe.student.model == TO_BE_GIVEN:
+        raise UsageError("student.model: which one? Give --student MODEL")
+    if isinstance(recipe.student, TeacherLayers) and recipe.student.of == TO_BE_GIVEN:
+        pretrained = pretrained_model_of(recipe.teachers[0])
+        if pretrained is None:
+            raise UsageError(
+                f"student.of: which pretrained model was the teacher {recipe.teachers[0]} fine-tuned from? Give --set"
+                " student.of=MODEL; --set student.of=null takes the teacher's own layers"
+            )
+        recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"of": pretrained})})
+    if len(recipe.specs) > 1:
+        names = ", ".join(spec.name for spec in recipe.specs)
+        raise UsageError(f"task: a student is distilled on one task at a time, not on {names}; give --task TASK")
+    recipe_before(recipe)  # its errors are reported before anything is trained
+    return with_task_settings(recipe)
+
+
+def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
+    """The recipe of the preceding run; None where there is none, as for a control.
+
+    Raises:
+        UsageError: errors in its settings.
+    """
+    if recipe.before is None or recipe.control:
+        return None
+    overrides = overrides_of(_settings_before(recipe))
+    return with_overrides(recipe.model_copy(update={"before": None}), overrides)
+
+
+def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
+    """What is set differently in the run before, by dotted key."""
+    settings: dict[str, Any] = {}
+    for key, value in () if recipe.before is None else recipe.before.set.items():
+        # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
+        inside = key in _SECTIONS and isinstance(value, dict)
+        settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
+    return {each.key: each.value for each in long_keys(overrides_of(settings), OF_TASKS)}
+
+
+def parts_of(recipe: DistillRecipe) -> list[Part]:
+    """The recipe, and that of the run before it."""
+    before = recipe_before(recipe)
+    if before is None:
+        return [Part(recipe)]
+    return [Part(recipe), Part(before, tuple(_settings_before(recipe)), "before.set")]

@@ -1,0 +1,251 @@
+"""What a recipe that distils on text may hold: a pretraining recipe whose list of objectives has terms of a teacher.
+
+Hinton et al. 2015, arXiv:1503.02531; DistilBERT, Sanh et al. 2019, arXiv:1910.01108; transfer layer by layer:
+MobileBERT, Sun et al. 2020, arXiv:2004.02984.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, create_model, model_validator
+
+from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
+from bertkit.distillation.objectives import DISTILLATION_OBJECTIVES, DistillationObjective, distillation_objectives
+from bertkit.distillation.shared_projections import SharedProjections
+from bertkit.distillation.student_settings import (
+    Distillation,
+    TextStudent,
+)
+from bertkit.distillation.terms import Attention
+from bertkit.models.layer_choice import layer_map
+from bertkit.objectives.base import CompanionObjective, Objective
+from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.registry import OBJECTIVES
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.recipe import Term as ObjectiveItem
+from bertkit.recipe.named_item import check_each_once
+from bertkit.recipe.resolve import overrides_of, with_overrides
+from bertkit.settings import Settings, UnreadKey
+
+TEACHER_OBJECTIVES: dict[str, type[TeacherObjective]] = {
+    kind.term: kind for kind in (MixedVocabulary, SharedProjections)
+}
+"""The objectives of a teacher that is trained with its student, by the name that a recipe gives them."""
+_ON_TEXT: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLATION_OBJECTIVES, **TEACHER_OBJECTIVES}
+
+if TYPE_CHECKING:
+    AnyItem = ObjectiveItem
+    AnyTransferItem = ObjectiveItem
+else:
+    AnyItem = create_model(
+        "AnyItem", __base__=ObjectiveItem, **{name: (kind | None, None) for name, kind in sorted(_ON_TEXT.items())}
+    )
+    AnyTransferItem = create_model(
+        "AnyTransferItem",
+        __base__=ObjectiveItem,
+        **{
+            name: (kind | None, None)
+            for name, kind in sorted(DISTILLATION_OBJECTIVES.items())
+            if "layers" in kind.model_fields
+        },
+    )
+
+
+def _each_objective_once(items: tuple[ObjectiveItem, ...]) -> tuple[ObjectiveItem, ...]:
+    check_each_once(items, ObjectiveItem, _ON_TEXT)
+    return items
+
+
+class Progressive(Settings):
+    """Knowledge transfer layer by layer before the rest of the run: MobileBERT's (Sun et al. 2020, arXiv:2004.02984,
+    section 3.4)."""
+
+    steps_per_layer: int = Field(ge=1, description="Updates for each of the student's layers, from the first.")
+    objective: Annotated[tuple[AnyTransferItem, ...], AfterValidator(_each_objective_once)] = Field(
+        description="Terms that have `layers`: in a layer's phase they compare that layer alone, with the one that"
+        " `layers` gives it."
+    )
+    current_rate: float | None = Field(
+        None,
+        gt=0,
+        description="The learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
+        " parameters are then frozen, but for layers before it. Null: all that the loss reaches learns at one rate.",
+    )
+    earlier_rate: float = Field(
+        0.0, ge=0, description="The same of layers before it; goes with current_rate. 0: they are frozen."
+    )
+    phases: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of each of these phases, by dotted key, such as optimisation.schedule.",
+    )
+    then: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of the stage behind these phases, by dotted key, such as optimisation.schedule.",
+    )
+    new_moments: bool = Field(
+        False, description="Begin every phase, and the stage behind them, with the optimiser's running means at zero."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"current_rate", "earlier_rate", "phases", "new_moments"})
+
+    @model_validator(mode="after")
+    def _rates_go_together(self) -> Progressive:
+        if self.earlier_rate and self.current_rate is None:
+            raise ValueError("earlier_rate has no effect without current_rate; give both, or neither")
+        return self
+
+    def groups(self, layer: int) -> list[dict[str, Any]]:
+        """The groups of learning rates in a layer's phase; the layer is counted from 1."""
+        if self.current_rate is None:
+            return []
+        before = [f"layers.{number}" for number in range(layer - 1)]
+        earlier = [{"parameters": before, "rate": self.earlier_rate}] if before else []
+        own = {"parameters": f"layers.{layer - 1}", "rate": self.current_rate}
+        return [own, *earlier, {"parameters": "*", "rate": 0.0}]
+
+
+class TeacherCacheConfig(Settings):
+    """A teacher's outputs kept on disk, for static masks and for other students on the same text with the same seed."""
+
+    top_k: int = Field(
+        16, ge=1, description="Likeliest words that are kept of a token; all others share what is left of probability."
+    )
+    gb: float = Field(4.0, gt=0, description="Upper bound, in units of 10^9 bytes; what does not fit is recomputed.")
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
+            yield UnreadKey("top_k", "no term compares the words that the teacher predicts")
+
+
+class DistillTextRecipe(Distillation, Recipe):
+    """A student's pretraining beside its teacher."""
+
+    kind: Literal["distill"] = Field("distill", description="What the recipe is run by: `bertkit distill`.")  # type: ignore[assignment]  # another kind is another value
+    student: TextStudent | None = Field(
+        None, description="Parts of its teacher that the student is initialised from; null: random weights, or `init`."
+    )
+    frozen: tuple[str, ...] = Field(
+        (), description="Parts of the student's encoder that keep their first weights, such as embeddings.position."
+    )
+    objective: Annotated[tuple[AnyItem, ...], AfterValidator(_each_objective_once)] = Field(
+        description="The loss, from the text and from the teacher: objectives and terms, each with its settings."
+    )
+    progressive: Progressive | None = Field(None, description="Layer-by-layer transfer before the rest of the run.")
+    teacher_store: TeacherCacheConfig | None = Field(
+        None, description="Keep the teacher's outputs in the cache; null: they are computed in every step."
+    )
+
+    @model_validator(mode="after")
+    def _student_and_stages_are_given_once(self) -> DistillTextRecipe:
+        errors = []
+        if not self.teachers:
+            errors.append("teacher: expected at least one model, or '?' for the one that --teacher names")
+        if self.student is not None and self.init is not None:
+            errors.append(
+                "a student is initialised from parts of its teacher (student) or from another model (init), not both"
+            )
+        if self.progressive is not None:
+            if self.optimisation.stages:
+                errors.append("progressive makes the stages of the run; leave optimisation.stages out")
+            depth = self.model.model_dump().get("num_hidden_layers", 0)
+            transfer = depth * self.progressive.steps_per_layer
+            if transfer >= self.optimisation.steps:
+                errors.append(
+                    f"progressive takes {transfer:,} steps ({self.progressive.steps_per_layer:,} for each of {depth}"
+                    f" layers), and optimisation.steps is {self.optimisation.steps:,}, of which some must be left;"
+                    " lower progressive.steps_per_layer"
+                )
+        comparing = distillation_objectives(self.objectives)
+        if self.teacher_store is not None and any(issubclass(each.kind, Attention) for each in comparing):
+            errors.append(
+                "teacher_store: attention maps grow with the square of the length and are not kept; leave teacher_store"
+                " or the term attention out"
+            )
+        training = [each for each in self.objectives if isinstance(each, TeacherObjective)]
+        leader = next((each for each in self.objectives if isinstance(each, CompanionObjective)), None)
+        if leader is not None and (comparing or training):
+            errors.append(
+                f"objective: {leader.term} trains two models, and a teacher teaches one; leave one of them out"
+            )
+        if self.has_own_vocabulary:
+            errors += self._errors_of_two_vocabularies([each.term for each in comparing])
+        if errors:
+            raise ValueError("; ".join(errors))
+        return self
+
+    def _errors_of_two_vocabularies(self, comparing: list[str]) -> list[str]:
+        """Errors of settings that a student with a vocabulary of its own cannot have.
+
+        Args:
+            comparing: the terms for which both models read the same tokens.
+        """
+        errors = []
+        if comparing:
+            errors.append(
+                f"objective: {', '.join(comparing)} compares the outputs of both models on the same tokens, and beside"
+                " mixed_vocabulary they read different ones; leave one of them out"
+            )
+        if len(self.teachers) > 1:
+            errors.append("teacher: beside mixed_vocabulary the teacher trains along, and there can be only one")
+        given = {"student": self.student, "progressive": self.progressive, "teacher_store": self.teacher_store}
+        errors += [
+            f"{key}: beside mixed_vocabulary the student has other words than its teacher, which trains along; leave"
+            f" {key} out"
+            for key, value in given.items()
+            if value is not None
+        ]
+        if self.tokenizer.path is None and self.tokenizer.type != "wordpiece":
+            errors.append(
+                f"tokenizer.type is {self.tokenizer.type}, and words are split by either of two vocabularies where both"
+                " are WordPieces; write wordpiece"
+            )
+        return errors
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether the student has another vocabulary than its teacher; so has its control."""
+        return any(item.name == MixedVocabulary.term for item in self.objective)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives in the order written; of a control, those that need no teacher."""
+        written = super().objectives
+        if not self.control:
+            return written
+        alone = [each for each in written if not isinstance(each, DistillationObjective | TeacherObjective)]
+        return tuple(alone) or (MaskedLM(),)
+
+
+def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextRecipe:
+    """The recipe with its layer-by-layer transfer written out as stages; a control has none.
+
+    Raises:
+        UsageError: the layers that are compared do not fit student and teacher.
+    """
+    progressive = recipe.progressive
+    if progressive is None:
+        return recipe
+    stages: list[dict[str, Any]] = []
+    if not recipe.control:
+        share = progressive.steps_per_layer / recipe.optimisation.steps
+        for layer in range(1, shapes.student.layers + 1):
+            items = [_of_layer(item.objective, layer, shapes) for item in progressive.objective]
+            settings = {**progressive.phases, "objective": items}
+            if groups := progressive.groups(layer):
+                settings["optimisation.groups"] = groups
+            anew = progressive.new_moments and layer > 1
+            stages.append({"share": share, "set": settings, "new_moments": anew})
+        rest = 1 - share * shapes.student.layers
+        stages.append({"share": rest, "set": dict(progressive.then), "new_moments": progressive.new_moments})
+    return with_overrides(recipe, overrides_of({"progressive": None, "optimisation.stages": stages}))
+
+
+def _of_layer(objective: Objective, layer: int, shapes: ShapePair) -> dict[str, Any]:
+    """A term of transfer for one layer alone."""
+    wanted = getattr(objective, "layers")  # noqa: B009  # the schema takes no term without
+    pairs = layer_map(wanted, student=shapes.student.layers, teacher=shapes.teacher.layers)
+    own = [pair for pair in pairs if pair[0] == layer]
+    return {objective.term: {**objective.model_dump(mode="json"), "layers": own}}
