@@ -164,12 +164,15 @@ async def load(port: int, sentences: Sequence[str], clients: int, seconds: float
 
 
 @contextmanager
-def running(side: str, model: Path, peer: str, folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def running(
+    side: str, model: Path, peer: str, folder: Path, precision: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """One of the two servers, once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if side == "bertkit":
         command = [sys.executable, "-m", "bertkit", "serve", f"{NAME}={model}", "--port", str(port)]
+        command += ["--precision", precision]
     else:
         script = folder / "peer.py"
         script.write_text(PEER, encoding="utf-8")
@@ -225,7 +228,7 @@ def summary(found: Load, seconds: float) -> dict[str, Any]:
 
 def stop_under_load(model: Path, sentences: Sequence[str], clients: int, folder: Path) -> dict[str, Any]:
     """SIGTERM in the middle of a load of five seconds and more."""
-    with running("bertkit", model, "", folder) as (port, process):
+    with running("bertkit", model, "", folder, "fp32") as (port, process):
 
         async def run() -> Load:
             asyncio.get_running_loop().call_later(5, process.send_signal, signal.SIGTERM)
@@ -247,6 +250,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--peer", choices=("threads", "locked"), default="threads")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of bertkit's vectors")
     given = parser.parse_args()
     model = given.model or minilm()
     sentences = real_sentences(given.data, 5_000, seed=0)
@@ -255,7 +259,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for number in range(2 * given.rounds):
             side = ("bertkit", "plain")[number % 2]
-            with running(side, model, given.peer, Path(name)) as (port, process):
+            with running(side, model, given.peer, Path(name), given.precision) as (port, process):
                 server = psutil.Process(process.pid)
                 compared[side] = asyncio.run(vectors(port, sentences[:COMPARED]))
                 asyncio.run(load(port, sentences, given.clients, given.warm_up, server))
@@ -267,6 +271,7 @@ def main() -> None:
     document = {
         "clients": given.clients,
         "seconds": given.seconds,
+        "precision": given.precision,
         "words_per_sentence": round(float(np.mean([len(each.split()) for each in sentences])), 1),
         "largest_difference": difference,
         "turns": turns,

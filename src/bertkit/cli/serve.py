@@ -12,7 +12,7 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, Device
+from bertkit.cli.options import Common, Device, Precision
 from bertkit.errors import UsageError
 from bertkit.inference.serving.settings import ServeSettings
 
@@ -40,6 +40,7 @@ def serve(
         ),
     ],
     device: Device = None,
+    precision: Precision = None,
     common: Common,
 ) -> None:
     """Serve models over HTTP: vectors as OpenAI's clients ask for them, labels, entities, answers, order, masks.
@@ -56,7 +57,13 @@ def serve(
     from bertkit.inference.serving.run import serve_models
 
     summary = serve_models(
-        models, settings, device=device or "auto", offline=common.offline, tell=console.info, announce=console.announce
+        models,
+        settings,
+        device=device or "auto",
+        precision=precision or "auto",
+        offline=common.offline,
+        tell=console.info,
+        announce=console.announce,
     )
     counts = ", ".join(f"{count:,} with {status}" for status, count in sorted(summary["answers"].items()))
     console.info(f"stopped; answers: {counts or 'none'}")

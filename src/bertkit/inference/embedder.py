@@ -149,7 +149,7 @@ class Embedder:
             ids = next(encoded) if isinstance(text, str) else list(text)
             if not isinstance(text, str) and not all(0 <= each < size for each in ids):
                 bad = next(each for each in ids if not 0 <= each < size)
-                raise DataError(f"text {number}: {bad} is no token's id; the vocabulary has {size:,}")
+                raise DataError(f"text {number}: {bad!s:.40} is no token's id; the vocabulary has {size:,}")
             found.append(self._sequence(ids[:room], len(ids) - room))
         return found
 

@@ -23,7 +23,7 @@ from bertkit.inference.serving.connections import address_of, open_socket
 from tests.inference.serving.clients import SECONDS, Live, live
 from tests.tasks.tiny_task import write_model
 
-LIMITS = ("--client-seconds", "1.5", "--max-body-mb", "1", "--max-inputs", "20000")
+LIMITS = ("--precision", "fp32", "--client-seconds", "1.5", "--max-body-mb", "1", "--max-inputs", "20000")
 BODY = json.dumps({"model": "base", "input": ["a fine cat", "of the story"]}).encode()
 
 

@@ -26,6 +26,7 @@ def serve_models(
     settings: ServeSettings,
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
     offline: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     announce: Callable[[str], None] = lambda line: None,
@@ -36,6 +37,7 @@ def serve_models(
         given: models, each perhaps with a name before it: `NAME=MODEL`.
         settings: address and limits.
         device: where to compute.
+        precision: of vectors, as of `bertkit embed`; all else is computed in fp32.
         offline: read Hub models from the local cache alone.
         tell: takes lines of the story.
         announce: takes the line that says where the server listens.
@@ -52,7 +54,7 @@ def serve_models(
         address = address_of(listener)
         models = []
         for name, model in by_name.items():
-            served = ServedModel.load(name, Model(model, device=device, offline=offline))
+            served = ServedModel.load(name, Model(model, device=device, precision=precision, offline=offline))
             tell(f"{name}: {', '.join(sorted(served.abilities))}")
             models.append(served)
         app, service = build_app(models, settings)
