@@ -181,7 +181,7 @@ def test_a_full_disk_at_the_end_does_not_hide_the_fault_that_ended_the_run(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def train() -> None:
-        monkeypatch.setattr(module, "write_json", refuse)
+        monkeypatch.setattr(module, "write_self_hashed", refuse)
         raise DataError("the fault")
 
     run = RunDirectory.create(tmp_path, identity())

@@ -35,6 +35,7 @@ COMMANDS = {
     "finetune": "bertkit.cli.finetune:finetune",
     "distill": "bertkit.cli.distill:distill",
     "show-batch": "bertkit.cli.show_batch:show_batch",
+    "replay-batch": "bertkit.cli.replay_batch:replay_batch",
     "fill": "bertkit.cli.fill:fill",
     "eval": "bertkit.cli.eval:Suites",
     "probe": "bertkit.cli.probe:Kinds",

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,7 @@ class Finetuner(Trainer[TaskBatch]):
     """
 
     remedy = "lower optimisation.schedule.peak, or raise warmup_share"
+    batch_class: ClassVar[type] = TaskBatch
     recipe: FinetuneRecipe
     model: HeadedModel
 
@@ -134,6 +135,9 @@ class Finetuner(Trainer[TaskBatch]):
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
+
+    def kind_of_loss(self) -> str:
+        return self.task_trainers[self.order.task(self.step - 1)].name
 
     def learning_rate(self, step: int) -> float:
         return self.recipe.optimisation.schedule.learning_rate(step, self.steps)

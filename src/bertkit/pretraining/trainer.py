@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -126,6 +126,7 @@ class Pretrainer(Trainer[PackedBatch]):
     """
 
     remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
+    batch_class: ClassVar[type] = PackedBatch
     recipe: Recipe
     model: HeadedModel
 
@@ -216,6 +217,9 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def loss_terms(self, step: int) -> ObjectiveTerms:
         return self.terms(self.current)
+
+    def kind_of_loss(self) -> str:
+        return f"stage {self.current.stage.number}"
 
     def learning_rate(self, step: int) -> float:
         if self.clock is not None:

@@ -12,8 +12,7 @@ import shutil
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import write_json
-from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.run.directory import RECORD, RunDirectory, write_record
 from bertkit.run.lock import LOCK_FILE, RunLock
 
 _PARTIAL = shutil.ignore_patterns(LOCK_FILE, "*.writing", ".writing-*", "*.tmp")
@@ -49,7 +48,7 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(run.path, copying, symlinks=True, ignore=_PARTIAL)
-        write_json(copying / RECORD, {**run.record, "id": directory.resolve().name}, private=True)
+        write_record(copying, {**run.record, "id": directory.resolve().name})
         copying.rename(directory)
     except (OSError, shutil.Error) as error:
         raise DataError(f"--run-dir {directory}: the run cannot be copied there: {error}; free some space") from error
