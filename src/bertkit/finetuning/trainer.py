@@ -32,6 +32,7 @@ from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
+from bertkit.ranks import current
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
@@ -152,9 +153,13 @@ class Finetuner(Trainer[TaskBatch]):
                 yield next(prepared)
 
     def _batches(self, step: int) -> list[TaskBatch]:
-        """The micro-batches of an update."""
+        """The micro-batches of an update, of several ranks those of this one's share of the items."""
         task_trainer = self.task_trainers[self.order.task(step)]
-        parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        items = self.order.items(step)
+        begin, end = current().share(items.size)
+        if begin == end:
+            return []
+        parts = task_trainer.prepared.train.features.cut(items[begin:end], self.engine.micro_batch_tokens)
         return [self.batch(task_trainer, items) for items in parts]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:

@@ -291,17 +291,18 @@ class Pretrainer(Trainer[PackedBatch]):
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
-            if not companion.encoder.has_hub_class:
+            if not companion.encoder.has_hub_class or not self.ranks.is_first:
                 continue
             write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
         self.write_model(partial(save_model, self.model, self.tokenizer))
         results = self.results()
-        draw_curves(
-            self.run.metrics,
-            self.run.path / "figures",
-            title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
-            baseline=results["held_out"].get("accuracy/unigram"),
-        )
+        if self.ranks.is_first:
+            draw_curves(
+                self.run.metrics,
+                self.run.path / "figures",
+                title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
+                baseline=results["held_out"].get("accuracy/unigram"),
+            )
         return results
 
     def results(self) -> dict[str, Any]:
