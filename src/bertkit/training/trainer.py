@@ -156,7 +156,7 @@ class Trainer(ABC, Generic[Batch]):
         if self.ranks.count > 1:
             digest = hashlib.sha256(str(self.step).encode())
             for tensor in self.weights().values():
-                digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+                digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
             same = {"step and weights": digest.hexdigest()[:16], "engine.precision": self.engine.precision}
             self.ranks.require_same({**same, "version of torch": str(torch.__version__)})
 
