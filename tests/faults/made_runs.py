@@ -67,7 +67,8 @@ def _evaluated(place: Path) -> Path:
     from tests.evaluation.test_mlm import write_documents
     from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
-    save_tiny(tiny_model(), tiny_tokenizer(), place / "model")
+    tokenizer = tiny_tokenizer()
+    save_tiny(tiny_model(tokenizer), tokenizer, place / "model")
     request = EvalArguments(model=str(place / "model"), device="cpu", runs_root=place / "runs", command=["x"])
     evaluate_mlm(request, MlmSettings(data=[str(write_documents(place))]), progress=silent_progress)
     return next((place / "runs").iterdir())

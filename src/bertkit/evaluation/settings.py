@@ -54,6 +54,28 @@ class MlmSettings(Settings):
     seed: int = Field(0, ge=0, description="Seed of the draws of windows and masks.")
 
 
+class LmSettings(Settings):
+    """What `bertkit eval lm` scores."""
+
+    sequence_length: int | None = Field(
+        None, ge=2, description="Tokens of a window (default: as many as the model reads, at most 1024)."
+    )
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens by which a window is further on than the one before; only those that are new are scored"
+        " (default: half a window).",
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Score so many tokens at most, the first of the text (default: all)."
+    )
+    rule: Literal["left_to_right", "encoder_left_to_right"] | None = Field(
+        None,
+        description="How the model is read (default: left_to_right by a causal head, else an encoder with causal"
+        " attention).",
+    )
+
+
 class SpeedSettings(Settings):
     """What `bertkit eval speed` measures."""
 

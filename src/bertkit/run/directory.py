@@ -332,6 +332,8 @@ def _claim(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
     path.mkdir(parents=True, exist_ok=True)
+    for leftover in (each for name in (RECIPE, RECORD) for each in path.glob(f".{name}.*.tmp")):
+        leftover.unlink(missing_ok=True)  # of a process that was killed as it began
     others = sorted(item.name for item in path.iterdir() if item.name not in (LOCK_FILE, RECIPE))
     if others:
         raise UsageError(f"{path}: holds other files ({', '.join(others[:3])}); --run-dir expects a new directory")

@@ -1,8 +1,8 @@
 """The seal of a run: sizes and hashes of all files that it wrote, and of those that grow as far as they went.
 
 Own design (contract: `bertkit runs verify`). Files that only grow are sealed by their first bytes at each checkpoint,
-so that a killed run has a seal, too; all others when the run ends. What has hashes of its own is left to them: the model
-and the recipe in run.json, checkpoints in their manifests. Sibling verify.py compares.
+so that a killed run has a seal, too; all others when the run ends. What has hashes of its own is left to them: the
+model and the recipe in run.json, checkpoints in their manifests. Sibling verify.py compares.
 
     files.json   {"format": 1, "whole": true, "files": {"log.txt": {"bytes": 9, "sha256": H}}, "links": {}, "sha256": H}
 

@@ -101,11 +101,14 @@ class Trainer(ABC, Generic[Batch]):
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
             RankLostError: another rank was lost.
+            UsageError: several ranks cannot train this, or do not begin alike.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
             RolledBackError: the same, and the recipe says to go back; a new trainer then goes on.
             DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
+        if self.ranks.count > 1 and (reason := self.cannot_share()) is not None:
+            raise UsageError(f"engine.ranks: {self.ranks.count} ranks cannot share an update: {reason}; train with one")
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)
@@ -327,6 +330,10 @@ class Trainer(ABC, Generic[Batch]):
 
     def check_data(self) -> None:
         """Raise DataError if there are too few data."""
+
+    def cannot_share(self) -> str | None:
+        """Why several ranks cannot compute parts of an update; None where they can."""
+        return None
 
     def session(self) -> AbstractContextManager[None]:
         """A context that is open while the run lasts."""
