@@ -85,7 +85,8 @@ def test_a_class_name_is_used_once() -> None:
 
 def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
     project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["onnx"], *extras["search"], *extras["serve"]]
     declared = {_plain(re.split(r"[<>=~]", each)[0]) for each in requirements}
     files = [ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.rglob("*.py")]
     nodes = [node for file in files for node in ast.walk(file)]

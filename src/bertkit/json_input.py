@@ -18,12 +18,13 @@ MAX_JSON_DEPTH = 64
 _ESCAPED_SURROGATE = ("\\ud", "\\uD")
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
+def parse_json(text: str | bytes, where: str, *, finite: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
         text: as a string, or in UTF-8.
         where: file and line, for messages.
+        finite: refuse NaN and Infinity, which Python writes and RFC 8259 does not know.
 
     Raises:
         DataError: it is not JSON, nested deeper than `MAX_JSON_DEPTH`, or holds half a surrogate pair or an integer of
@@ -35,18 +36,28 @@ def parse_json(text: str | bytes, where: str) -> Any:
         except UnicodeDecodeError as error:
             raise DataError(f"{where}: not valid UTF-8 at byte {error.start:,}; JSON is UTF-8") from error
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant if finite else None)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "\n" in text else ""
         raise DataError(f"{where}{line}, column {error.colno}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise DataError(_too_deep(where)) from error
+    except _ConstantError as error:
+        raise DataError(f"{where}: not valid JSON: {error} is no number of JSON") from error
     except ValueError as error:  # Python's limit on the digits of an integer
         raise DataError(f"{where}: not valid JSON: a number of too many digits; write it as text") from error
     deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH
     if deep or any(mark in text for mark in _ESCAPED_SURROGATE):
         _check(value, where)
     return value
+
+
+class _ConstantError(ValueError):
+    """NaN, Infinity or -Infinity in a JSON text."""
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _ConstantError(name)
 
 
 def _check(value: Any, where: str) -> None:

@@ -261,3 +261,15 @@ def test_preparing_text_needs_neither_torch_nor_scipy() -> None:
     """Their imports take seconds, in each of the processes that tokenise."""
     probe = "import sys, bertkit.data.prepare; sys.exit('torch' in sys.modules or 'scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_a_directory_in_which_a_kill_left_half_a_file_of_progress_is_taken(tmp_path: Path) -> None:
+    from bertkit.data.prepare import _claim
+
+    (tmp_path / ".progress.json.123.tmp").write_text("{")
+    _claim(tmp_path, "identity")
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        _claim(tmp_path / "other", "identity")

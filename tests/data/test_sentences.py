@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.layouts import Address, DocSentences, FullSentences, PackedDocuments, SingleSegment
+from bertkit.data.layouts import Address, Contiguous, DocSentences, FullSentences, PackedDocuments, SingleSegment
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
@@ -25,7 +25,7 @@ def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def assembled(
-    layout: FullSentences | DocSentences | PackedDocuments, shards: TokenShards, documents: np.ndarray
+    layout: FullSentences | DocSentences | PackedDocuments | Contiguous, shards: TokenShards, documents: np.ndarray
 ) -> Samples:
     plan = layout.plan(shards, documents, LENGTH, Draw(0), 0)
     return layout.assemble(shards, plan, vocabulary(), Address(np.zeros(len(plan), int), np.arange(len(plan))))
@@ -49,6 +49,24 @@ def test_full_sentences_cross_documents_behind_a_separator(shards: TokenShards) 
     inner = np.flatnonzero((position_T[:-1] >= 0) & (position_T[1:] >= 0))
     assert not np.isin(position_T[inner + 1], document_token).any()
     assert (np.bincount(samples.sequence_T, samples.ids_T == SEP) > 1).any()
+
+
+def test_contiguous_samples_are_full_and_a_separator_follows_each_document_and_nothing_else(
+    shards: TokenShards,
+) -> None:
+    documents = whole_documents(shards)
+    kept = np.arange(len(documents)) % 7 != 3
+    samples = assembled(Contiguous(), shards, documents[kept])
+    tokens = [
+        np.arange(shards.segment_start_S1[low], shards.segment_start_S1[high]) for low, high in documents[kept].tolist()
+    ]
+    expected = np.concatenate([part for each in tokens for part in (each + FIRST_ID, [SEP])])
+    np.testing.assert_array_equal(samples.ids_T[samples.ids_T != CLS], expected)
+    np.testing.assert_array_equal(samples.ids_T[samples.cu_seqlens_B1[:-1]], CLS)
+    assert samples.lengths_B.max() <= LENGTH
+    runs = int((np.diff(documents[kept][:, 0]) != np.diff(documents[kept][:, 1])).sum()) + 1
+    assert (samples.lengths_B < LENGTH - 1 - 1).sum() <= 2 * len(documents) // 7 + runs + 1
+    assert (np.sort(samples.lengths_B)[len(samples.lengths_B) // 2 :] >= LENGTH - 1).all()
 
 
 def test_doc_sentences_stay_within_a_document(shards: TokenShards) -> None:

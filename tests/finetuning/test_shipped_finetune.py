@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -74,11 +75,36 @@ def write_rte(directory: Path) -> None:
         path.write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n", encoding="utf-8")
 
 
+def write_nli(directory: Path) -> None:
+    """MNLI and STS-B of GLUE, and SNLI."""
+    write_glue(directory)
+    (directory / "SNLI").mkdir()
+    names = {"good": "entailment", "bad": "contradiction"}
+    for split in ("train", "dev"):
+        rows = [
+            {"sentence1": text, "sentence2": "the list", "gold_label": names[label], "pairID": str(i)}
+            for i, (text, label) in enumerate(reviews(23, 5))
+        ]
+        path = directory / "SNLI" / f"snli_1.0_{split}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_sentences(directory: Path) -> Path:
+    """Texts, a line each, beside STS-B."""
+    write_glue(directory)
+    path = directory / "sentences.txt"
+    path.write_text("".join(f"{text}\n" for text, _ in reviews(60, 2)), encoding="utf-8")
+    return path
+
+
 DATA: dict[str, Callable[[Path], object]] = {
     "conll2003": write_conll,
     "rte": write_rte,
     "mrpc": write_glue,
     "sst2": write_glue,
+    "stsb": write_glue,
+    "sts-embedding": write_glue,
+    "nli-embedding": write_nli,
 }
 """A few made examples of the recipes' tasks, in their official layout."""
 
@@ -107,14 +133,18 @@ def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
     recipe = recipe_of(name)
-    for spec in recipe.specs:
-        DATA[spec.name](tmp_path / "data")
+    own: list[Any] = []
+    if isinstance(recipe.task, OwnTask):
+        own = ["--kind", "embedding", "--train", write_sentences(tmp_path / "data"), "--dev", "stsb"]
+    else:
+        for spec in recipe.specs:
+            DATA[spec.name](tmp_path / "data")
     model = write_five_layers(tmp_path / "small")
     changed = {**SMALL, **SMALL_METHODS.get(recipe.method.name, {})}
     words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
     run = tmp_path / "run"
     done = bertkit(
-        *("finetune", name, "--model", model, "--data-dir", tmp_path / "data"),
+        *("finetune", name, "--model", model, "--data-dir", tmp_path / "data", *own),
         *("--run-dir", run, "--max-steps", "6", "-q", *words),
     )
     assert done.code == 0, done.stderr

@@ -18,6 +18,7 @@ from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
@@ -29,6 +30,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import RobertaConfig
+from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
 
 MILLION = 1_000_000
@@ -175,6 +177,10 @@ SIZES = {
         32_000,
         360_268_800,
     ),
+    # Peters et al. 2018; published without the softmax.
+    "elmo": Size(ElmoConfig(), 793_474, 93_600_848, published_millions=(93.6, 0.1)),
+    # Dai et al. 2019, with WikiText-103's words.
+    "transformer-xl": Size(TransformerXlConfig(), 267_735, 150_838_570, 151_107_538, ("causal_lm",), (151, 1)),
     # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.
     "mobilebert": Size(MobileBertConfig(), 30_522, 24_581_888, published_millions=(25.3, 1)),
     "mobilebert-masked-lm": Size(MobileBertConfig(), 30_522, None, 24_876_090 + 384 * 30_522, ("masked_lm",)),

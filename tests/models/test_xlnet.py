@@ -14,7 +14,7 @@ from tests.models.oracle import VOCABULARY, Inputs, Twins, make_inputs, make_twi
 from tests.models.test_families import TOLERANCE, assert_gradients_equal
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch, TokenTargets
+from bertkit.data.batch import BatchLanes, PackedBatch, TokenTargets
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
 from bertkit.models.relative_attention import PermutationOrder, aligned
@@ -174,6 +174,29 @@ def test_a_memory_of_two_texts_before_equals_the_original(
         torch.testing.assert_close(logits_MV, outputs.logits.flatten(0, 1), **TOLERANCE)
         memory, mems = encoder.remember(streams, permuted.inputs.batch, memory), outputs.mems
         for ours, theirs in zip(memory, mems, strict=True):
+            torch.testing.assert_close(ours, theirs.transpose(0, 1), **TOLERANCE)
+
+
+def test_training_carries_the_memory_of_the_original(tmp_path: Path) -> None:
+    """The forward pass of pretraining over three steps of lanes, half of them from right to left."""
+    pytest.importorskip("transformers")
+    case = replace(CASES[0], settings={**CASES[0].settings, "mem_len": 7, "reuse_len": 4})
+    twins = make_twins(case, ARCHITECTURE, tmp_path)
+    encoder = encoder_of(twins.model)
+    twins.oracle.transformer.bi_data = True
+    state, mems = None, None
+    for text in range(3):
+        permuted = permute(make_inputs(case, twins.model, [6, 6], seed=text), seed=text)
+        lanes = BatchLanes(torch.arange(2), torch.tensor([False, True]), 4)
+        ranks_T2 = torch.stack([permuted.order.key_rank_T, permuted.order.query_rank_T], dim=1)
+        batch = replace(permuted.inputs.batch, lanes=lanes, ranks_T2=ranks_T2)
+        hidden_TD, state = encoder.forward_carried(batch, state)
+        outputs = twins.oracle(**permuted.inputs.padded, mems=mems, use_mems=True)
+        logits_MV = twins.model.token_logits(PERMUTATION, hidden_TD[batch.targets[PERMUTATION].index_M])
+        torch.testing.assert_close(logits_MV, outputs.logits.flatten(0, 1), **TOLERANCE)
+        mems = outputs.mems
+        assert list(state) == ["memory.0", "memory.1"]
+        for ours, theirs in zip(state.values(), mems, strict=True):
             torch.testing.assert_close(ours, theirs.transpose(0, 1), **TOLERANCE)
 
 

@@ -72,6 +72,13 @@ PUBLISHED = {
     "bert-stacking": (111_833_602, 111_207_168),
     "bert-universal": (32_138_298, 32_106_240),
     "bert-left-to-right": (109_514_298, 109_482_240),
+    # 117M of the base model; a bias of the head on top.
+    "xlnet-base": (116_750_336, 116_718_336),
+    "xlnet-large": (360_300_800, 360_268_800),
+    # 93.6M without the softmax.
+    "elmo": (500_653_010, 93_600_848),
+    # 151M.
+    "transformer-xl": (151_107_538, 150_838_570),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
     "modernbert": (149_655_232, 149_014_272),
     "modernbert-large": (395_881_664, 394_781_696),
@@ -79,6 +86,9 @@ PUBLISHED = {
     "cramming": (120_179_712, 119_588_352),
     # The baseline of 2025, 33M by its weights.
     "babylm-strict-small": (33_046_084, 32_881_860),
+    # 117M as published, 116.5M by its released weights; 124M.
+    "gpt": (116_534_784, 116_534_784),
+    "gpt2": (124_439_808, 124_439_808),
     # BERT large without a pooler, and with one norm more or less.
     "24h-bert": (335_174_458, 335_141_888),
 }
@@ -148,6 +158,12 @@ def shrunk(name: str) -> dict[str, Any]:
             smaller["data.sequence_length"] = min(stage["set"]["data.sequence_length"], LONGEST)
         stage["set"] |= smaller
     kept = {key: value for key, value in SHRUNK.items() if recipe.init is None or not key.startswith("tokenizer.")}
+    if recipe.model.model_type == "openai-gpt":  # has no other width
+        kept["model.intermediate_size"] = 4 * SHRUNK["model.hidden_size"]
+    own = type(recipe.model).model_fields
+    kept = {key: value for key, value in kept.items() if key[:6] != "model." or key[6:] in own}
+    if "lstm_width" in own:
+        kept |= {"model.lstm_width": 20, "model.projection_size": 12}
     if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their least frequency
         kept.pop("tokenizer.min_frequency", None)
     changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
@@ -440,3 +456,52 @@ def _tokens(stage: Stage) -> int:
     """Of a stage, were all its sequences full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
+
+
+def test_gpt_has_the_values_of_the_paper_and_its_code() -> None:
+    recipe = load_recipe("gpt")
+    assert recipe.data.layout.choice == "contiguous"
+    assert (recipe.data.sequence_length, recipe.optimisation.batch_sequences) == (512, 64)
+    assert [objective.heads for objective in recipe.objectives] == [("causal_lm",)]
+    optimizer, schedule = recipe.optimisation.optimizer, recipe.optimisation.schedule
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-8, 0.01)
+    assert schedule.learning_rate(2000, recipe.optimisation.steps) == pytest.approx(2.5e-4)
+    assert schedule.learning_rate(recipe.optimisation.steps, recipe.optimisation.steps) == pytest.approx(0, abs=1e-12)
+    assert recipe.model.model_dump()["embedding_dropout_prob"] == 0.1
+
+
+def test_gpt2_differs_from_gpt_in_tokens_length_batch_and_norms() -> None:
+    recipe = load_recipe("gpt2")
+    assert (recipe.tokenizer.type, recipe.tokenizer.vocab_size) == ("byte-bpe", 50_257)
+    assert (recipe.data.sequence_length, recipe.optimisation.batch_sequences) == (1024, 512)
+    assert recipe.model.model_type == "gpt2"
+
+
+def test_elmo_has_the_values_of_its_code() -> None:
+    recipe = load_recipe("elmo")
+    optimisation = recipe.optimisation
+    assert optimisation.schedule.learning_rate(0, 100) == optimisation.schedule.learning_rate(99, 100) == 0.2
+    assert optimisation.optimizer.clip_norm == 10.0
+    assert optimisation.steps == 10 * (768_648_884 // (128 * 20 * 3))
+    assert [objective.weight for objective in recipe.objectives] == [0.5 * recipe.data.sequence_length] * 2
+
+
+def test_transformer_xl_has_the_values_of_its_script() -> None:
+    recipe = load_recipe("transformer-xl")
+    schedule = recipe.optimisation.schedule
+    assert schedule.learning_rate(0, 200_000) == pytest.approx(2.5e-4)
+    assert schedule.learning_rate(100_000, 200_000) == pytest.approx(1.25e-4)
+    assert recipe.optimisation.optimizer.clip_norm == 0.25
+    assert recipe.optimisation.batch_sequences == 60
+    assert recipe.data.sequence_length == recipe.model.model_dump()["mem_len"] == 150
+
+
+def test_xlnet_has_the_values_of_its_table_7_and_code() -> None:
+    recipe = load_recipe("xlnet-large")
+    schedule, peak = recipe.optimisation.schedule, 4e-4
+    assert schedule.learning_rate(20_000, 500_000) == pytest.approx(peak / 2, rel=1e-3)
+    assert schedule.learning_rate(500_000, 500_000) == pytest.approx(peak / 1000)
+    assert recipe.optimisation.batch_sequences == 8192
+    objective = recipe.objectives[0]
+    assert objective.expected_count(512) == 85
+    assert load_recipe("xlnet-base").optimisation.schedule.peak == 1e-4

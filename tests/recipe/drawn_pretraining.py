@@ -278,6 +278,9 @@ class PretrainingDraws:
             "batch_sequences": [4, 5],
             "ema": [None, 0.5, 0.9],
             "max_nonfinite_steps": [0, 1, 3],
+            # They show where an update fails, which tests by name have.
+            "roll_back": [None],
+            "spikes": [None],
             "set": [
                 _SHORT,
                 {"data.sequence_length": 12},

@@ -200,6 +200,9 @@ class TaskDraws:
             # Two tasks of equally many examples, as here, are learnt in equal shares at any S.
             "task_smoothing": lambda recipe: [] if isinstance(recipe.task, tuple) else [1.0, 0.0],
             "max_nonfinite_steps": lambda recipe: [] if _kind_of(recipe) == "several" else [0, 1, 3],
+            # They show where an update fails, which tests by name have.
+            "roll_back": [None],
+            "spikes": [None],
             "student": _STUDENTS,
             "student.layers": ["first", "last", "all"],
             "student.number": [1, 2],

@@ -181,7 +181,7 @@ def test_a_full_disk_at_the_end_does_not_hide_the_fault_that_ended_the_run(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def train() -> None:
-        monkeypatch.setattr(module, "write_json", refuse)
+        monkeypatch.setattr(module, "write_self_hashed", refuse)
         raise DataError("the fault")
 
     run = RunDirectory.create(tmp_path, identity())
@@ -256,3 +256,16 @@ def test_looking_at_runs_imports_nothing_heavy() -> None:
         "import sys, bertkit.run.directory, bertkit.cli.runs; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_a_directory_in_which_a_run_was_killed_as_it_began_is_taken_by_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    for name in (".lock", ".recipe.yaml.123.tmp", "recipe.yaml", ".run.json.123.tmp"):
+        (place / name).write_text("half")
+    run = RunDirectory.create(tmp_path, identity(), place)
+    with run.recording():
+        pass
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        [".lock", "files.json", "log.txt", "recipe.yaml", "run.json"]
+    )

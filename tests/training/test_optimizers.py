@@ -24,6 +24,7 @@ from bertkit.recipe.tree import read_tree
 from bertkit.training.config import OptimisationConfig
 from bertkit.training.optimizers import (
     AdafactorConfig,
+    AdagradConfig,
     AdamConfig,
     AdamWConfig,
     AnyOptimizerConfig,
@@ -48,6 +49,7 @@ ALL: list[OptimizerConfig] = [
     LambConfig(),
     LambConfig(bias_correction=False, adapted="all"),
     AdafactorConfig(weight_decay=0.02),
+    AdagradConfig(weight_decay=0.02),
     MuonConfig(),
     MuonConfig(adjustment="original", matrix_rate=7.0),
     StableAdamWConfig(),
@@ -332,6 +334,19 @@ def adafactor_reference(steps: list[tuple[Weights, float]], start: Weights, deca
             size = max(1e-3, np.sqrt((x**2).mean())) * min(rate, t**-0.5)
             weights[name] = x * (1 - rate * decay * is_decayed(name)) - size * u
     return weights
+
+
+def test_adagrad_divides_by_the_root_of_all_squares() -> None:
+    model = Tiny()
+    optimizer = AdagradConfig(initial_sum=0.7).build(model)
+    expected, sums = weights_of(model), {name: np.full_like(value, 0.7) for name, value in weights_of(model).items()}
+    for step, rate in enumerate([0.03, 0.9, 0.02]):
+        for name, gradient in gradients_of(model, step).items():
+            sums[name] = sums[name] + gradient**2
+            expected[name] = expected[name] - rate * gradient / (np.sqrt(sums[name]) + 1e-10)
+        update(model, optimizer, step, rate)
+    for name, found in weights_of(model).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-6, err_msg=name)
 
 
 def test_adafactor_is_the_papers() -> None:

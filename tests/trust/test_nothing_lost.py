@@ -14,11 +14,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from bertkit.errors import CheckError, DataError, UsageError
+from bertkit.errors import CheckError, DataError, StoppedError, UsageError
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.run import finetune
 from bertkit.inference.export.export import export_model
 from bertkit.models import model_files
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.hub import load_model
+from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import LATEST, list_checkpoints, newest_valid_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.elsewhere import continued_in
@@ -28,6 +31,7 @@ from bertkit.training.interrupt import StopRequest
 from bertkit.training.run import FinishedRun
 from tests.inference.test_export import small_model
 from tests.run.making import finished_run, identity
+from tests.training.stopping import stopping_at
 from tests.training.test_trainer import STEPS, Falling, begun, trained
 
 
@@ -207,3 +211,24 @@ def test_a_run_directory_that_is_deleted_under_the_run_is_named(tmp_path: Path) 
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert "deleted while the command ran" in done.stderr
+
+
+def test_a_suite_goes_on_elsewhere_with_its_finished_runs(tmp_path: Path) -> None:
+    """As after a full disk: what is finished is copied and not repeated, and the result is the same."""
+    from tests.finetuning.test_finetune import Place
+
+    place = Place(tmp_path)
+    settings = ("epochs=1", "batch=9")
+    straight = place.run(*settings, seeds=[0, 1], run_dir=tmp_path / "straight", fresh=True)
+    with stopping_at(4), pytest.raises(StoppedError):
+        place.run(*settings, seeds=[0, 1], run_dir=tmp_path / "stopped", fresh=True)
+    there = tmp_path / "other" / "disk"
+    found = finetune(
+        FinetuneArguments(resume=str(tmp_path / "stopped"), run_dir=there, runs_root=tmp_path / "none"),
+        progress=silent_progress,
+    )
+    assert all(run.path.is_relative_to(there) for run in found.runs)
+    assert found.results["tasks"] == straight.results["tasks"]
+    weights = [run.run.model / "model.safetensors" for run in (found, straight)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    verify_run(there).raise_for_errors()

@@ -158,6 +158,10 @@ class Console:
         """Shown always: the command ends early, by the user's wish or a limit that the user set."""
         self._write(text)
 
+    def announce(self, text: str) -> None:
+        """Shown always: a line that scripts wait for."""
+        self._write(text)
+
     def line(self, text: str, style: str | None = None) -> None:
         """A line that is shown unless -q and not logged, such as one of a progress report."""
         if self._verbosity >= 0:

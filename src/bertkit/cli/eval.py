@@ -18,7 +18,12 @@ SUITES = {
     "blimp": "bertkit.cli.eval_suites:blimp",
     "babylm": "bertkit.cli.eval_babylm:babylm",
     "mlm": "bertkit.cli.eval_suites:mlm",
+    "lm": "bertkit.cli.eval_suites:lm",
     "speed": "bertkit.cli.eval_speed:speed",
+    "sts": "bertkit.cli.eval_embeddings:sts",
+    "pairs": "bertkit.cli.eval_embeddings:pairs",
+    "triplets": "bertkit.cli.eval_embeddings:triplets",
+    "retrieval": "bertkit.cli.eval_embeddings:retrieval",
 }
 """Each suite's name on the command line and its command."""
 
@@ -32,7 +37,6 @@ WITHOUT_MODEL = {
 }
 """Commands that read saved predictions."""
 
-ALIASES = {"sts": "stsb"}
 PUBLISHED = [name for name, task in TASKS.items() if "train" in task.splits]
 """The published tasks that a model can be fine-tuned for."""
 
@@ -53,7 +57,7 @@ class Suites(CommandGroup):
         """Published tasks in any spelling: SST-2 is sst2."""
         if name in self.table:
             return name
-        plain = {"".join(filter(str.isalnum, task)): task for task in PUBLISHED} | ALIASES
+        plain = {"".join(filter(str.isalnum, task)): task for task in PUBLISHED}
         return plain.get("".join(filter(str.isalnum, name.lower())))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

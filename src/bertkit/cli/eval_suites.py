@@ -1,4 +1,4 @@
-"""`bertkit eval blimp` and `mlm`: suites that measure a model as it is.
+"""`bertkit eval blimp`, `mlm` and `lm`: suites that measure a model as it is.
 
 Nothing here follows a paper; the suites do. Sibling eval_tasks.py has the tasks that a model may be fine-tuned for.
 """
@@ -12,7 +12,7 @@ from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Measuring, Model, option
-from bertkit.evaluation.settings import BlimpSettings, MlmSettings
+from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings
 
 MOST_ROWS = 24
 """Up to so many paradigms have a row each, more are shown by phenomenon; paradigms.csv has them all."""
@@ -59,6 +59,30 @@ def mlm(
 
     evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=console.progress)
     _print_mlm(evaluated.results)
+    common.finish(evaluated.run, evaluated.document)
+
+
+def lm(
+    model: Model = None,
+    data: Annotated[
+        list[str] | None,
+        option(
+            "--data",
+            metavar="SOURCE...",
+            help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
+        ),
+    ] = None,
+    *,
+    settings: LmSettings,
+    common: Measuring,
+) -> None:
+    """Perplexity of a causal model, bits per byte: `bertkit eval lm --model RUN --data new.txt`"""
+    from bertkit.evaluation.lm import evaluate_lm
+
+    evaluated = evaluate_lm(eval_arguments(model, common), data or (), settings, progress=console.progress)
+    rows = [(name, f"{figure['mean']:.5g}") for name, figure in evaluated.results["tasks"]["lm"].items()]
+    console.table((evaluated.results["model"], ""), rows)
+    console.info(evaluated.results["protocol"]["windows"])
     common.finish(evaluated.run, evaluated.document)
 
 

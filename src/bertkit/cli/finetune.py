@@ -111,6 +111,9 @@ class OwnData(Options):
     text_pair: Annotated[str | None, FromField(_COLUMNS, "columns.text_pair", "--text-pair COL", _PANEL)] = None
     label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL, True)] = None
     endings: Annotated[list[str] | None, FromField(_COLUMNS, "columns.endings", "--endings COL,COL", _PANEL)] = None
+    negatives: Annotated[list[str] | None, FromField(_COLUMNS, "columns.negatives", "--negatives COL,COL", _PANEL)] = (
+        None
+    )
     kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL, shows_default=True)] = None
     split: Annotated[float | None, FromField(_SPLIT, "split.share", "--split X", _PANEL)] = None
     folds: Annotated[int | None, FromField(_SPLIT, "split.folds", "--folds K", _PANEL)] = None
@@ -164,6 +167,16 @@ def finetune(
     model: Model = None,
     new_head: Annotated[bool | None, FromField(f"{_INPUTS}:FinetuneInputs", "new_head")] = None,
     metric: Metrics = None,
+    loss: Annotated[
+        str | None,
+        option("--loss", metavar="NAME", help="Of an embedding: softmax, cosine, cosent, multiple_negatives, ..."),
+    ] = None,
+    pooling: Annotated[
+        str | None, option("--pooling", metavar="MODE", help="Of an embedding: mean, cls, max, lasttoken, ...")
+    ] = None,
+    method: Annotated[
+        str | None, option("--method", metavar="NAME", help="What is trained, and how: full, lora, setfit, ...")
+    ] = None,
     resume: Resume = None,
     *,
     hyperparameters: TaskHyperparameters,
@@ -180,6 +193,9 @@ def finetune(
     `bertkit finetune --task rte --grid lr=2e-5,3e-5 --grid epochs=3,4`
     `bertkit finetune --task rte,mrpc,stsb --data-dir glue`
     `bertkit finetune --task rte --model MNLI-RUN`
+    `bertkit finetune --train few.csv --dev d.csv --text review --label stars --method setfit`
+    `bertkit finetune --task sts-embedding --data-dir glue --loss cosent`
+    `bertkit finetune --kind embedding --train q.jsonl --split 0.1 --text question --text-pair answer`
     """
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan
@@ -188,11 +204,14 @@ def finetune(
 
     head = [] if new_head is None else [Override("new_head", new_head)]
     metrics = [Override("metrics", metric)] if metric else []
+    methods = [Override("method", {"name": method})] if method else []
+    embedding = [Override("embedding.loss", {"name": loss})] if loss else []
+    embedding += [Override("embedding.pooling", pooling)] if pooling else []
     request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
-        overrides=[*head, *metrics, *hyperparameters.overrides, *task_overrides(own, common)],
+        overrides=[*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *task_overrides(own, common)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,

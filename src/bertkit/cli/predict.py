@@ -129,6 +129,21 @@ def predict(
         int | None,
         FromField("bertkit.finetuning.inputs:FinetuneData", "data.max_length"),
     ] = None,
+    zero_shot: Annotated[
+        bool,
+        option(
+            "--zero-shot",
+            metavar="",
+            help="Choose among --labels without training: by natural language inference, or by vectors.",
+        ),
+    ] = False,
+    labels: Annotated[str | None, option("--labels", metavar="A,B,C", help="With --zero-shot: the labels.")] = None,
+    template: Annotated[
+        str | None,
+        option(
+            "--template", metavar="TEXT", help='With --zero-shot: a sentence with {} for a label, "It is about {}."'
+        ),
+    ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
     common: Streaming,
@@ -142,6 +157,7 @@ def predict(
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`
     `bertkit predict --model RUN reviews.csv --text body`
+    `bertkit predict --zero-shot --labels sport,politics --model NLI-RUN news.txt`
     `bertkit predict --model TAGGER novel.txt --format document`
     `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
@@ -156,7 +172,17 @@ def predict(
     engine = MeasurementArguments(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
-    predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
+    predictor: Predictor
+    if zero_shot:
+        from bertkit.inference.zero_shot import zero_shot as zero_shot_predictor
+
+        predictor = zero_shot_predictor(
+            name, (labels or "").split(","), engine, template=template, offline=common.offline
+        )
+    elif labels is not None or template is not None:
+        raise UsageError("--labels and --template go with --zero-shot")
+    else:
+        predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
     if reading.question is not None and predictor.kind != "span":
         raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)

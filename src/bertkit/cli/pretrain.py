@@ -95,7 +95,8 @@ def print_held_out(results: dict[str, Any]) -> None:
     if "accuracy/unigram" in held_out:
         baseline = held_out["accuracy/unigram"]
         # Where rare words are masked, predicting the commonest word may never be right.
-        times = f" (masked_lm is at {held_out['accuracy/masked_lm'] / baseline:.1f}x)" if baseline else ""
+        own = next((name for name in ("masked_lm", "masked_diffusion") if f"accuracy/{name}" in held_out), None)
+        times = f" ({own} is at {held_out[f'accuracy/{own}'] / baseline:.1f}x)" if baseline and own else ""
         rows.append(("unigram baseline", f"{baseline:.1%}{times}"))
     for name, value in results.get("teacher", {}).get("held_out", {}).items():
         rows.append((f"the teacher's {name}", f"{value:.1%}" if name.startswith("accuracy/") else f"{value:.4g}"))

@@ -29,13 +29,23 @@ from bertkit.data.samples import Samples, Targets
 BLOCK_WASTE = 0.25
 """A block takes in shorter sequences while at most this share of a row would be padding."""
 
+SHORTEST_BLOCK = 8
+"""The length of the shortest independent block, and the step of those up to 128 tokens."""
+
+
+def own_block_length(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The length of each sequence's block where that depends on the sequence alone: up to an eighth longer than the
+    sequence, in steps of 8 up to 128 tokens, of 16 up to 256, and so on."""
+    steps = np.maximum(SHORTEST_BLOCK, 2 ** np.maximum(np.ceil(np.log2(lengths)).astype(np.int64) - 4, 0))
+    return np.asarray(-(-lengths // steps) * steps)
+
 
 @dataclass(frozen=True)
 class AttentionBlock:
     """A rectangle of sequences.
 
     Attributes:
-        sequences, length: b and S.
+        sequences, length: b and S; b counts a sequence twice that is there twice.
         mask_b11S: true at real tokens; None without padding.
         causal_b: sequences whose tokens attend only to themselves and those before them; None if there are none.
     """
@@ -52,7 +62,7 @@ class PackedSequences:
 
     Attributes:
         cu_seqlens_B1: int32, the start of each sequence, and T.
-        max_length: of the longest sequence.
+        max_length: of the longest sequence, or of the longest block where lengths are rounded up.
         blocks: the rectangles, longest first.
         gather_P: for each cell of the blocks, row by row, its packed token (any token if the cell is padding); None if
             the packed order is that of one unpadded block.
@@ -92,6 +102,7 @@ class PackedSequences:
         lengths: Sequence[int] | NDArray[np.int64],
         *,
         shortest_share: float = 1 - BLOCK_WASTE,
+        independent: bool = False,
         causal_B: NDArray[np.bool_] | None = None,
     ) -> PackedSequences:
         """Plan the blocks for sequences of these lengths (each at least 1).
@@ -100,18 +111,23 @@ class PackedSequences:
             lengths: tokens of each sequence.
             shortest_share: a block holds sequences of at least this share of its longest one's length; with 0 there is
                 one block, in the order of the sequences.
+            independent: the shape that attention computes a sequence in depends on no other sequence: its block has its
+                own length, rounded up by `own_block_length`, always has a mask, and a sequence that is alone in its
+                block is there twice, since torch lays out products of one matrix differently.
+            causal_B: sequences whose tokens attend only to themselves and those before them; None: none.
         """
         lengths_B = np.asarray(lengths, dtype=np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         cu_tensor = torch.from_numpy(cu_seqlens_B1.astype(np.int32))
-        longest = int(lengths_B.max())
+        row_B = own_block_length(lengths_B) if independent else lengths_B
+        longest = int(row_B.max())
 
         def causal(members_b: NDArray[np.int64]) -> Tensor | None:
             if causal_B is None or not causal_B[members_b].any():
                 return None
             return torch.from_numpy(causal_B[members_b])
 
-        if int(lengths_B.min()) == longest:
+        if not independent and int(lengths_B.min()) == longest:
             block = AttentionBlock(lengths_B.size, longest, None, causal(np.arange(lengths_B.size)))
             return cls(cu_tensor, longest, (block,), None, None, causal_B)
         order_B = np.argsort(-lengths_B, kind="stable") if shortest_share > 0 else np.arange(lengths_B.size)
@@ -120,19 +136,21 @@ class PackedSequences:
         scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         offset = first = 0
         while first < order_B.size:
-            length = int(lengths_B[order_B[first:]].max())
-            fits = lengths_B[order_B[first:]] >= np.ceil(length * shortest_share)
+            length = int(row_B[order_B[first:]].max())
+            fits = row_B[order_B[first:]] >= (length if independent else np.ceil(length * shortest_share))
             members_b = order_B[first : first + int(fits.sum())]
+            first += members_b.size
+            if independent and members_b.size == 1:
+                members_b = members_b.repeat(2)
             column_S = np.arange(length)
             real_bS = column_S < lengths_B[members_b, None]
             token_bS = cu_seqlens_B1[members_b, None] + np.where(real_bS, column_S, 0)
             cell_bS = offset + np.arange(members_b.size)[:, None] * length + column_S
             scatter_T[token_bS[real_bS]] = cell_bS[real_bS]
             gathers.append(token_bS.ravel())
-            mask = None if real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
+            mask = None if not independent and real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
             blocks.append(AttentionBlock(members_b.size, length, mask, causal(members_b)))
             offset += token_bS.size
-            first += members_b.size
         gather_P = torch.from_numpy(np.concatenate(gathers))
         return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
 
@@ -183,6 +201,19 @@ class TokenTargets:
 
 
 @dataclass(frozen=True)
+class BatchLanes:
+    """`bertkit.data.samples.Lanes` as tensors: what sequences continue, and which are read from right to left."""
+
+    number_B: Tensor
+    reversed_B: Tensor
+    reused_tokens: int
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> BatchLanes:
+        number_B, reversed_B = (each.to(device, non_blocking=non_blocking) for each in (self.number_B, self.reversed_B))
+        return BatchLanes(number_B, reversed_B, self.reused_tokens)
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """The input of a model and the targets of objectives.
 
@@ -193,6 +224,7 @@ class PackedBatch:
         labels: of sequences, by objective, each of shape B.
         global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
             windowed attention; None: the family and its heads decide.
+        lanes, ranks_T2: as of `Samples`.
     """
 
     ids_T: Tensor
@@ -202,6 +234,8 @@ class PackedBatch:
     targets: Mapping[str, TokenTargets]
     labels: Mapping[str, Tensor]
     global_T: Tensor | None = None
+    lanes: BatchLanes | None = None
+    ranks_T2: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -225,6 +259,12 @@ class PackedBatch:
             sequences=PackedSequences.from_lengths(samples.lengths_B, causal_B=samples.causal_B),
             targets={term: TokenTargets.from_samples(targets) for term, targets in samples.targets.items()},
             labels={name: _tensor(label_B) for name, label_B in samples.labels.items()},
+            lanes=None
+            if samples.lanes is None
+            else BatchLanes(
+                _tensor(samples.lanes.number_B), _tensor(samples.lanes.reversed_B), samples.lanes.reused_tokens
+            ),
+            ranks_T2=None if samples.ranks_T2 is None else _tensor(samples.ranks_T2),
         )
 
     @classmethod
@@ -234,8 +274,12 @@ class PackedBatch:
         token_types: Sequence[Sequence[int]] | None = None,
         *,
         causal: bool = False,
+        independent: bool = False,
     ) -> PackedBatch:
-        """A batch of given token ids without targets, for inference; read from left to right only where causal."""
+        """A batch of given token ids without targets, for inference; read from left to right only where causal.
+
+        `independent` is that of `PackedSequences.from_lengths`.
+        """
         if not ids or not all(len(sequence) for sequence in ids):
             raise ValueError("a batch needs at least one sequence, and every sequence at least one token")
         lengths_B = [len(sequence) for sequence in ids]
@@ -249,7 +293,9 @@ class PackedBatch:
             token_types_T=token_types_T,
             positions_T=torch.cat([torch.arange(length) for length in lengths_B]),
             sequences=PackedSequences.from_lengths(
-                lengths_B, causal_B=np.ones(len(lengths_B), dtype=np.bool_) if causal else None
+                lengths_B,
+                independent=independent,
+                causal_B=np.ones(len(lengths_B), dtype=np.bool_) if causal else None,
             ),
             targets={},
             labels={},

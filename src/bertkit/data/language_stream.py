@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.data.config import DataConfig
+from bertkit.data.lanes import LaneStream
 from bertkit.data.languages import LANGUAGES, smoothed
-from bertkit.data.layouts import Address
+from bertkit.data.layouts import Address, LaneLayout
 from bertkit.data.layouts.base import Plan, Ranges
 from bertkit.data.shards import TokenShards
 from bertkit.data.split import split_documents
@@ -36,7 +37,14 @@ Integers = NDArray[np.int64]
 
 
 def training_and_held_out(
-    data: DataConfig, shards: TokenShards, *, seed: int, stage: int, plans: Path | None
+    data: DataConfig,
+    shards: TokenShards,
+    *,
+    seed: int,
+    stage: int,
+    plans: Path | None,
+    lanes: int = 1,
+    sep_id: int = 0,
 ) -> tuple[SampleStream, SampleStream]:
     """A stage's streams of training and held-out samples, of all languages of the shards.
 
@@ -48,6 +56,8 @@ def training_and_held_out(
         seed: the recipe's.
         stage: its number.
         plans: directory of the plans of training epochs.
+        lanes: sequences of a step, of a layout of lanes.
+        sep_id: the separator that closes documents there.
 
     Raises:
         DataError: there is too little text to hold any out.
@@ -57,6 +67,11 @@ def training_and_held_out(
     languages = shards.manifest.get(LANGUAGES)
     if languages is None:
         training_N2, held_out_N2 = split_documents(shards, data.held_out, seed, least_tokens=data.held_out_tokens)
+        if isinstance(data.layout, LaneLayout):
+            return (
+                LaneStream(training, shards, training_N2, lanes, sep_id),
+                LaneStream.of_held_out(held_out, shards, held_out_N2, lanes, sep_id),
+            )
         return SampleStream(training, shards, training_N2, plans), SampleStream(held_out, shards, held_out_N2, None)
     least_tokens = math.ceil(data.held_out_tokens / len(languages))
     split = {

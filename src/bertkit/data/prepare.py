@@ -178,6 +178,8 @@ def _claim(directory: Path, identity: str) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; expected a directory")
+    for path in directory.glob(f".{PROGRESS}.*.tmp"):
+        path.unlink(missing_ok=True)  # of a run that was killed as it began
     if directory.is_dir() and any(directory.iterdir()) and not is_shards(directory):
         raise UsageError(f"{directory} is not empty and holds no token shards; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)

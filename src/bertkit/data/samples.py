@@ -89,6 +89,29 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Where sequences continue those of the step before: each has a lane, the place in the batch that its text is read
+    on in, step after step.
+
+    Attributes:
+        number_B: the lane of each sequence.
+        reversed_B: whether its text is read from right to left.
+        following_B: the token that comes next in the lane.
+        reused_tokens: how many of a sequence's first tokens the lane's next sequence comes behind.
+    """
+
+    number_B: Integers
+    reversed_B: NDArray[np.bool_]
+    following_B: Integers
+    reused_tokens: int
+
+    def between(self, first: int, last: int) -> Lanes:
+        """Those of some sequences."""
+        own = slice(first, last)
+        return Lanes(self.number_B[own], self.reversed_B[own], self.following_B[own], self.reused_tokens)
+
+
+@dataclass(frozen=True)
 class Samples:
     """Sequences laid end to end.
 
@@ -103,6 +126,9 @@ class Samples:
         causal_B: sequences in which a token attends only to itself and those before it; None: none.
         spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None without annotations.
         source_T: each token's place in the corpus, -1 of special tokens; None of samples that no layout made.
+        lanes: where sequences continue those of the step before; None: they do not.
+        ranks_T2: the ranks of `bertkit.models.relative_attention.PermutationOrder`, of keys and of queries; None: all
+            tokens attend to all.
     """
 
     ids_T: Integers
@@ -116,6 +142,8 @@ class Samples:
     causal_B: NDArray[np.bool_] | None = None
     spans_T: NDArray[np.uint8] | None = None
     source_T: Integers | None = None
+    lanes: Lanes | None = None
+    ranks_T2: Integers | None = None
 
     @cached_property
     def lengths_B(self) -> Integers:
@@ -159,16 +187,26 @@ class Samples:
         return replace(self, targets={**self.targets, term: targets}, **changes)
 
     def split(self, max_tokens: int | None) -> Iterator[Samples]:
-        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence is a run of its own."""
-        if max_tokens is None or self.ids_T.size <= max_tokens:
+        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence is a run of its own.
+
+        A lane is in a run once, so that its sequences are computed one after the other.
+        """
+        # Lanes ascend within a step: where they do not, the next step's sequences begin.
+        step_starts = (
+            np.zeros(0, np.int64) if self.lanes is None else np.flatnonzero(np.diff(self.lanes.number_B) <= 0) + 1
+        )
+        if not step_starts.size and (max_tokens is None or self.ids_T.size <= max_tokens):
             yield self
             return
+        ends = [*step_starts.tolist(), self.lengths_B.size]
         first = 0
         while first < self.lengths_B.size:
-            limit = self.cu_seqlens_B1[first] + max_tokens
-            last = max(first + 1, int(np.searchsorted(self.cu_seqlens_B1, limit, side="right")) - 1)
-            yield self._between(first, last)
-            first = last
+            end = next(end for end in ends if end > first)
+            if max_tokens is not None:
+                limit = self.cu_seqlens_B1[first] + max_tokens
+                end = min(end, max(first + 1, int(np.searchsorted(self.cu_seqlens_B1, limit, side="right")) - 1))
+            yield self._between(first, end)
+            first = end
 
     def _between(self, first: int, last: int) -> Samples:
         start, end = self.cu_seqlens_B1[[first, last]]
@@ -184,4 +222,6 @@ class Samples:
             causal_B=None if self.causal_B is None else self.causal_B[first:last],
             spans_T=None if self.spans_T is None else self.spans_T[start:end],
             source_T=None if self.source_T is None else self.source_T[start:end],
+            lanes=None if self.lanes is None else self.lanes.between(first, last),
+            ranks_T2=None if self.ranks_T2 is None else self.ranks_T2[start:end],
         )

@@ -89,6 +89,8 @@ class TaskDistiller(TeacherCost, Finetuner):
         start: the model of the run before this one.
     """
 
+    batch_class = TaughtBatch
+
     def __init__(
         self,
         recipe: DistillRecipe,

@@ -22,9 +22,6 @@ USUAL_LENGTH = 128
 RuleName = Literal[
     "original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token", "energy"
 ]
-BabylmTaskName = Literal[
-    "blimp", "blimp_supplement", "ewok", "entity_tracking", "comps", "wug_adj", "wug_past", "reading"
-]
 _RULE = (
     "How a sentence is scored (default: as the model's config.json says it was trained, else original with a masked-LM"
     " head, else left_to_right)."
@@ -50,7 +47,9 @@ class BabylmSettings(Settings):
     sample: Literal["full", "fast"] = Field(
         "full", description="The sets of the final score, or the samples that the challenge scores checkpoints on."
     )
-    only: list[BabylmTaskName] = Field(default_factory=list, description="These tasks only (default: all).")
+    only: list[str] = Field(
+        default_factory=list, description="These tasks only, such as blimp or entity_tracking (default: all)."
+    )
     items: int | None = Field(
         None,
         ge=1,
@@ -74,6 +73,28 @@ class MlmSettings(Settings):
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
     seed: int = Field(0, ge=0, description="Seed of the draws of windows and masks.")
+
+
+class LmSettings(Settings):
+    """What `bertkit eval lm` scores."""
+
+    sequence_length: int | None = Field(
+        None, ge=2, description="Tokens of a window (default: as many as the model reads, at most 1024)."
+    )
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens by which a window is further on than the one before; only those that are new are scored"
+        " (default: half a window).",
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Score so many tokens at most, the first of the text (default: all)."
+    )
+    rule: Literal["left_to_right", "encoder_left_to_right"] | None = Field(
+        None,
+        description="How the model is read (default: left_to_right by a causal head, else an encoder with causal"
+        " attention).",
+    )
 
 
 class SpeedSettings(Settings):

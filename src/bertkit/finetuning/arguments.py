@@ -175,7 +175,8 @@ def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
 
 
 def _absolute_files(task: OwnTask) -> OwnTask:
-    files = {split: getattr(task, split) for split in ("train", "dev", "test")}
+    names = ("train", "test") if task.dev_task is not None else ("train", "dev", "test")
+    files = {split: getattr(task, split) for split in names}
     found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
     return task.model_copy(update=found)
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.embedding import embedding_task, evaluated_by
+from bertkit.finetuning.embedding_teacher import taught
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.label_counts import label_counts, tell_labels
 from bertkit.finetuning.own_data import read_own_split
@@ -35,8 +37,10 @@ from bertkit.tasks.classification import (
     Classification,
     MultiLabelClassification,
     Regression,
+    VectorClassification,
     class_weights,
 )
+from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import label_names, load_split
@@ -45,6 +49,7 @@ from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 
 log = logging.getLogger(__name__)
 
@@ -177,17 +182,33 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     names_of_labels = preparation.labels(names_of_labels)
     recipe = with_start(recipe, names_of_labels, directory)
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    if isinstance(task, Embedding):
+        spec = evaluated_by(spec, task, splits[watched[0]].examples)
     task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     tell_labels(spec.name, counts)
     train = preparation.learnt_from(train)
-    labelled = (*(("train",) if preparation.needs_labels else ()), *watched)
+    train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may read none
+    labelled = (*(("train",) if train_needs_labels else ()), *watched)
     encoded = {
         name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
         for name, split in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
+    hashes = {"tokenizer": tokenizer.fingerprint, "model": weights_hash(directory)}
+    if isinstance(task, Embedding) and recipe.task_settings.teacher is not None:
+        features, hashes["teacher"] = taught(
+            encoded["train"].features,
+            encoded["train"].examples,
+            task,
+            teacher=recipe.task_settings.teacher,
+            width=task.width(preparation.encoder_config(config)),
+            max_tokens=encoder.max_tokens,
+            engine=resolve_engine(recipe.engine, TASK_INTERVALS),
+            offline=offline,
+        )
+        encoded["train"] = replace(encoded["train"], features=features)
     return Prepared(
         spec=spec,
         task=task,
@@ -199,11 +220,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         others=encoded,
         watched=watched,
         label_counts={name: own for name, own in counts.items() if own},
-        fingerprints={
-            "data": _fingerprint({"train": train, **splits}),
-            "tokenizer": tokenizer.fingerprint,
-            "model": weights_hash(directory),
-        },
+        fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
     )
 
 
@@ -229,6 +246,8 @@ def build_task(
         DataError: the model has the head already, and its labels are not the task's.
     """
     spec, settings = recipe.spec, recipe.task_settings
+    if spec.kind == "embedding":
+        return embedding_task(spec, settings, examples, directory)
     if spec.kind == "regression":
         if settings.label_smoothing or settings.class_weights:
             raise UsageError("text.label_smoothing and text.class_weights are for labels; a regression has none")
@@ -253,6 +272,8 @@ def build_task(
     else:
         weight_K = class_weights(settings.class_weights, examples, labels.names)
         kind = {"classification": Classification, "multi_label": MultiLabelClassification}[spec.kind]
+        if recipe.method.name == "setfit":
+            kind = VectorClassification
         task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
     task.label_order = spec.labels or names
     return task
@@ -302,7 +323,7 @@ def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
 
 def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) -> Split:
     """The examples of one split of the recipe's task."""
-    if not isinstance(recipe.task, OwnTask):
+    if not isinstance(recipe.task, OwnTask) or split in recipe.spec.sources:
         return load_split(recipe.spec, split, recipe.data.directory, offline=offline)
     files = recipe.spec.splits
     if split not in files:

@@ -7,13 +7,14 @@ generated from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings, UnreadKey
-from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.catalogue import TASKS, Kind, plain
 from bertkit.tasks.readers import Columns, TableReading
 
 
@@ -58,6 +59,7 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "tagging": ("text", "label", "id"),
     "span": (),
     "choice": ("text", "text_pair", "label", "id", "endings"),
+    "embedding": ("text", "text_pair", "label", "id", "negatives"),
 }
 """The columns that the readers of each kind of task look for."""
 
@@ -76,7 +78,9 @@ class OwnTask(Settings):
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
     )
     dev: str | None = Field(
-        None, description="Examples that the model is evaluated on (or part the training file: --split, --folds)."
+        None,
+        description="Examples that the model is evaluated on (or part the training file: --split, --folds); of an"
+        " embedding also a published task of scored pairs, such as stsb.",
     )
     split: SplitSettings | None = Field(None, description="How the training file is split where there is no dev.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
@@ -101,6 +105,15 @@ class OwnTask(Settings):
         return self
 
     @property
+    def dev_task(self) -> str | None:
+        """The published task whose dev split is evaluated, where `dev` names one and no file of this name is there."""
+        if self.kind != "embedding" or self.dev is None or Path(self.dev).exists():
+            return None
+        known = {plain(name): spec for name, spec in TASKS.items()}
+        spec = known.get(plain(Path(self.dev).name))
+        return None if spec is None or spec.kind != "regression" else spec.name
+
+    @property
     def is_suite(self) -> bool:
         """Whether it is learnt in a run for each fold."""
         return self.split is not None and self.split.is_suite
@@ -110,7 +123,9 @@ class OwnTask(Settings):
         for name in Columns.model_fields:
             if name not in read:
                 yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")
-        if self.kind in ("regression", "span", "choice"):
+        if self.kind == "embedding":
+            yield UnreadKey("metrics", "those of an embedding follow from the examples that it is evaluated on")
+        if self.kind in ("regression", "span", "choice", "embedding"):
             yield UnreadKey("labels", f"a task of the kind {self.kind} has no named labels")
 
 
@@ -131,7 +146,7 @@ class FinetuneData(Settings):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         task = getattr(recipe, "task", None)
         entries = task if isinstance(task, tuple) else (task,)
-        if all(isinstance(entry, OwnTask) for entry in entries):
+        if all(isinstance(entry, OwnTask) and entry.dev_task is None for entry in entries):
             yield UnreadKey("directory", "task names the files of its own")
         dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
         if set(self.predict) <= dev:

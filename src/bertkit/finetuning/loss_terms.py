@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
@@ -45,9 +47,27 @@ class TaskTerms(LossTerms[TaskBatch]):
         self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
     ) -> Mapping[str, LossSum]:
         owner = self.owner(model)
+        if batch.parts:
+            logits = self._logits_of_parts(owner, batch, train_encoder=train_encoder)
+            return {TASK: self.task.loss_with(owner, logits, batch)}
         with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
             hidden_TD = owner.states(self.task.head, batch.packed, recorder)
         return {TASK: self.task.loss(owner, hidden_TD, batch)}
+
+    def _logits_of_parts(self, owner: HeadedModel, batch: TaskBatch, *, train_encoder: bool) -> Tensor:
+        """The logits of a batch whose parts are computed one after the other, and once more for the gradient.
+
+        Gao et al. 2021, GradCache, arXiv:2101.06983: no part's states are kept, so that memory is that of one part. The
+        second pass draws the same dropout.
+        """
+
+        def logits(part: TaskBatch) -> Tensor:
+            return self.task.logits(owner, owner.states(self.task.head, part.packed), part)
+
+        with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
+            if not torch.is_grad_enabled():
+                return torch.cat([logits(part) for part in batch.parts])
+            return torch.cat([checkpoint(logits, part, use_reentrant=False) for part in batch.parts])
 
     def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
         return task_flops(self.owner(model), self.task.head, batches)

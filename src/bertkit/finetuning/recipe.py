@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,6 +29,7 @@ from bertkit.settings import Settings
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings
 from bertkit.tasks.classification import TextSettings
+from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.config import EngineConfig, OptimisationConfig
@@ -42,8 +43,12 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
     "tagging": ("tagging", TaggingSettings),
     "span": ("span", SpanSettings),
     "choice": ("choice", ChoiceSettings),
+    "embedding": ("embedding", EmbeddingSettings),
 }
 """The section of a recipe that holds the settings of each kind of task, and their class."""
+
+_METHODS_OF_EMBEDDING = ("full", "frozen", "gradual", "lora")
+"""Methods that need no head with weights, and no more than one pass over a batch."""
 
 
 class FinetuneRecipe(FinetuneInputs):
@@ -53,6 +58,7 @@ class FinetuneRecipe(FinetuneInputs):
     tagging: TaggingSettings | None = Field(None, description="Of tagging.")
     span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
     choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
+    embedding: EmbeddingSettings | None = Field(None, description="Of texts that are embedded apart.")
     metrics: tuple[str, ...] = Field(
         (),
         description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
@@ -61,6 +67,8 @@ class FinetuneRecipe(FinetuneInputs):
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"embedding"})
 
     @field_validator("metrics", mode="after")
     @classmethod
@@ -98,6 +106,13 @@ class FinetuneRecipe(FinetuneInputs):
             kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
             read = " and ".join(map(repr, sorted(own)))
             raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
+        if self.method.name == "setfit" and [spec.kind for spec in self.specs] != ["classification"]:
+            raise ValueError("method: setfit learns one task of the kind classification")
+        if "embedding" in own and self.kind != "finetune":
+            raise ValueError("task: an embedding learns from a teacher in `bertkit finetune`, by embedding.teacher")
+        if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:
+            known = ", ".join(_METHODS_OF_EMBEDDING)
+            raise ValueError(f"method: {self.method.name} does not train embeddings; known are {known}")
         return self
 
     @property
@@ -154,12 +169,26 @@ _OWN_METRICS: dict[Kind, tuple[str, ...]] = {
     "tagging": ("f1", "precision", "recall", "accuracy"),
     "span": ("f1", "exact_match"),
     "choice": ("accuracy",),
+    "embedding": ("spearman", "pearson"),
 }
 _OWN_SETTINGS = FinetuneDefaults(
     learning_rate=3e-5, epochs=3, batch_sequences=32, source="BERT, arXiv:1810.04805, appendix A.3: the general grid"
 )
+_OWN_EMBEDDING_SETTINGS = FinetuneDefaults(
+    learning_rate=2e-5,
+    epochs=1,
+    batch_sequences=16,
+    source="Sentence-BERT, arXiv:1908.10084, section 3.1",
+)
 
 
+SETFIT = FinetuneDefaults(
+    learning_rate=2e-5,
+    epochs=1,
+    batch_sequences=16,
+    source="SetFit, arXiv:2209.11055, section 4: 2e-5, batch 16, 1 epoch of the pairs; warm-up of the released code",
+)
+"""How pairs of texts are learnt where the recipe sets nothing else."""
 SEVERAL_TASKS = FinetuneDefaults(
     learning_rate=5e-5,
     epochs=5,
@@ -184,8 +213,9 @@ def own_spec(task: OwnTask) -> TaskSpec:
         folders=(name,),
         layout="glue",
         archive="the user's own files",
-        max_length={"span": 384}.get(task.kind, 256),
-        settings=_OWN_SETTINGS,
+        sources={} if task.dev_task is None else {"dev": (task.dev_task,)},
+        max_length={"span": 384, "embedding": 128}.get(task.kind, 256),
+        settings=_OWN_EMBEDDING_SETTINGS if task.kind == "embedding" else _OWN_SETTINGS,
         paper="the user's own data",
     )
 
@@ -258,6 +288,8 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     specs, given = recipe.specs, recipe.optimisation
     is_one = len(specs) == 1
     settings = specs[0].settings if is_one else SEVERAL_TASKS
+    if recipe.method.name == "setfit":
+        settings = SETFIT
     schedule = given.schedule.model_copy(
         update={"peak": settings.learning_rate if given.schedule.peak is None else given.schedule.peak}
     )

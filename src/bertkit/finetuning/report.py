@@ -16,7 +16,7 @@ from bertkit.metrics.calibration import BINS, expected_calibration_error
 from bertkit.metrics.per_class import class_scores, confusion
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE, Classification
-from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, SentenceExample, TaggedExample
 
 MISTAKES = 20
 """The most confident mistakes that are listed."""
@@ -94,4 +94,6 @@ def _text(example: Example) -> dict[str, Any]:
         return {"question": example.question}
     if isinstance(example, ChoiceExample):
         return {"context": example.context, "question": example.question, "endings": list(example.endings)}
+    if isinstance(example, SentenceExample):
+        return {"texts": list(example.texts)}
     return {"text": example.text} | ({} if example.text_pair is None else {"text_pair": example.text_pair})

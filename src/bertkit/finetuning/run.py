@@ -42,7 +42,7 @@ from bertkit.training.run import (
 
 SUITE_FILE = "suite.json"
 _READ = {
-    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice"),
+    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
     *("teacher", "student", "transfer", "augmentation"),
 }
 """Keys of a recipe that decide how the data are read; the last ones are of distillation."""
@@ -233,7 +233,7 @@ def finished_run(
     digest = what_hash(recipe)
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
     paths = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
-    for path in sorted(paths):
+    for path in sorted(paths, key=lambda each: (not each.is_relative_to(suite), each)):
         record = read_json(path)
         whole = record.get("status") == "done" and (path.parent / "model").exists()
         if not whole or record.get("kind") != recipe.kind:

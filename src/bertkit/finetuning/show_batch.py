@@ -15,7 +15,7 @@ from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
 from bertkit.tasks.classification import LABEL
-from bertkit.tasks.examples import ChoiceExample
+from bertkit.tasks.examples import ChoiceExample, SentenceExample
 from bertkit.tasks.tagging import TAG
 
 
@@ -77,6 +77,8 @@ def _label_name(prepared: Prepared, sample: int, name: str, label: Any, words: l
     example = prepared.train.examples[sample]
     if isinstance(example, ChoiceExample):
         return example.endings[int(label)]
+    if isinstance(example, SentenceExample):
+        return example.label if name == LABEL and isinstance(example.label, str) else ""
     if name != LABEL:
         return words[int(label)]
     if prepared.spec.kind == "regression":

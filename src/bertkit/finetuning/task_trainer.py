@@ -22,7 +22,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
-from bertkit.tasks.classification import TEMPERATURE, THRESHOLDS, Regression
+from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD, TEMPERATURE, THRESHOLDS, Regression
 from bertkit.tasks.span import THRESHOLD
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.method import TrainingData
@@ -30,7 +30,7 @@ from bertkit.training.method import TrainingData
 Predictions = dict[str, list[Prediction]]
 """By split."""
 
-_TUNED = (TEMPERATURE, THRESHOLDS, THRESHOLD)
+_OF_TASK = (TEMPERATURE, THRESHOLDS, THRESHOLD, ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD)
 LEARNT_TASK = "finetuning_task"
 """The key of config.json that names the published task of a head, as `transformers` calls it."""
 
@@ -65,6 +65,8 @@ class TaskTrainer:
         engine = resolve_engine(recipe.engine, TASK_INTERVALS)
         data = TrainingData(self.task, prepared.train.features, engine, directory)
         self.model = recipe.method.prepare(self.new_model(seed), seed, data)
+        for name, module in self.task.modules(self.model, seed).items():
+            self.model.companions[name] = module
 
     @property
     def name(self) -> str:
@@ -74,6 +76,11 @@ class TaskTrainer:
     def primary(self) -> str:
         """The metric that selects."""
         return self.prepared.spec.primary
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the longest sequence."""
+        return min(self.recipe.data.max_length or self.prepared.config.max_tokens, self.prepared.config.max_tokens)
 
     def label(self, part: str) -> str:
         """The run's name of a split, or of a metric, of this task."""
@@ -99,9 +106,9 @@ class TaskTrainer:
         """The predictions with the settings that are tuned on the selecting split, and these; the model keeps them."""
         main = self.prepared.selecting
         tuned = self.task.tune(predictions[main], self.prepared.others[main].examples)
-        for key in _TUNED:  # of the model that this one started from
+        for key in _OF_TASK:  # of the model that this one started from
             self.model.extras.pop(key, None)
-        self.model.extras |= tuned
+        self.model.extras |= self.task.config_keys | tuned
         self.model.extras.pop(LEARNT_TASK, None)
         if isinstance(self.recipe.task, str):
             self.model.extras[LEARNT_TASK] = self.name
@@ -153,7 +160,7 @@ class TaskTrainer:
         model.initialise(seed, only=names)
         if isinstance(self.task, Regression) and f"{head}.output.bias" in names:
             with torch.no_grad():  # starts at the labels' mean, so that no update is spent on finding their scale
-                model.get_parameter(f"{head}.output.bias").fill_(self._label_mean())
+                model.get_parameter(f"{head}.output.bias").fill_(self.task.output_for(self._label_mean()))
         return model
 
     def _label_mean(self) -> float:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
+from bertkit.finetuning.methods.setfit import PairTerms, Setfit
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -32,9 +35,13 @@ from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.classification import VectorClassification
+from bertkit.tasks.embedding.task import Embedding
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
@@ -65,12 +72,16 @@ class Finetuner(Trainer[TaskBatch]):
     """
 
     remedy = "lower optimisation.schedule.peak, or raise warmup_share"
+    batch_class: ClassVar[type] = TaskBatch
     recipe: FinetuneRecipe
     model: HeadedModel
 
     def __init__(self, recipe: FinetuneRecipe, prepared: Sequence[Prepared], run: RunDirectory) -> None:
         super().__init__(run, resolve_engine(recipe.engine, TASK_INTERVALS))
         self.recipe = recipe
+        self.labelled_texts = [each.train.features for each in prepared]
+        if isinstance(recipe.method, Setfit):
+            prepared = [with_pairs(each, recipe.method, recipe.seed) for each in prepared]
         self.task_trainers = [
             self.new_task_trainer(
                 alone,
@@ -130,10 +141,15 @@ class Finetuner(Trainer[TaskBatch]):
             task_trainer: of the task.
             companion: of several tasks, the name of the model's companion with the task's head.
         """
+        if isinstance(self.recipe.method, Setfit):
+            return PairTerms(task_trainer.task)
         return TaskTerms(task_trainer.task, companion)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
+
+    def kind_of_loss(self) -> str:
+        return self.task_trainers[self.order.task(self.step - 1)].name
 
     def learning_rate(self, step: int) -> float:
         return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
@@ -141,6 +157,10 @@ class Finetuner(Trainer[TaskBatch]):
     def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
         """What an update reads of these training items."""
         return task_trainer.prepared.train.features.batch(items)
+
+    def joined_batch(self, task_trainer: TaskTrainer, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
+        """What an update reads of these training items as a whole."""
+        return task_trainer.prepared.train.features.joined_batch(parts)
 
     def batches(self) -> Generator[list[TaskBatch], None, None]:
         with closing(prefetch(self._batches, range(self.step, self.steps))) as prepared:
@@ -151,7 +171,13 @@ class Finetuner(Trainer[TaskBatch]):
         """The micro-batches of an update."""
         task_trainer = self.task_trainers[self.order.task(step)]
         parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
-        return [self.batch(task_trainer, items) for items in parts]
+        if task_trainer.task.reads_whole_batch:
+            return [self.joined_batch(task_trainer, parts)]
+        epoch, seed = self.order.epoch(step), self.recipe.seed
+        return [
+            task_trainer.task.corrupted(self.batch(task_trainer, items), items, seed=seed, epoch=epoch)
+            for items in parts
+        ]
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
         self._set_trained(self.order.epoch(self.step))
@@ -181,6 +207,9 @@ class Finetuner(Trainer[TaskBatch]):
 
     def evaluate(self) -> None:
         """Score the watched splits, and keep the weights where they are the best so far."""
+        if isinstance(self.recipe.method, Setfit):
+            (task_trainer,), (texts,) = self.task_trainers, self.labelled_texts
+            self.recipe.method.fit_head(task_trainer.model, task_trainer.task, texts, self.engine)
         predictions = [
             {split: self._predicted(task_trainer, split) for split in task_trainer.prepared.watched}
             for task_trainer in self.task_trainers
@@ -246,8 +275,18 @@ class Finetuner(Trainer[TaskBatch]):
             tuned.append(settings)
         models = {task_trainer.name: task_trainer.model for task_trainer in self.task_trainers}
         tokenizer = self.task_trainers[0].prepared.tokenizer
-        self.write_model(partial(save_joined, self.model, models, tokenizer))
+        self.write_model(partial(self._save, models, tokenizer))
         return self.results(predictions, self._labelled(tuned))
+
+    def _save(self, models: Mapping[str, HeadedModel], tokenizer: Tokenizer, directory: Path) -> None:
+        """The model's directory; that of a sentence embedder has the files of one."""
+        save_joined(self.model, models, tokenizer, directory)
+        for each in self.task_trainers:
+            where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
+            if isinstance(each.task, Embedding):
+                each.task.write_files(where, width=width, max_tokens=each.max_tokens)
+            elif isinstance(each.task, VectorClassification):
+                write_sentence_files(where, width=width, pooling=("mean",), normalise=False, max_tokens=each.max_tokens)
 
     def _write_predictions(self, task_trainer: TaskTrainer, predictions: Predictions) -> None:
         """Those of each split, and the most confident mistakes on the selecting one."""
@@ -347,6 +386,12 @@ class Finetuner(Trainer[TaskBatch]):
             log.info(
                 "updates an epoch: %s", ", ".join(f"{task_trainer.name} {count:,}" for task_trainer, count in counts)
             )
+
+
+def with_pairs(prepared: Prepared, method: Setfit, seed: int) -> Prepared:
+    """What is learnt from as pairs of texts."""
+    train = replace(prepared.train, features=method.pairs(prepared.train.features, seed))
+    return replace(prepared, train=train)
 
 
 def by_name(splits: dict[str, Scores], main: str) -> Scores:

@@ -36,14 +36,15 @@ def documents(
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
 
     def examples() -> Iterator[Example | None]:
-        number = 0
+        number = -1
         for item in items:
             assembly = _assembly(predictor, item, top)
             for part, is_last in _with_last(assembly.parts()):
                 waiting.append((assembly, part, is_last))
                 example = part if part is None or not hasattr(part, "example") else part.example
                 if isinstance(item, RawText) and isinstance(example, TaggedExample):
-                    example, number = replace(example, document=number), number + 1
+                    # Below 0, since sentences that come as words are numbered from 0.
+                    example, number = replace(example, document=number), number - 1
                 yield example
 
     for _, prediction in predictor.stream(examples(), **windows):

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import DataError, UsageError
+from bertkit.files import read_json
 from bertkit.finetuning.data import build_task, has_head
 from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
@@ -27,9 +29,11 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.models.sentence_files import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
+from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID, TASK_HEAD, VectorClassification
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
 from bertkit.tasks.span import THRESHOLD, Span
@@ -40,6 +44,7 @@ from bertkit.training.engine import Engine
 log = logging.getLogger(__name__)
 
 _NEW_HEAD = "give --head new to fine-tune with a new head"
+_OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _LONGEST = 512
 """Tokens of a sequence where the length of the training is not known, and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
@@ -107,9 +112,14 @@ class Predictor:
                 raise DataError(f"{name}: learnt several tasks; name the head of one with --model: {heads}")
             recipe = None
         if recipe is None or (spec is not None and spec.name != recipe.spec.name):
-            recipe = _recipe_from(spec or head_kind(config, contents, name), name)
+            plain = _recipe_from(spec or head_kind(config, contents, name), name)
+            recipe = _with_vectors(contents, _with_sigmoid(plain, contents, directory))
         found = recipe.spec
-        if not has_head(config, contents, found.head):
+        if not has_head(config, contents, found.head) and contents.get(TASK_HEAD) != VectorClassification.head:
+            if found.kind == "embedding":
+                raise DataError(
+                    f"{name}: embeds texts, and predicts no label; `bertkit embed --model {name}` embeds them"
+                )
             raise DataError(
                 f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {name}` makes one"
             )
@@ -242,6 +252,8 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
     Raises:
         DataError: it has no head of a task.
     """
+    if contents.get(TASK_HEAD) == VectorClassification.head:
+        return "classification"
     heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
     if not heads:
         raise DataError(
@@ -310,6 +322,27 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
         first, *second = spec.hub.columns
         texts, pairs = (*texts, first), (*pairs, *second)
     return InputColumns(texts=texts, text_pairs=pairs)
+
+
+def _with_vectors(contents: Mapping[str, Any], recipe: FinetuneRecipe) -> FinetuneRecipe:
+    """The recipe of a classifier of vectors, where config.json names its head."""
+    if contents.get(TASK_HEAD) != VectorClassification.head or recipe.spec.kind != "classification":
+        return recipe
+    return recipe.model_copy(update={"method": Setfit()})
+
+
+def _with_sigmoid(recipe: FinetuneRecipe, contents: Mapping[str, Any], directory: Path) -> FinetuneRecipe:
+    """The recipe of a regression whose score is a sigmoid's share, where the directory names the sigmoid as a
+    cross-encoder of sentence-transformers does: its version 6 in a file of its own, older ones in config.json."""
+    owner, file = contents.get(ACTIVATION_OWNER), directory / VERSION_FILE
+    settings = [owner if isinstance(owner, dict) else {}, read_json(file) if file.is_file() else {}]
+    names = [*(each.get("activation_fn") for each in settings), contents.get(_OLD_ACTIVATION)]
+    largest = contents.get(LARGEST_SCORE, 1.0)
+    if SIGMOID not in names or recipe.text is None or recipe.spec.kind != "regression":
+        return recipe
+    valid = isinstance(largest, int | float) and largest > 0
+    text = recipe.text.model_copy(update={LARGEST_SCORE: float(largest) if valid else 1.0})
+    return recipe.model_copy(update={"text": text})
 
 
 def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:

@@ -249,7 +249,7 @@ def examples_of(
     for number, (where, row) in enumerate(rows):
         nothing = RawText(str(number), "") if kind == "tagging" else None
         try:
-            example = nothing if row is None else make(row, _id(row, number), where, columns)
+            example = nothing if row is None else make(row, id_of(row, number), where, columns)
         except DataError as fault:
             left_out.bad(where, fault)
             example = nothing
@@ -269,15 +269,16 @@ def questions_of(path: Path | None) -> Iterator[Example]:
     return iter(read_squad(path).examples)
 
 
-def _id(row: Mapping[str, Any], number: int) -> str:
+def id_of(row: Mapping[str, Any], number: int) -> str:
+    """A row's own id, else its number."""
     value = row.get("id")
     return str(number) if value is None or value == "" else str(value)
 
 
 def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TextExample | None:
-    text = _string(row, columns.first(row, "text"), where)
+    text = string_of(row, columns.first(row, "text"), where)
     pair = columns.second(row, "text_pair")
-    second = None if pair is None else _string(row, pair, where)
+    second = None if pair is None else string_of(row, pair, where)
     return TextExample(name, text, second) if (text + (second or "")).strip() else None
 
 
@@ -290,30 +291,35 @@ def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
             raise DataError(f"{where}, {named}: {bad!r}, expected words, none of them blank")
         words = tuple(encodable(each, f"{where}, {named}") for each in value)
         return TaggedExample(name, words) if words else None
-    return RawText(name, _string(row, named, where))
+    return RawText(name, string_of(row, named, where))
 
 
 def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
     if columns.question is not None:
         question = columns.question
-        context = _string(row, columns.text_pair or columns.first(row, "context", "text"), where)
+        context = string_of(row, columns.text_pair or columns.first(row, "context", "text"), where)
     else:
-        question = _string(row, columns.text or "question", where)
-        context = _string(row, columns.text_pair or "context", where)
+        question = string_of(row, columns.text or "question", where)
+        context = string_of(row, columns.text_pair or "context", where)
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None
 
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:
-    context = _string(row, columns.first(row, "text", "context"), where)
+    context = string_of(row, columns.first(row, "text", "context"), where)
     column = columns.second(row, "question")
-    question = "" if column is None else _string(row, column, where)
+    question = "" if column is None else string_of(row, column, where)
     names = columns.endings if all(each in row for each in columns.endings) else ("endings",)
     given = [field(row, each, where) for each in names]
     endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(names)}")
     return ChoiceExample(name, context, question, endings)
 
 
-def _string(row: dict[str, Any], name: str, where: str) -> str:
+def string_of(row: dict[str, Any], name: str, where: str) -> str:
+    """A text of a row; empty where it is null.
+
+    Raises:
+        DataError: the field is missing (near names are given), or no text.
+    """
     value = field(row, name, where)
     if value is None:
         return ""

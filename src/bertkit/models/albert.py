@@ -162,6 +162,7 @@ class FeedForwardSubLayer(_SubLayer):
 class Albert(Encoder):
     """ALBERT's encoder. Points `blocks.N.` count applications, not weights: N goes up to layers times inner layers."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         "embeddings.word": "embeddings.word_embeddings",
         "embeddings.position": "embeddings.position_embeddings",

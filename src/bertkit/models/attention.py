@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.dropout import dropout
+from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 
 Visible = Callable[[int, torch.device], Tensor]
@@ -149,6 +150,10 @@ def attend(
         bias: added to the scaled scores.
         scale: factor of the scores; None: one over the root of the head width.
     """
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale)
+    if cached_TNH is not None:
+        assert bias is None, "a family whose scores have a bias does not declare `caches_keys`"
+        return cached_TNH
     explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
     if explicit:
         sequences = sequences.as_one_block()

@@ -285,6 +285,7 @@ def bert_layers(
 class Bert(BertStack):
     """BERT's encoder."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = POST_NORM_NAMES
 
     def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
@@ -296,6 +297,7 @@ class Bert(BertStack):
 class MegatronBert(BertStack):
     """BERT's encoder with the norm before each sub-layer and one at the end."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         **EMBEDDING_NAMES,
         **LAYER_NAMES,

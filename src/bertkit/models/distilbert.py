@@ -123,6 +123,7 @@ class DistilBertEmbeddings(WordEmbeddings):
 class DistilBert(BertStack):
     """DistilBERT's encoder."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         "embeddings.word": "embeddings.word_embeddings",
         "embeddings.position": "embeddings.position_embeddings",

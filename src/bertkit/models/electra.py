@@ -107,6 +107,7 @@ class ElectraConfig(BertLikeConfig):
 class Electra(BertStack):
     """ELECTRA's encoder."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {**POST_NORM_NAMES, "projection": "embeddings_project"}
 
     def __init__(self, config: ElectraConfig, vocab_size: int) -> None:

@@ -23,6 +23,7 @@ from bertkit.models.layers import Activation
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
+from bertkit.text.tokenizer import Tokenizer
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
 """What makes a model narrower; depth and the width of the embeddings stay."""
@@ -76,6 +77,9 @@ class EncoderConfig(Settings, ABC):
 
     causal_attention: ClassVar[bool] = True
     """Whether single sequences of a batch can be read from left to right only."""
+
+    reads_backward: ClassVar[bool] = False
+    """Whether lanes of text that are read from right to left have a part of the model of their own."""
 
     default_pad_id: ClassVar[int] = 0
     """What a config.json means that does not name the padding's id."""
@@ -216,6 +220,10 @@ class Encoder(nn.Module, ABC):
     has_hub_class: ClassVar[bool] = True
     """Whether a class of the Hub reads its weights; one without is kept in checkpoints alone."""
 
+    caches_keys: ClassVar[bool] = False
+    """Whether its attention, read from left to right, goes through `bertkit.models.key_value_cache`: queries, keys and
+    values of a token depend on its state and its position alone."""
+
     scores_all_tokens: ClassVar[bool] = False
     """Of a companion: whether its distribution is computed for every token of a batch once more, without gradients,
     rather than at the predicted tokens alone."""
@@ -247,6 +255,20 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
+
+    def forward_carried(
+        self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `forward`, for sequences that continue others: also what those that continue them will need.
+
+        Args:
+            state: what `forward_carried` gave of the sequences before, each tensor with B rows; None: there were none.
+
+        Returns:
+            States, (T, D), and by name tensors with B rows each; none of a family that carries nothing.
+        """
+        hidden_TD: Tensor = self(batch, recorder)
+        return hidden_TD, {}
 
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states of one token per sequence, (B, D), for a head that reads no other.
@@ -294,6 +316,10 @@ class Encoder(nn.Module, ABC):
     def hub_copies(self) -> Names:
         """Tensors that the Hub's class keeps apart and this encoder shares, with the name of the one that is shared."""
         return {}
+
+    def read_vocabulary(self, tokenizer: Tokenizer) -> None:
+        """Take from the vocabulary what the family keeps of it beside weights."""
+        return
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:

@@ -33,9 +33,15 @@ from bertkit.models.registry import FAMILIES
 from bertkit.models.weights import Names, TensorLayout, prefixed
 
 LayerChoice = Literal[
-    "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four", "weighted-sum-all"
+    "embeddings",
+    "second-to-last",
+    "last",
+    "weighted-sum-last-four",
+    "concat-last-four",
+    "weighted-sum-all",
+    "weighted-sum-with-embeddings",
 ]
-"""The rows of table 7."""
+"""The rows of table 7, and ELMo's sum, which has the first layer's input in it."""
 
 _LAST_FOUR = 4
 _BASE = "base"
@@ -57,7 +63,9 @@ _LAYER_SELECTIONS: dict[LayerChoice, _LayerSelection] = {
     "weighted-sum-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
     "concat-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
     "weighted-sum-all": _LayerSelection(lambda last: range(1, last + 1), summed=True),
+    "weighted-sum-with-embeddings": _LayerSelection(lambda last: range(last + 1), summed=True),
 }
+_WITH_EMBEDDINGS = ("embeddings", "weighted-sum-with-embeddings")
 assert set(_LAYER_SELECTIONS) == set(get_args(LayerChoice))
 
 
@@ -84,7 +92,7 @@ class FeatureLstmConfig(EncoderConfig):
     def model_post_init(self, _context: Any) -> None:
         if self.base.model_type not in FAMILIES:
             raise ValueError(f"name: the family {self.base.model_type} has no layers whose states could be read")
-        if self.states.start < 1 and self.layers != "embeddings":
+        if self.states.start < 1 and self.layers not in _WITH_EMBEDDINGS:
             raise ValueError(
                 f"layers: {self.layers} needs {self.base_layers + 1 - self.states.start} layers; the encoder has"
                 f" {self.base_layers}"

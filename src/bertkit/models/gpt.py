@@ -190,6 +190,8 @@ class GptStack(BertStack):
     """Embeddings, dropout and layers, with tensors in the form of GPT's files: queries, keys and values in one, all
     matrices as (inputs, outputs)."""
 
+    caches_keys: ClassVar[bool] = True
+
     def __init__(self, config: GptLikeConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.embeddings = GptEmbeddings(config, vocab_size)

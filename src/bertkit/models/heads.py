@@ -38,11 +38,14 @@ HEAD_KINDS: dict[str, Reads] = {
     "token_classification": "tokens",
     "span": "tokens",
     "multiple_choice": "sequences",
+    "sentence_vector": "sequences",
+    "vector_classification": "sequences",
 }
 """Every head that a family may have, and what it reads: token states together with the word embeddings, token states,
-or one state a sequence. Regression is sequence classification with one output."""
+or one state a sequence. Regression is sequence classification with one output. A sentence vector is pooled of all
+states (models/sentence.py); its head has no weights."""
 
-LABELLED = frozenset({"sequence_classification", "token_classification"})
+LABELLED = frozenset({"sequence_classification", "token_classification", "vector_classification"})
 """Heads with as many outputs as there are labels."""
 
 SPAN_POSITIONS = 20
@@ -228,7 +231,15 @@ def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
         name: _auxiliary_plan(name, outputs, pooled=pooled and HEAD_KINDS[name] == "sequences")
         for name, outputs in _AUXILIARY_OUTPUTS.items()
     }
-    return {**plans, "replaced_token": _replaced_token_plan(), "span_boundary": _span_boundary_plan()}
+    return {
+        **plans,
+        "replaced_token": _replaced_token_plan(),
+        "span_boundary": _span_boundary_plan(),
+        "sentence_vector": HeadPlan(None, lambda shape: nn.Identity(), summary="mean"),
+        "vector_classification": HeadPlan(
+            None, lambda shape: nn.Linear(shape.width, shape.num_labels), {"": "vector_classifier"}, summary="mean"
+        ),
+    }
 
 
 def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:

@@ -33,9 +33,11 @@ class LossSum:
     counters: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of_words(cls, projection: VocabularyProjection, id_M: Tensor, *, z_loss: float = 0.0) -> LossSum:
+    def of_words(
+        cls, projection: VocabularyProjection, id_M: Tensor, *, z_loss: float = 0.0, weight_M: Tensor | None = None
+    ) -> LossSum:
         """Cross-entropy of the word of each prediction, without keeping the logits: `VocabularyProjection`."""
-        loss, correct = projection.cross_entropy(id_M, z_loss=z_loss)
+        loss, correct = projection.cross_entropy(id_M, z_loss=z_loss, weight_M=weight_M)
         return cls(loss, id_M.numel(), correct)
 
     @classmethod

@@ -329,6 +329,7 @@ class ModernBertLayer(PreNorm):
 class ModernBert(Encoder):
     """ModernBERT's encoder."""
 
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         "word": "embeddings.tok_embeddings",
         "embedding_norm": "embeddings.norm",

@@ -13,6 +13,7 @@ from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.ernie import ErnieConfig
 from bertkit.models.gpt import GptConfig
@@ -24,6 +25,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
 
 AnyEncoderConfig = Annotated[
@@ -35,6 +37,7 @@ AnyEncoderConfig = Annotated[
     | DebertaV2Config
     | DistilBertConfig
     | ElectraConfig
+    | ElmoConfig
     | ErnieConfig
     | Gpt2Config
     | GptBertConfig
@@ -46,6 +49,7 @@ AnyEncoderConfig = Annotated[
     | ModernBertConfig
     | MosaicBertConfig
     | RobertaConfig
+    | TransformerXlConfig
     | XLMRobertaConfig
     | XlnetConfig,
     Field(discriminator="family"),

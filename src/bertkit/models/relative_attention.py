@@ -13,6 +13,7 @@ a sequence, memory and S; P = distances, K + S; C directions of reading.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,6 +58,7 @@ class Pairs:
             direction of reading if there are two.
         direction_B: the direction of each sequence; None if there is one.
         memory_length: keys before the first token.
+        biases_NH: r_w and r_r, where all layers share them.
     """
 
     num_tokens: int
@@ -65,6 +67,7 @@ class Pairs:
     waves_CPD: Tensor
     direction_B: Tensor | None
     memory_length: int
+    biases_NH: tuple[Tensor, Tensor] | None = None
 
     def distances(self, relative_CPNH: Tensor, block: PairBlock) -> Tensor:
         """The rows of a table over all distances that a block needs, for each of its sequences or for all alike: (b or
@@ -175,8 +178,8 @@ class Keys:
     relative_CPNH: Tensor
 
 
-class RelativeAttention(nn.Module):
-    """Multi-head attention by content, distance and segment; arguments as of `SelfAttention`."""
+class DistanceAttention(nn.Module, ABC):
+    """Multi-head attention by content and distance; arguments as of `SelfAttention`."""
 
     position_maps: ClassVar[tuple[str, ...]] = ("relative",)
     products_per_pair: ClassVar[int] = 4
@@ -192,11 +195,10 @@ class RelativeAttention(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         self.relative = nn.Linear(width, width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
-        per_head = (heads, width // heads)
-        self.r_w_bias = nn.Parameter(torch.zeros(per_head))
-        self.r_r_bias = nn.Parameter(torch.zeros(per_head))
-        self.r_s_bias = nn.Parameter(torch.zeros(per_head))
-        self.seg_embed = nn.Parameter(torch.zeros(2, *per_head))
+
+    @abstractmethod
+    def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """r_w and r_r, (N, H) each."""
 
     def keys_seen(self, length: float) -> float:
         """As in `SelfAttention`."""
@@ -248,7 +250,7 @@ class RelativeAttention(nn.Module):
         for number, query in enumerate(to_blocks(query_TNH, pairs.sequences)):
             block = pairs.blocks[number]
             relative_bPNH = pairs.distances(keys.relative_CPNH, block)
-            scores_bNSK = self.scores(query, keys.key_bNKH[number], relative_bPNH, block)
+            scores_bNSK = self.scores(query, keys.key_bNKH[number], relative_bPNH, block, self.biases(pairs))
             scores_bNSK = scope.tap("hook_attn_scores", scores_bNSK)
             mixed.append(self.gather(scores_bNSK, keys.value_bNKH[number], block, scope))
         mixed_TNH = from_blocks(mixed, pairs.sequences)
@@ -257,17 +259,24 @@ class RelativeAttention(nn.Module):
         output_MD: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
         return output_MD
 
-    def scores(self, query_bNSH: Tensor, key_bNKH: Tensor, relative_bPNH: Tensor, block: PairBlock) -> Tensor:
-        """The scaled sum of the three parts, (b, N, S, K)."""
-        scale = 1 / math.sqrt(query_bNSH.shape[-1])
-        bias_N1H, relative_bias_N1H, segment_bias_N1H = (
-            bias[:, None] for bias in (self.r_w_bias, self.r_r_bias, self.r_s_bias)
-        )
+    def scores(
+        self,
+        query_bNSH: Tensor,
+        key_bNKH: Tensor,
+        relative_bPNH: Tensor,
+        block: PairBlock,
+        biases_NH: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """The scaled sum of the parts, (b, N, S, K)."""
+        bias_N1H, relative_bias_N1H = (bias[:, None] for bias in biases_NH)
         by_content = (query_bNSH + bias_N1H) @ key_bNKH.transpose(-1, -2)
         by_distance = (query_bNSH + relative_bias_N1H) @ relative_bPNH.permute(0, 2, 3, 1)
-        by_segment_bNS2 = (query_bNSH + segment_bias_N1H) @ self.seg_embed.permute(1, 2, 0)
-        by_segment = torch.where(block.other_segment_b1SK, by_segment_bNS2[..., 1:], by_segment_bNS2[..., :1])
-        return (by_content + aligned(by_distance, key_bNKH.shape[2]) + by_segment) * scale
+        parts = by_content + aligned(by_distance, key_bNKH.shape[2])
+        return self.further_parts(parts, query_bNSH, block) * (1 / math.sqrt(query_bNSH.shape[-1]))
+
+    def further_parts(self, parts_bNSK: Tensor, query_bNSH: Tensor, block: PairBlock) -> Tensor:
+        """What else is added to the scores before they are scaled."""
+        return parts_bNSK
 
     def gather(self, scores_bNSK: Tensor, value_bNKH: Tensor, block: PairBlock, scope: Scope) -> Tensor:
         """Values by the softmax of the scores of visible keys, (b, N, S, H)."""
@@ -282,3 +291,31 @@ class RelativeAttention(nn.Module):
 
     def _by_heads(self, rows: Tensor) -> Tensor:
         return rows.view(*rows.shape[:-1], self.heads, -1)
+
+
+class SharedBiasAttention(DistanceAttention):
+    """Transformer-XL's: all layers have the same biases, those of the pairs."""
+
+    def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        assert pairs.biases_NH is not None, "the encoder gives them"
+        return pairs.biases_NH
+
+
+class RelativeAttention(DistanceAttention):
+    """XLNet's: by segment, too, with biases of each layer."""
+
+    def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate)
+        per_head = (heads, width // heads)
+        self.r_w_bias = nn.Parameter(torch.zeros(per_head))
+        self.r_r_bias = nn.Parameter(torch.zeros(per_head))
+        self.r_s_bias = nn.Parameter(torch.zeros(per_head))
+        self.seg_embed = nn.Parameter(torch.zeros(2, *per_head))
+
+    def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        return self.r_w_bias, self.r_r_bias
+
+    def further_parts(self, parts_bNSK: Tensor, query_bNSH: Tensor, block: PairBlock) -> Tensor:
+        by_segment_bNS2 = (query_bNSH + self.r_s_bias[:, None]) @ self.seg_embed.permute(1, 2, 0)
+        by_segment = torch.where(block.other_segment_b1SK, by_segment_bNS2[..., 1:], by_segment_bNS2[..., :1])
+        return parts_bNSK + by_segment

@@ -22,6 +22,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.key_value_cache import CachedSequences
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
@@ -146,6 +147,8 @@ def positions_behind_padding(batch: PackedBatch, pad_id: int) -> Tensor:
 
     A padding token inside a sequence is not counted and has the padding's own row, as in fairseq's make_positions.
     """
+    if isinstance(batch.sequences, CachedSequences) and not batch.sequences.is_prompt:
+        return batch.positions_T + pad_id + 1
     real_T = (batch.ids_T != pad_id).long()
     counted_T = real_T.cumsum(0)
     first_T = torch.arange(batch.num_tokens, device=batch.ids_T.device) - batch.positions_T
@@ -157,6 +160,7 @@ class Roberta(BertStack):
     """RoBERTa's encoder."""
 
     embeddings: RobertaEmbeddings
+    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = POST_NORM_NAMES
 
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:

@@ -27,7 +27,7 @@ from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, 
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
-_OLD_KEYS: dict[str, PoolingMode] = {
+OLD_POOLING_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -150,6 +150,20 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     ).eval()
 
 
+def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, ...]]:
+    """The pooling of a directory of `sentence-transformers`, and the kinds of modules behind it.
+
+    Raises:
+        DataError: a file is damaged, or it does not begin with an encoder and a pooling.
+    """
+    listed = directory / MODULES_FILE
+    modules = read_modules(listed)
+    kinds = tuple(module.kind for module in modules)
+    if kinds[:2] != ("Transformer", "Pooling"):
+        raise DataError(f"{listed}: expected a Transformer and a Pooling first, found {', '.join(kinds) or 'nothing'}")
+    return _pooling_modes(file_within(directory, modules[1].path, listed) / CONFIG_FILE), kinds[2:]
+
+
 class ModuleEntry(NamedTuple):
     """A line of modules.json: its kind, such as Pooling, and its directory below the model's."""
 
@@ -214,7 +228,7 @@ def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
     settings = read_json(path)
     modes = settings.get("pooling_mode")
     if modes is None:
-        modes = [mode for key, mode in _OLD_KEYS.items() if settings.get(key)] or ["mean"]
+        modes = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key)] or ["mean"]
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     unknown = [mode for mode in modes if mode not in get_args(PoolingMode)]
     if unknown:

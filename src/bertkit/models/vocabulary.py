@@ -70,7 +70,12 @@ class VocabularyProjection(WordLogits):
         return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
 
     def cross_entropy(
-        self, id_M: Tensor, *, z_loss: float = 0.0, logit_bytes: int = LOGIT_BYTES
+        self,
+        id_M: Tensor,
+        *,
+        z_loss: float = 0.0,
+        weight_M: Tensor | None = None,
+        logit_bytes: int = LOGIT_BYTES,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.
 
@@ -80,9 +85,10 @@ class VocabularyProjection(WordLogits):
             id_M: the word of each row.
             z_loss: factor of each row's squared log-sum of exponentials, which is added to its cross-entropy
                 (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
+            weight_M: factor of each row's cross-entropy, float32; None: 1. The squared log-sums keep theirs.
             logit_bytes: of float32 logits that exist at once; one row at least.
         """
-        return self._by_parts(_CrossEntropy(id_M, z_loss), logit_bytes)
+        return self._by_parts(_CrossEntropy(id_M, z_loss, weight_M), logit_bytes)
 
     def divergence(
         self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
@@ -151,10 +157,11 @@ class _PartLoss(ABC):
 
 @dataclass(frozen=True)
 class _CrossEntropy(_PartLoss):
-    """Against one word for each row, and `z_loss` times the squared log-sum of exponentials."""
+    """Against one word for each row, weighted, and `z_loss` times the squared log-sum of exponentials."""
 
     id_M: Tensor
     z_loss: float = 0.0
+    weight_M: Tensor | None = None
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         label_m1 = self.id_M[part, None]
@@ -166,15 +173,18 @@ class _CrossEntropy(_PartLoss):
         probability = torch.softmax(logits_mV, dim=-1)
         # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
         log_sum_m1 = top_m1 - probability.amax(dim=-1, keepdim=True).log()
-        loss = (log_sum_m1 - label_logit_m1).sum()
+        weight_m1 = None if self.weight_M is None else self.weight_M[part, None]
+        nats_m1 = log_sum_m1 - label_logit_m1
+        loss = (nats_m1 if weight_m1 is None else weight_m1 * nats_m1).sum()
         if self.z_loss:
             loss = loss + self.z_loss * log_sum_m1.square().sum()
         if not learning:
             return loss, correct, None
-        if self.z_loss:
+        factor_m1 = torch.ones_like(top_m1) if weight_m1 is None else weight_m1
+        if self.z_loss or weight_m1 is not None:
             # The log-sum's own gradient is the probability.
-            probability = probability.mul_(1 + 2 * self.z_loss * log_sum_m1)
-        return loss, correct, probability.scatter_add_(1, label_m1, torch.full_like(top_m1, -1.0))
+            probability = probability.mul_(factor_m1 + 2 * self.z_loss * log_sum_m1)
+        return loss, correct, probability.scatter_add_(1, label_m1, -factor_m1)
 
 
 @dataclass(frozen=True)

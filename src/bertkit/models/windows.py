@@ -25,6 +25,7 @@ from bertkit.models.attention import (
     scaled_scores,
     to_blocks,
 )
+from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 
 
@@ -117,6 +118,9 @@ def attend_near(
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
         tokens: global tokens, visible to all.
     """
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
+    if cached_TNH is not None:
+        return cached_TNH
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)

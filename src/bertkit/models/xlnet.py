@@ -22,10 +22,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.layouts import LaneLayout
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
 from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.memory import check_memory, layer_name, remembered
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import (
     Pairs,
@@ -60,7 +62,9 @@ class XlnetConfig(EncoderConfig):
     layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     clamp_len: int = Field(-1, description="Larger distances count as this one; no limit where not positive.")
-    mem_len: int | None = Field(None, ge=0, description="Tokens of the memory; null or 0: all there were.")
+    mem_len: int | None = Field(
+        None, ge=0, description="Tokens of the memory; null or 0: all there were, and none in training."
+    )
     reuse_len: int | None = Field(
         None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
     )
@@ -96,9 +100,11 @@ class XlnetConfig(EncoderConfig):
     }
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        why = "training reads each batch without a memory of those before"
-        yield UnreadKey("mem_len", why)
-        yield UnreadKey("reuse_len", why)
+        layout = getattr(getattr(recipe, "data", None), "layout", None)
+        if not isinstance(layout, LaneLayout):
+            why = "training reads each batch without a memory of those before"
+            yield UnreadKey("mem_len", why, "take data.layout.name: reused-segments")
+        yield UnreadKey("reuse_len", "of training data.layout.reused_tokens is read", "set that")
 
     @property
     def reads_token_types(self) -> bool:
@@ -194,9 +200,9 @@ class Streams:
 class DroppedFeedForward(FeedForward):
     """Dropout on what is between the two maps, too."""
 
-    def __init__(self, config: XlnetConfig) -> None:
-        super().__init__(config.hidden_size, config.intermediate_size, config.hidden_act)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+    def __init__(self, width: int, inner_width: int, activation: Activation, dropout_rate: float) -> None:
+        super().__init__(width, inner_width, activation)
+        self.dropout = Dropout(dropout_rate)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
@@ -213,7 +219,7 @@ class XlnetLayer(nn.Module):
         rate = config.hidden_dropout_prob
         self.attention = RelativeAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = DroppedFeedForward(config)
+        self.feed_forward = DroppedFeedForward(config.hidden_size, config.intermediate_size, config.hidden_act, rate)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(rate)
 
@@ -278,8 +284,30 @@ class Xlnet(Encoder):
         return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The content stream, (T, D). Points: `hook_embed`, and `blocks.N.` with each layer's."""
-        return self.streams(batch, recorder=recorder).content_TD
+        """The content stream, (T, D); of a batch with an order, the query stream at its targets. Points: `hook_embed`,
+        and `blocks.N.` with each layer's."""
+        return self.forward_carried(batch, None, recorder)[0]
+
+    def forward_carried(
+        self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `forward`; the state is the memory of each layer, (B, memory, D)."""
+        order = None if batch.ranks_T2 is None else PermutationOrder(batch.ranks_T2[:, 0], batch.ranks_T2[:, 1])
+        memory = None if state is None else [state[layer_name(n)] for n in range(len(self.layers))]
+        streams = self.streams(
+            batch,
+            order=order,
+            memory=memory,
+            direction_B=None if batch.lanes is None else batch.lanes.reversed_B.long(),
+            recorder=recorder,
+        )
+        hidden_TD = streams.content_TD
+        if streams.query_MD is not None:
+            hidden_TD = hidden_TD.index_copy(0, batch.targets[PERMUTATION].index_M, streams.query_MD)
+        if batch.lanes is None or not self.settings.mem_len:
+            return hidden_TD, {}
+        following = self.remember(streams, batch, memory, reused_tokens=batch.lanes.reused_tokens)
+        return hidden_TD, {layer_name(number): part for number, part in enumerate(following)}
 
     def streams(
         self,
@@ -305,7 +333,7 @@ class Xlnet(Encoder):
             ValueError: a memory, and sequences that differ in length or in number from the memory's.
         """
         if memory is not None:
-            _check_memory(memory, batch)
+            check_memory(batch, memory)
         scope = Scope(recorder, "")
         memory_length = 0 if memory is None else memory[0].shape[1]
         views = self._views(batch, order, direction_B, memory_length, scope)
@@ -321,26 +349,27 @@ class Xlnet(Encoder):
         query_MD = None if query_MD is None else self.dropout(query_MD)
         return Streams(self.dropout(content_TD), query_MD, tuple(inputs))
 
-    def remember(self, streams: Streams, batch: PackedBatch, previous: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def remember(
+        self,
+        streams: Streams,
+        batch: PackedBatch,
+        previous: Sequence[Tensor] | None = None,
+        *,
+        reused_tokens: int | None = None,
+    ) -> list[Tensor]:
         """The memory for the text that follows each sequence: a tensor (B, memory, D) per layer, without gradient.
 
         Args:
             streams: of the batch, computed with `previous`.
             batch: sequences of one length.
             previous: the memory before it.
+            reused_tokens: the first tokens of each sequence that are remembered; None: `reuse_len` of the settings.
 
         Raises:
             ValueError: sequences differ in length.
         """
-        _check_memory(previous or (), batch)
-        reused, kept = self.settings.reuse_len or None, self.settings.mem_len or 0
-        memory = []
-        for number, input_TD in enumerate(streams.inputs_TD):
-            states_BSD = input_TD.detach().view(batch.num_sequences, -1, self.width)[:, :reused]
-            if previous is not None:
-                states_BSD = torch.cat([previous[number], states_BSD], dim=1)
-            memory.append(states_BSD[:, -kept:])
-        return memory
+        reused, kept = reused_tokens or self.settings.reuse_len or None, self.settings.mem_len or 0
+        return list(remembered(streams.inputs_TD, batch, previous, reused=reused, kept=kept).values())
 
     def _views(
         self,
@@ -392,11 +421,3 @@ class Xlnet(Encoder):
             )
             for here, hub in _PROJECTIONS.items()
         ]
-
-
-def _check_memory(memory: Sequence[Tensor], batch: PackedBatch) -> None:
-    """A memory needs sequences of one length, as many as it has; ValueError otherwise."""
-    if batch.num_sequences * batch.sequences.max_length != batch.num_tokens:
-        raise ValueError("a memory needs sequences of one length in a batch")
-    if memory and memory[0].shape[0] != batch.num_sequences:
-        raise ValueError(f"the memory is of {memory[0].shape[0]} sequences, the batch has {batch.num_sequences}")

@@ -79,6 +79,9 @@ class Objective(Settings, ABC):
     """Whether it trains the masked-LM head to predict, at a [MASK], the token of the text: then a model has a
     perplexity, a pseudo-perplexity and examples of filled masks."""
 
+    has_perplexity: ClassVar[bool] = False
+    """Whether the exponential of its mean loss is a perplexity of the text, which an evaluation reports by its name."""
+
     learnt_by: ClassVar[str | None] = None
     """The companion that learns it in place of the model, where the model has a companion of that name."""
 

@@ -20,6 +20,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.base import CompanionObjective, Objective
+from bertkit.objectives.carried import CarriedState
 from bertkit.objectives.masked_lm import MaskedLM
 
 _HEADS_TELL = MaskedLM().scoring_rule
@@ -93,7 +94,11 @@ def _learner(model: HeadedModel, objective: Objective) -> HeadedModel:
 
 
 def encode(
-    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+    model: HeadedModel,
+    objectives: Sequence[Objective],
+    batch: PackedBatch,
+    recorder: Recorder | None = None,
+    carried: CarriedState | None = None,
 ) -> Mapping[str, EncoderOutput]:
     """For each objective's term, what its loss is computed from.
 
@@ -104,10 +109,13 @@ def encode(
         objectives: of the stage.
         batch: one micro-batch.
         recorder: of the model's own pass, not of a companion's.
+        carried: what the model carries from batch to batch, where the batch has lanes; a companion carries nothing.
     """
     outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
-        output = EncoderOutput(reader, states(reader, own, batch, recorder if reader is model else None), batch)
+        is_model = reader is model
+        hidden_TD = states(reader, own, batch, recorder if is_model else None, carried if is_model else None)
+        output = EncoderOutput(reader, hidden_TD, batch)
         outputs |= {objective.term: output for objective in own}
         for leader in _leaders(objectives):
             if reader is model.companion(leader.companion):
@@ -123,17 +131,25 @@ def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[H
 
 
 def states(
-    model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch, recorder: Recorder | None = None
+    model: HeadedModel,
+    objectives: Sequence[Objective],
+    batch: PackedBatch,
+    recorder: Recorder | None = None,
+    carried: CarriedState | None = None,
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
     A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. A model
-    that is recorded computes all of it.
+    that is recorded computes all of it, and one that goes on where it stopped.
     """
+    if carried is not None and batch.lanes is not None:
+        hidden_TD, following = model.encoder.forward_carried(batch, carried.of(batch.lanes), recorder)
+        carried.add(following)
+        return hidden_TD
     index_M = read_rows(model, objectives, batch)
     if index_M is None or recorder is not None:
-        hidden_TD: Tensor = model(batch, recorder)
-        return hidden_TD
+        whole_TD: Tensor = model(batch, recorder)
+        return whole_TD
     rows_MD = model.encoder.forward_tokens(model.encoder.with_global_tokens(batch, model.head_names), index_M)
     return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)
 

@@ -9,9 +9,12 @@ from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
+from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
+from bertkit.objectives.permutation_lm import PermutationLM
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
@@ -31,11 +34,15 @@ def register(kind: type[Objective]) -> None:
 
 
 register(Capitalisation)
+register(BackwardLM)
 register(CausalLM)
+register(ForwardLM)
+register(MaskedDiffusion)
 register(MaskedLM)
 register(MaskedNextToken)
 register(NextSentence)
 register(NoiseContrastive)
+register(PermutationLM)
 register(RandomTokenDetection)
 register(ReplacedToken)
 register(SentenceOrder)

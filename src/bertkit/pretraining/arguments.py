@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -37,6 +37,8 @@ from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.training.run import RunArguments
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +163,14 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe
-    training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=cache / "plans")
+    training, _ = training_and_held_out(
+        recipe.data,
+        shards,
+        seed=recipe.seed,
+        stage=0,
+        plans=cache / "plans",
+        lanes=recipe.optimisation.batch_sequences,
+    )
     samples = optimisation.passes * training.epoch_length(0)
     steps = max(1, math.ceil(samples / optimisation.batch_sequences))
     log.info(
@@ -185,7 +194,7 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     return recipe
 
 
-def with_longest(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
+def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """The recipe whose stages read no longer sequences than the command line wants (`--max-length`)."""
     longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]

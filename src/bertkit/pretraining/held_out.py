@@ -138,9 +138,10 @@ class HeldOut:
         *,
         progress: Progress = silent_progress,
     ) -> dict[str, Any]:
-        """Loss, and by term: loss, accuracy and what else the objective reports; for the masked LM its perplexity."""
+        """Loss, and by term: loss, accuracy and what else the objective reports; perplexities where they are."""
         batches = counted(self.batches, progress, "held-out text", unit="batches")
-        totals = evaluate(model, terms, batches, engine)
+        with terms.from_the_beginning():
+            totals = evaluate(model, terms, batches, engine)
         figures: dict[str, Any] = {"loss": terms.total(totals)}
         for term, total in totals.items():
             figures[f"loss/{term}"] = total.mean
@@ -150,8 +151,11 @@ class HeldOut:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
         for objective in terms.objectives:
+            perplexity = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
             if objective.fills_masks:
-                figures["perplexity"] = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
+                figures["perplexity"] = perplexity
+            if objective.has_perplexity:
+                figures[f"perplexity/{objective.term}"] = perplexity
         return figures
 
     def size(self, stream: SampleStream, objectives: Sequence[Objective]) -> HeldOutSize:

@@ -6,13 +6,15 @@ objectives/forward.py; sibling of finetuning/loss_terms.py, whose one term is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.objectives.base import Objective
+from bertkit.objectives.carried import CarriedState
 from bertkit.objectives.forward import encode
 from bertkit.training.cost import training_flops
 from bertkit.training.loss_terms import LossTerms
@@ -23,9 +25,13 @@ class ObjectiveTerms(LossTerms[PackedBatch]):
 
     Args:
         objectives: in the order in which they are summed.
+
+    Attributes:
+        carried: what the model carries from one batch to the next, where a layout reads a text on.
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
+        self.carried = CarriedState()
         self.objectives = tuple(objectives)
         self.weights = {objective.term: objective.weight for objective in objectives}
 
@@ -35,8 +41,17 @@ class ObjectiveTerms(LossTerms[PackedBatch]):
     def losses(
         self, model: HeadedModel, batch: PackedBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
     ) -> Mapping[str, LossSum]:
-        outputs = encode(model, self.objectives, batch, recorder)
+        outputs = encode(model, self.objectives, batch, recorder, self.carried)
         return {objective.term: outputs[objective.term].loss(objective) for objective in self.objectives}
+
+    @contextmanager
+    def from_the_beginning(self) -> Iterator[None]:
+        """A context in which other texts are read, from their beginnings; what is carried afterwards is as before."""
+        kept, self.carried = self.carried, CarriedState()
+        try:
+            yield
+        finally:
+            self.carried = kept
 
     def flops(self, model: HeadedModel, batches: Sequence[PackedBatch]) -> float:
         return training_flops(model, batches, self.objectives)

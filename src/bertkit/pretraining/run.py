@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
-from bertkit.data.shards import TokenShards, is_shards
+from bertkit.data.shards import MANIFEST, TokenShards, is_shards
+from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
@@ -70,7 +71,11 @@ def run_pretraining(
     require_unchanged(run, {"data": shards.fingerprint, **models})
 
     def trainer(run: RunDirectory = run) -> Pretrainer:
-        run.update(shards=str(shards.directory.resolve()), commits=commits)
+        run.update(
+            shards=str(shards.directory.resolve()),
+            shards_manifest_sha256=sha256_of(shards.directory / MANIFEST),
+            commits=commits,
+        )
         return arguments.trainer(recipe, shards, run)
 
     return train_run(

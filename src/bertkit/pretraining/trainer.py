@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.language_stream import training_and_held_out
@@ -49,10 +50,13 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.rates import ParameterRates, group_rates
-from bertkit.training.step import Step
+from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer, write_whole
 
 log = logging.getLogger(__name__)
+
+CARRIED = "carried"
+"""The tensors of a checkpoint that the model carries from one batch to the next."""
 
 
 class StageRun:
@@ -85,7 +89,13 @@ class StageRun:
         self.stage = stage
         self.objectives = tuple(map(prepare, recipe.objectives))
         training, self._held_out_stream = training_and_held_out(
-            recipe.data, shards, seed=recipe.seed, stage=stage.number, plans=cache / "plans"
+            recipe.data,
+            shards,
+            seed=recipe.seed,
+            stage=stage.number,
+            plans=cache / "plans",
+            lanes=recipe.optimisation.batch_sequences,
+            sep_id=tokenizer.sep_id,
         )
         self.batches = StepBatches(
             training,
@@ -126,6 +136,7 @@ class Pretrainer(Trainer[PackedBatch]):
     """
 
     remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
+    batch_class: ClassVar[type] = PackedBatch
     recipe: Recipe
     model: HeadedModel
 
@@ -216,6 +227,22 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def loss_terms(self, step: int) -> ObjectiveTerms:
         return self.terms(self.current)
+
+    def kind_of_loss(self) -> str:
+        return f"stage {self.current.stage.number}"
+
+    def update(self, batches: Sequence[PackedBatch]) -> StepOutcome:
+        outcome = super().update(batches)
+        carried = self.terms(self.current).carried
+        if outcome.finite:
+            carried.commit()
+        else:
+            carried.drop()
+        return outcome
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        carried = self.terms(self.current).carried.tensors
+        return {**super().tensors(), **({CARRIED: carried} if carried else {})}
 
     def learning_rate(self, step: int) -> float:
         if self.clock is not None:
@@ -328,6 +355,9 @@ class Pretrainer(Trainer[PackedBatch]):
         if reached.recipe.model != self.stages[0].stage.recipe.model:
             self._use(self._new_model(reached.recipe.model))
         super().restore(checkpoint)
+        # A stage that begins here reads other samples, from their beginning.
+        if reached.end_step > step:
+            self.terms(self.stages[reached.number]).carried.tensors = dict(checkpoint.tensors.get(CARRIED, {}))
 
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
@@ -353,9 +383,11 @@ class Pretrainer(Trainer[PackedBatch]):
                 remade is None and not self.recipe.init_tiling
             ):  # a companion's embeddings are of the old vocabulary, too
                 load_companions(model, directory)
+            model.encoder.read_vocabulary(self.tokenizer)
             return grown(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)
+        model.encoder.read_vocabulary(self.tokenizer)
         return model
 
     def _prepared(self, objective: Objective) -> Objective:

@@ -73,7 +73,9 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping[str, Any], keep: int) -> Path:
+def save_checkpoint(
+    directory: Path, step: int, tensors: Tensors, state: Mapping[str, Any], keep: int, *, spare: int | None = None
+) -> Path:
     """Write `directory/step-XXXXXXXX` whole, point `latest` at it, then remove all but the newest `keep`.
 
     Checkpoints of a later step are removed too, since the run went back before them. Writing a step again with the same
@@ -85,6 +87,7 @@ def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping
         tensors: file stem -> name -> tensor, of any layout and device; names may share memory (tied weights).
         state: JSON values only, with text keys, so that it is read back unchanged.
         keep: how many checkpoints stay, at least 1.
+        spare: the step of a further one that stays.
 
     Returns:
         The checkpoint's directory.
@@ -117,8 +120,22 @@ def save_checkpoint(directory: Path, step: int, tensors: Tensors, state: Mapping
         raise DataError(_write_failure(directory, final, error)) from error
     finally:
         shutil.rmtree(writing, ignore_errors=True)
-    _prune(directory, step, keep)
+    _prune(directory, step, keep, spare)
     return final
+
+
+def go_back(directory: Path, step: int) -> None:
+    """Make the checkpoint of a step the one to resume from, and remove later ones.
+
+    Raises:
+        DataError: the disk is full or failing; the next resume goes back then.
+    """
+    try:
+        if (directory / checkpoint_name(step)).is_dir():
+            write_text(directory / LATEST, checkpoint_name(step) + "\n")
+    except OSError as error:
+        raise DataError(f"{directory / LATEST}: cannot be written ({error}); free some space and --resume") from error
+    _prune(directory, step, keep=len(list_checkpoints(directory)) + 1)
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
@@ -332,11 +349,11 @@ def _clean(directory: Path) -> None:
         leftover.unlink()
 
 
-def _prune(directory: Path, step: int, keep: int) -> None:
+def _prune(directory: Path, step: int, keep: int, spare: int | None = None) -> None:
     paths = list_checkpoints(directory)
     stale = [path for path in paths if _step_of(path) > step]
     kept = [path for path in paths if _step_of(path) <= step]
-    for path in stale + kept[:-keep]:
+    for path in stale + [path for path in kept[:-keep] if _step_of(path) != spare]:
         # Renamed first: a kill during the removal then leaves a leftover, not a checkpoint that looks damaged.
         doomed = path.with_name(f"{_WRITING}{path.name}")
         try:

@@ -24,6 +24,7 @@ from bertkit.files import private_opener, read_json, sha256_of, without_credenti
 from bertkit.run.code import code_sha256
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
+from bertkit.run.seal import OWN_HASH, RunSeal, write_self_hashed
 from bertkit.visible import visible_lines
 
 RECORD = "run.json"
@@ -97,6 +98,7 @@ class RunDirectory:
         self.path = path
         self.record = record
         self._lock = lock
+        self._seal = RunSeal(path)
 
     @classmethod
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
@@ -115,7 +117,7 @@ class RunDirectory:
         try:
             write_text(path / RECIPE, without_credentials(identity.recipe_yaml), private=True)
             run = cls(path, _first_record(path, identity), lock)
-            write_json(path / RECORD, run.record, private=True)
+            write_record(path, run.record)
         except BaseException:
             lock.release()
             raise
@@ -134,6 +136,7 @@ class RunDirectory:
         errors = record_errors(record)
         if errors:
             raise DataError(f"{path / RECORD}: {'; '.join(errors)}; the file is damaged or of a newer version")
+        record.pop(OWN_HASH, None)
         return cls(path, record)
 
     @property
@@ -204,7 +207,7 @@ class RunDirectory:
         """Set fields of the record (such as `steps` and `tokens`) and write it, atomically."""
         assert self._lock is not None, "only the process that is recording a run may change it"
         self.record.update(fields)
-        write_json(self.path / RECORD, self.record, private=True)
+        write_record(self.path, self.record)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; NaN and infinity become null."""
@@ -226,6 +229,10 @@ class RunDirectory:
         """Record the sha256 of every file of the model directory, for `runs verify`."""
         files = sorted(path for path in self.model.rglob("*") if path.is_file())
         self.update(model_sha256={path.relative_to(self.model).as_posix(): sha256_of(path) for path in files})
+
+    def seal_growing_files(self) -> None:
+        """Record the hashes of what there is of logs and metrics, for `runs verify`; called at each checkpoint."""
+        self._seal.growing()
 
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
@@ -251,18 +258,21 @@ class RunDirectory:
                 raise
             finally:
                 handler.detach()
+                self._seal.close()
         finally:
             self._lock.release()
             self._lock = None
 
     def _begin(self, command: Sequence[str]) -> None:
+        self._seal = RunSeal(self.path)
+        self._seal.open()
         attempts = self.record["attempts"]
         # Of a run that two versions of the code have worked on, none is the one that made it.
         code = code_sha256() if self.record.get("code_sha256") == code_sha256() else None
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
         attempts.append({"started": _now(), "ended": None, "command": _shareable(command), "status": "running"})
-        self.update(status="running", exit_reason=None, ended=None, attempts=attempts, code_sha256=code)
+        self.update(status="running", exit_reason=None, ended=None, attempts=attempts, code_sha256=code, sealed=True)
 
     def _end(self, status: str, reason: str) -> None:
         end = {"status": status, "exit_reason": reason, "ended": _now()}
@@ -282,6 +292,11 @@ class RunDirectory:
             self._end("stopped" if stopped else "failed", reason)
         except OSError as refused:
             log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the run.json of the run in a directory, with its hash."""
+    write_self_hashed(path / RECORD, record, private=True)
 
 
 def record_errors(record: Mapping[str, Any]) -> list[str]:
@@ -317,6 +332,8 @@ def _claim(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
     path.mkdir(parents=True, exist_ok=True)
+    for leftover in (each for name in (RECIPE, RECORD) for each in path.glob(f".{name}.*.tmp")):
+        leftover.unlink(missing_ok=True)  # of a process that was killed as it began
     others = sorted(item.name for item in path.iterdir() if item.name not in (LOCK_FILE, RECIPE))
     if others:
         raise UsageError(f"{path}: holds other files ({', '.join(others[:3])}); --run-dir expects a new directory")

@@ -12,13 +12,13 @@ import shutil
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import write_json
-from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.run.directory import RECORD, RunDirectory, write_record
 from bertkit.run.lock import LOCK_FILE, RunLock
+from bertkit.run.seal import runs_within
 
 _PARTIAL = shutil.ignore_patterns(LOCK_FILE, "*.writing", ".writing-*", "*.tmp")
-_RUNS = "runs"
-"""Of a suite, whose record names the paths of its runs."""
+_TRAINING = ("finetune", "distill", "pretrain")
+"""A suite of these finds its runs in its own directory."""
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +31,18 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
         directory: where it continues; None, or its own: where it is. A copy that was made earlier is taken as it is.
 
     Raises:
-        UsageError: a process is writing the run, it is a suite of runs, or the directory holds something else.
+        UsageError: a process is writing the run, it is a study or evaluation with runs of its own, or the directory
+            holds something else.
         DataError: the copy cannot be written.
     """
     if directory is None or directory.resolve() == run.path.resolve():
         return run
     if (directory / RECORD).is_file():
         return _same_run(run, directory)
-    if (run.path / _RUNS).is_dir():
+    if run.record["kind"] not in _TRAINING and any(runs_within(run.path)):
         raise UsageError(
-            f"--run-dir {directory}: {run.path} is a suite of runs, which cannot continue in another directory"
+            f"--run-dir {directory}: {run.path} has runs of its own, whose places it has recorded; it cannot continue"
+            " in another directory"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"--run-dir {directory}: holds other files; give a directory that is not there yet")
@@ -49,7 +51,7 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(run.path, copying, symlinks=True, ignore=_PARTIAL)
-        write_json(copying / RECORD, {**run.record, "id": directory.resolve().name}, private=True)
+        write_record(copying, {**run.record, "id": directory.resolve().name})
         copying.rename(directory)
     except (OSError, shutil.Error) as error:
         raise DataError(f"--run-dir {directory}: the run cannot be copied there: {error}; free some space") from error

@@ -1,7 +1,8 @@
 """Verifying a run directory: every file is compared with the hash recorded for it.
 
-Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; this file adds the
-recipe, the results, the model and the token shards.
+Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; run.json has the
+hashes of recipe, results and model, and the seal (seal.py) those of all other files. A run of an earlier version has no
+seal; then less is checked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Literal
 from bertkit.errors import BertkitError, CheckError, DataError
 from bertkit.files import file_within, read_json, sha256_of
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RESULTS, RunDirectory
-from bertkit.run.metrics import metrics_errors
+from bertkit.run.metrics import METRICS_FILE, metrics_errors
+from bertkit.run.seal import OWN_HASH, SEAL, grows, prefix_error, read_seal, runs_within, self_hash_error
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,29 @@ def verify_run(path: Path) -> RunReport:
     """
     run = RunDirectory.open(path)
     parts: dict[str, Callable[[RunDirectory], Iterator[str]]] = {
+        "record": _record,
         "recipe": _recipe,
         "environment": _environment,
-        "metrics": lambda run: iter(metrics_errors(run.metrics)),
+        "metrics": _metrics,
         "checkpoints": _checkpoints,
         "results": _results,
         "model": _model,
+        "files": _files,
         "shards": _shards,
     }
-    return RunReport(path, tuple(_check(name, part, run) for name, part in parts.items()))
+    own = tuple(_check(name, part, run) for name, part in parts.items())
+    inner = tuple(_of_inner_run(run.path, each) for each in runs_within(run.path))
+    return RunReport(path, own + inner)
+
+
+def _of_inner_run(run: Path, inner: Path) -> Check:
+    """The verdict on a run in the directory of another one."""
+    name = inner.relative_to(run).as_posix()
+    try:
+        errors = verify_run(inner).errors
+    except BertkitError as error:
+        errors = [str(error)]
+    return Check(name, "fault", "; ".join(errors)) if errors else Check(name, "ok", "")
 
 
 def result_errors(run: RunDirectory) -> list[str]:
@@ -75,15 +91,60 @@ class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is noth
 
 
 def _check(name: str, part: Callable[[RunDirectory], Iterator[str]], run: RunDirectory) -> Check:
+    errors: list[str] = []
     try:
-        errors = list(part(run))
+        for error in part(run):
+            errors.append(error)  # noqa: PERF402 (what was found before an exception stays)
     except _NotChecked as reason:
-        return Check(name, "not checked", str(reason))
+        if not errors:
+            return Check(name, "not checked", str(reason))
+    except DataError as error:
+        errors.append(str(error))
     return Check(name, "fault", "; ".join(errors)) if errors else Check(name, "ok", "")
 
 
 def _recipe(run: RunDirectory) -> Iterator[str]:
     yield from _hash_errors(run.path / RECIPE, run.record.get("recipe_sha256"))
+
+
+def _record(run: RunDirectory) -> Iterator[str]:
+    path = run.path / RECORD
+    value = read_json(path)
+    if OWN_HASH not in value and "sealed" not in value:
+        raise _NotChecked("the run is of an earlier version")
+    if (error := self_hash_error(path, value)) is not None:
+        yield error
+
+
+def _sealed(run: RunDirectory, of: Callable[[str], bool]) -> Iterator[str]:
+    """What differs from the seal in these files; nothing where the run has no sound seal."""
+    try:
+        seal = read_seal(run.path) or {}
+    except DataError:
+        return  # `_files` tells it
+    may_grow = run.status != "done"
+    for name, entry in seal.get("files", {}).items():
+        if of(name):
+            error = prefix_error(run.path / name, entry, may_be_longer=may_grow and grows(name))
+            if error is not None:
+                yield error
+
+
+def _files(run: RunDirectory) -> Iterator[str]:
+    """The files that no other part is of, and the seal itself."""
+    seal = read_seal(run.path)
+    if seal is None and run.record.get("sealed"):
+        yield f"{run.path / SEAL}: missing"
+        return
+    if seal is None:
+        raise _NotChecked("the run is of an earlier version")
+    others = (ENVIRONMENT, METRICS_FILE, RESULTS)
+    yield from _sealed(run, lambda name: name not in others and not name.startswith("checkpoints/"))
+    for name, target in seal["links"].items():
+        if not (run.path / name).is_symlink() or str((run.path / name).readlink()) != target:
+            yield f"{run.path / name}: is not the link to {target} that the run made"
+    if not seal["whole"]:
+        raise _NotChecked("the run has not ended, or was killed: only logs and metrics are sealed, up to a checkpoint")
 
 
 def _environment(run: RunDirectory) -> Iterator[str]:
@@ -94,6 +155,13 @@ def _environment(run: RunDirectory) -> Iterator[str]:
         read_json(path)
     except DataError as error:
         yield str(error)
+    else:
+        yield from _sealed(run, lambda name: name == ENVIRONMENT)
+
+
+def _metrics(run: RunDirectory) -> Iterator[str]:
+    errors = metrics_errors(run.metrics) or list(_sealed(run, lambda name: name == METRICS_FILE))
+    yield from errors
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[str]:
@@ -102,6 +170,7 @@ def _checkpoints(run: RunDirectory) -> Iterator[str]:
     paths = list_checkpoints(run.checkpoints)
     if not paths:
         raise _NotChecked("there are none")
+    yield from _sealed(run, lambda name: name.startswith("checkpoints/"))
     for path in paths:
         errors = checkpoint_errors(path)
         if path.is_dir():  # else the run, still going, has removed it by now
@@ -115,6 +184,7 @@ def _results(run: RunDirectory) -> Iterator[str]:
     if run.status != "done":
         raise _NotChecked(f"the run is {run.status}")
     if "results_sha256" not in run.record:
+        yield from _sealed(run, lambda name: name == RESULTS)
         raise _NotChecked("the run recorded none")
     yield from _hash_errors(run.path / RESULTS, run.record["results_sha256"])
 
@@ -144,8 +214,12 @@ def _shards(run: RunDirectory) -> Iterator[str]:
         raise _NotChecked("the run recorded none")
     if not Path(where).is_dir():
         raise _NotChecked(f"{where} is not there any more; the run would prepare it again")
-    from bertkit.data.shards import TokenShards
+    from bertkit.data.shards import MANIFEST, TokenShards
 
+    manifest = Path(where) / MANIFEST
+    if "shards_manifest_sha256" in run.record:
+        for error in _hash_errors(manifest, run.record["shards_manifest_sha256"]):
+            yield f"{error}, or made again since"
     try:
         found = TokenShards.open(Path(where), verify=True).fingerprint
     except BertkitError as error:

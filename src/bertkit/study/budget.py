@@ -26,7 +26,7 @@ from bertkit.training.cost import training_flops
 
 _SAMPLE = 48
 """Batches of a stage whose cost is measured."""
-_FREE = ("optimizer", "schedule", "steps", "ema", "max_nonfinite_steps")
+_FREE = ("optimizer", "schedule", "steps", "ema", "max_nonfinite_steps", "roll_back", "spikes")
 """Keys of `optimisation` that do not change what a step costs."""
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
@@ -72,12 +72,15 @@ class TaskBatch:
         example_B: the training example (from 0) that each sequence belongs to.
         example_labels: by name, one row a training example.
         token_labels: by name, one number a token.
+        parts: the same examples in micro-batches, in this order, where a loss compares the examples of a batch that is
+            larger than one; empty else.
     """
 
     packed: PackedBatch
     example_B: Tensor
     example_labels: Mapping[str, Tensor]
     token_labels: Mapping[str, Tensor]
+    parts: tuple[TaskBatch, ...] = field(default=(), kw_only=True)
 
     @property
     def num_examples(self) -> int:
@@ -95,6 +98,7 @@ class TaskBatch:
             self.example_B.to(device, non_blocking=True),
             {name: label.to(device, non_blocking=True) for name, label in self.example_labels.items()},
             {name: label.to(device, non_blocking=True) for name, label in self.token_labels.items()},
+            parts=tuple(part.to(device) for part in self.parts),
         )
 
 
@@ -165,6 +169,11 @@ class Features:
                 first, tokens = number, 0
             tokens += size
         return [*parts, ordered[first:]] if ordered.size else []
+
+    def joined_batch(self, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
+        """The examples of several micro-batches as one batch that has them as its parts."""
+        whole = self.batch(np.concatenate(parts))
+        return whole if len(parts) == 1 else replace(whole, parts=tuple(self.batch(items) for items in parts))
 
 
 class FeatureWriter:
@@ -282,9 +291,38 @@ class Task(ABC):
     def count(self, batch: TaskBatch) -> int:
         """How many predictions the loss over a micro-batch sums, known before the step."""
 
+    @property
+    def reads_whole_batch(self) -> bool:
+        """Whether an example's loss depends on the others of its batch, so that a batch is not cut for the loss."""
+        return False
+
+    @property
+    def config_keys(self) -> dict[str, Any]:
+        """What config.json holds of how the outputs are read; nothing for most tasks."""
+        return {}
+
+    def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
+        """What the loss trains beside the model, and drops behind the training, by the name of the companion that it
+        becomes; nothing for most tasks."""
+        return {}
+
+    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+        """A training batch as the model reads it in this epoch: as it is, of most tasks.
+
+        Args:
+            batch: of these training examples.
+            items: their numbers.
+            seed, epoch: address the draws.
+        """
+        return batch
+
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
         """The summed loss over one micro-batch."""
-        return self.loss_of(self.logits(model, hidden_TD, batch), batch)
+        return self.loss_with(model, self.logits(model, hidden_TD, batch), batch)
+
+    def loss_with(self, model: HeadedModel, logits: Tensor, batch: TaskBatch) -> LossSum:
+        """The summed loss of the logits, with what `modules` has added to the model."""
+        return self.loss_of(logits, batch)
 
     @abstractmethod
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:

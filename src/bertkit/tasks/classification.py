@@ -40,6 +40,12 @@ from bertkit.tasks.examples import TextExample
 LABEL = "label"
 TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
 """Keys of config.json: the divisor of a classifier's logits, and the probability from which on each label holds."""
+ACTIVATION_OWNER, LARGEST_SCORE = "sentence_transformers", "largest_score"
+"""Keys of config.json: where a cross-encoder names the function behind its output, and what its sigmoid is times."""
+TASK_HEAD = "task_head"
+"""The key of config.json that names the head of a task, where the Hub has no class with it."""
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
+_INNER_SHARE = 0.01
 ENOUGH_TO_TUNE = 100
 """Labelled examples below which neither is set: they would fit the examples rather than the model."""
 ENOUGH_OF_LABEL = 5
@@ -62,8 +68,18 @@ class TextSettings(Settings):
         description="Factor of each label's loss; balanced: examples / (labels x examples of the label); labels that a"
         " mapping leaves out weigh 1.",
     )
+    largest_score: float | None = Field(
+        None,
+        gt=0,
+        description="Of a regression whose scores are between 0 and this: a sigmoid of the output times it is the"
+        " score, learnt by cross-entropy, as by a cross-encoder; null: any number, by squared error.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"largest_score"})
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if all(spec.kind != "regression" for spec in recipe.specs):
+            yield UnreadKey("largest_score", "only a regression has scores")
         if getattr(recipe, "labels_weight", 1.0) == 0:
             why = "the student learns from its teacher alone, and labels have no loss"
             yield UnreadKey("label_smoothing", why, "give distillation.labels a weight")
@@ -275,6 +291,19 @@ class Classification(TextTask):
         return ConstantBaseline(str(commonest), metric, score, error)
 
 
+class VectorClassification(Classification):
+    """Classification by a linear map of the mean over a text's tokens, without a pooler: SetFit's.
+
+    The Hub has no class with such a head, so config.json names it; the directory is a sentence embedder's, too.
+    """
+
+    head: ClassVar[str] = "vector_classification"
+
+    @property
+    def config_keys(self) -> dict[str, Any]:
+        return {TASK_HEAD: self.head}
+
+
 class MultiLabelClassification(TextTask):
     """Any number of K labels: one sigmoid each; the loss is the labels' mean.
 
@@ -360,22 +389,53 @@ class MultiLabelClassification(TextTask):
 
 
 class Regression(TextTask):
-    """A number, by squared error on the scale of the data."""
+    """A number, by squared error on the scale of the data.
+
+    Where `largest_score` is set, a sigmoid's share of it, by cross-entropy: the cross-encoder of sentence-transformers
+    (BinaryCrossEntropyLoss), whose config.json names the sigmoid.
+    """
 
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("pearson", "spearman", "mean_squared_error")}
 
+    @property
+    def config_keys(self) -> dict[str, Any]:
+        largest = self.settings.largest_score
+        return {} if largest is None else {ACTIVATION_OWNER: {"activation_fn": SIGMOID}, LARGEST_SCORE: largest}
+
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
-        return np.asarray([_number(example) for example in examples], dtype=np.float32)
+        numbers_I = np.asarray([_number(example) for example in examples], dtype=np.float32)
+        largest = self.settings.largest_score
+        if largest is None:
+            return numbers_I
+        outside = np.flatnonzero((numbers_I < 0) | (numbers_I > largest))
+        if outside.size:
+            odd = examples[int(outside[0])]
+            raise DataError(
+                f"example {odd.id}: the score {odd.label} is not within 0 and {largest:g} (text.largest_score); correct"
+                " it, or leave text.largest_score out"
+            )
+        return numbers_I / np.float32(largest)
 
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
+        if self.settings.largest_score is not None:
+            return functional.binary_cross_entropy_with_logits(logits_IK[:, 0], target, reduction="sum")
         return functional.mse_loss(logits_IK[:, 0], target, reduction="sum")
+
+    def output_for(self, score: float) -> float:
+        """The output of the head that predicts this score; of a sigmoid, of one between its ends."""
+        largest = self.settings.largest_score
+        if largest is None:
+            return score
+        share = min(max(score / largest, _INNER_SHARE), 1 - _INNER_SHARE)
+        return math.log(share / (1 - share))
 
     def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
         """None ever is; a count of 0 keeps the form of a loss."""
         return target.new_zeros(())
 
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
-        return Prediction(example.id, float(logits_K[0]))
+        largest, output = self.settings.largest_score, float(logits_K[0])
+        return Prediction(example.id, output if largest is None else largest / (1 + math.exp(-max(output, -700.0))))
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:

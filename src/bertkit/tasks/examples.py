@@ -77,7 +77,19 @@ class ChoiceExample:
     label: int | None = None
 
 
-Example = TextExample | TaggedExample | QuestionExample | ChoiceExample
+@dataclass(frozen=True, slots=True)
+class SentenceExample:
+    """Texts that are embedded apart: one; a pair; or an anchor, its positive and negatives.
+
+    `label` is a score, a class, by how much the positive's score is greater than each negative's, or None.
+    """
+
+    id: str
+    texts: tuple[str, ...]
+    label: str | float | tuple[float, ...] | None = None
+
+
+Example = TextExample | TaggedExample | QuestionExample | ChoiceExample | SentenceExample
 
 
 @dataclass(frozen=True, slots=True)

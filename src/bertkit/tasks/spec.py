@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from bertkit.settings import Settings
 
-Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice"]
+Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice", "embedding"]
 
 
 HEADS: dict[Kind, str] = {
@@ -23,6 +23,7 @@ HEADS: dict[Kind, str] = {
     "tagging": "token_classification",
     "span": "span",
     "choice": "multiple_choice",
+    "embedding": "sentence_vector",
 }
 """The head that each kind of task needs, by its name in bertkit.models.heads.HEAD_KINDS."""
 
@@ -85,8 +86,14 @@ class TaskSpec(Settings):
         description="Each split's file below the task's folder; alternatives in order of preference, `*` allowed."
     )
     scored: tuple[str, ...] = Field(("dev",), description="Splits beside train whose labels are published.")
+    sources: dict[str, tuple[str, ...]] = Field(
+        {}, description="Splits that are made of other tasks' splits of that name, read one behind the other."
+    )
+    largest_score: float | None = Field(
+        None, gt=0, description="Scores are divided by it where they are compared with a cosine."
+    )
     folders: tuple[str, ...] = Field(
-        description="Names of the task's folder below the data directory; case and punctuation do not count."
+        (), description="Names of the task's folder below the data directory; case and punctuation do not count."
     )
     layout: str = Field(description="How the files are read: a key of bertkit.tasks.readers.load.READERS.")
     columns: FileColumns | None = Field(None, description="The columns of files of the layout glue.")

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
-from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
+from bertkit.tasks.examples import (
+    ChoiceExample,
+    Example,
+    QuestionExample,
+    SentenceExample,
+    Split,
+    TaggedExample,
+    TextExample,
+)
 
 Integers = NDArray[np.int64]
 
@@ -144,7 +152,7 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
     """The label of a text, its set of labels, or the decile of its score; of a question, whether it has an answer."""
     labels = [
         example.label
-        if isinstance(example, TextExample)
+        if isinstance(example, TextExample) or (isinstance(example, SentenceExample) and _is_plain(example.label))
         else example.impossible
         if isinstance(example, QuestionExample)
         else None
@@ -153,6 +161,11 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
     scores = [label for label in labels if isinstance(label, float)]
     edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1]) if scores else np.empty(0)
     return [int(np.searchsorted(edges, label)) if isinstance(label, float) else label for label in labels]
+
+
+def _is_plain(label: Any) -> bool:
+    """Whether a label is a class or a score, not a list of margins."""
+    return isinstance(label, str | float)
 
 
 def _names(example: Example) -> set[str]:

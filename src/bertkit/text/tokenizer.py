@@ -23,7 +23,7 @@ from bertkit.errors import DataError
 from bertkit.settings import Settings, UnreadKey
 from bertkit.text.plain_encoder import PlainEncoder
 
-TokenizerType = Literal["wordpiece", "bpe", "byte-bpe", "unigram"]
+TokenizerType = Literal["wordpiece", "bpe", "byte-bpe", "unigram", "word"]
 ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 
@@ -43,7 +43,9 @@ class TokenizerConfig(Settings):
     strip_accents: bool | None = Field(
         None, description="Remove accents (default: where the text is lowercased, as BERT does)."
     )
-    min_frequency: int = Field(2, gt=0, description="Minimum count of a merge of two tokens (all but unigram).")
+    min_frequency: int = Field(
+        2, gt=0, description="Minimum count of a merge of two tokens, or of a word (all but unigram)."
+    )
     character_coverage: float = Field(
         0.9999,
         gt=0,
@@ -58,6 +60,11 @@ class TokenizerConfig(Settings):
         description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
         "Of the other settings only add_tokens is then read, with what it needs.",
     )
+    template: Literal["bert", "xlnet", "closed"] = Field(
+        "bert",
+        description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as XLNet has them, A [SEP] B"
+        " [SEP] [CLS]; or closed by separators alone.",
+    )
     add_tokens: int = Field(
         0,
         ge=0,
@@ -66,7 +73,7 @@ class TokenizerConfig(Settings):
     )
     added_frequency: int = Field(5, gt=0, description="Minimum count, in the sample, of a word that is added.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency", "template"})
 
     @model_validator(mode="after")
     def _extends_something(self) -> Self:
@@ -109,6 +116,10 @@ class TokenizerConfig(Settings):
         yield UnreadKey("added_frequency", "no words are added to a vocabulary that is learnt")
         if self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
+        elif self.type == "word":
+            why = "a vocabulary of words has the commonest ones, without single characters"
+            for name in ("character_coverage", "strip_accents"):
+                yield UnreadKey(name, why, "take another tokenizer.type")
         elif self.type == "byte-bpe":
             yield UnreadKey(
                 "character_coverage",

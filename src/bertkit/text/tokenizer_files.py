@@ -96,6 +96,24 @@ def bert_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     )
 
 
+def xlnet_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """A [SEP] [CLS], or A [SEP] B [SEP] [CLS] with B of type 1 and [CLS] of type 2."""
+    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0 {cls}:2",
+        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
+    )
+
+
+def closed_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """A [SEP], or A [SEP] B [SEP] with B of type 1."""
+    sep = tokenizer.roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"$A:0 {sep}:0", pair=f"$A:0 {sep}:0 $B:1 {sep}:1", special_tokens=[(sep, tokenizer.sep_id)]
+    )
+
+
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
     """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
 

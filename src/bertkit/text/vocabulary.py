@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
-from bertkit.text.tokenizer_files import bert_template
+from bertkit.text.tokenizer_files import bert_template, closed_template, xlnet_template
 
 # Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -37,6 +37,9 @@ SCORE_DECIMALS = 4
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # A run of punctuation, or of anything else, each with the word mark before it: GPT-2's way, without its contractions.
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
+
+
+_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -53,6 +56,12 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     texts = list(texts)
     if not any(text and not text.isspace() for text in texts):
         raise DataError("there is no text to learn a vocabulary from")
+    if config.type == "word":
+        words = word_tokenizer(
+            texts, config.vocab_size, lowercase=config.lowercases, min_frequency=config.min_frequency
+        )
+        words.backend.post_processor = _TEMPLATES[config.template](words)
+        return words
     backend = _untrained(config)
     alphabet = BYTE_ALPHABET if config.type == "byte-bpe" else _alphabet(backend, texts, config.character_coverage)
     continuing = [f"##{c}" for c in alphabet if _continues_words(backend, c)] if config.type == "wordpiece" else []
@@ -218,11 +227,13 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     plain = Backend.from_str(json.dumps(settings))
     plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
-    plain.post_processor = bert_template(tokenizer)
+    plain.post_processor = _TEMPLATES[config.template](tokenizer)
     return tokenizer
 
 
-def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
+def word_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, min_frequency: int = 1
+) -> Tokenizer:
     """A tokenizer of the most frequent words, equally frequent ones by code points; any other word is [UNK].
 
     Words are split as BERT does, and the tokenizer is a WordPiece one without continuing tokens.
@@ -231,6 +242,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = T
         texts: of the words.
         vocab_size: entries, special tokens included; fewer if the texts have fewer words.
         lowercase: of all words; accents are removed, too.
+        min_frequency: of a word.
 
     Raises:
         UsageError: `vocab_size` leaves no room for a word.
@@ -247,7 +259,11 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, *, lowercase: bool = T
         counts.update(word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
     if not counts:
         raise DataError("there is no text to take words from")
-    known = [word for word in counts if word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS]
+    known = [
+        word
+        for word, count in counts.items()
+        if count >= min_frequency and word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS
+    ]
     ranked = sorted(known, key=lambda word: (-counts[word], word))[: vocab_size - len(SPECIAL_TOKENS)]
     entries = {token: number for number, token in enumerate([*SPECIAL_TOKENS.values(), *ranked])}
     backend = Backend(

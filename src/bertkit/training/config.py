@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from bertkit.settings import Settings, UnreadKey
 from bertkit.training.batch_ramp import BatchRamp, BatchSizes
+from bertkit.training.divergence import RollBack, SpikeGuard
 from bertkit.training.engine_config import EngineConfig as EngineConfig
 from bertkit.training.optimizers import OptimizerOrNone
 from bertkit.training.rates import RateGroup
@@ -97,10 +98,21 @@ class OptimisationConfig(Settings):
         description="S: several tasks have updates in proportion to (their batches)^S; 1: their own, 0: equally many.",
     )
     max_nonfinite_steps: int = Field(
-        3, ge=0, description="Updates in a row that may be skipped because loss or gradient was not finite."
+        3,
+        ge=0,
+        description="Updates in a row that may be skipped because loss or gradient was not finite; with the"
+        " next one the run ends with exit code 4, or goes back as roll_back says.",
+    )
+    roll_back: RollBack | None = Field(
+        None,
+        description="Where updates are not finite, go on from the last checkpoint with a lower learning rate; null:"
+        " never.",
+    )
+    spikes: SpikeGuard | None = Field(
+        None, description="Watch for updates whose loss is far above its running mean; null: not at all."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"batch_ramp", "ema", "groups"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"batch_ramp", "ema", "groups", "roll_back", "spikes"})
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -116,6 +128,8 @@ class OptimisationConfig(Settings):
             raise ValueError("stages.0.new_moments: every run begins with new moments; leave it out")
         if self.steps is not None and len(self.stages) > self.steps:
             raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
+        if self.spikes is not None and self.spikes.response == "roll_back" and self.roll_back is None:
+            raise ValueError("spikes.response: roll_back goes with roll_back; write roll_back: {} for its defaults")
         if self.early_stopping is not None and self.select == "last":
             raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
         return self

@@ -23,7 +23,7 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.int8 import QuantisedModule
-from bertkit.models.relative_attention import RelativeAttention
+from bertkit.models.relative_attention import DistanceAttention
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
 
@@ -188,10 +188,10 @@ def _vocabulary_weights(model: HeadedModel, head: str) -> int:
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
-def attentions_of(model: HeadedModel) -> list[SelfAttention | RelativeAttention]:
+def attentions_of(model: HeadedModel) -> list[SelfAttention | DistanceAttention]:
     """All attentions, shared ones as often as they are applied."""
     parts = (part for executed in model.encoder.executed_modules() for part in executed.modules())
-    return [part for part in parts if isinstance(part, SelfAttention | RelativeAttention)]
+    return [part for part in parts if isinstance(part, SelfAttention | DistanceAttention)]
 
 
 def _map_weights(module: nn.Module | None) -> int:

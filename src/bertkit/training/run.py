@@ -30,6 +30,7 @@ from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_to_resume
 from bertkit.run.finished import Objection, finished_before
 from bertkit.run.verify import model_errors
+from bertkit.training.divergence import RolledBackError
 from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -310,8 +311,23 @@ def train_run(
     started = time.monotonic()
     with run.recording(command):
         run.write_environment()
-        trainer = make_trainer()
-        minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-        results = trainer.train(progress=progress, max_minutes=minutes_left)
+        results = None
+        while results is None:
+            minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+            results = _results(make_trainer, progress, minutes_left)
         run.update(seconds=round(time.monotonic() - started, 1))
     return FinishedRun(run, results, (run,))
+
+
+def _results(
+    make_trainer: Callable[[], Trainer[Any]], progress: Progress, minutes_left: float | None
+) -> dict[str, Any] | None:
+    """The results of a run; None where it went back to an earlier checkpoint, to go on with a new trainer.
+
+    A trainer is gone, with its model, before the next one is made.
+    """
+    try:
+        return make_trainer().train(progress=progress, max_minutes=minutes_left)
+    except RolledBackError as rolled_back:
+        log.warning("%s", rolled_back)
+        return None

@@ -65,9 +65,23 @@ class Step:
         return cls(model, optimizer, engine, Clipping(parameters, clip_norm), Gradient())
 
     def update(
-        self, batches: Sequence[Batch], terms: LossTerms[Batch], learning_rate: float, number: int = 0
+        self,
+        batches: Sequence[Batch],
+        terms: LossTerms[Batch],
+        learning_rate: float,
+        number: int = 0,
+        *,
+        skip: bool = False,
     ) -> StepOutcome:
-        """Update `number` (from 0), over the micro-batches of one batch; one that is not finite is skipped."""
+        """Update `number` (from 0), over the micro-batches of one batch; one that is not finite is skipped.
+
+        Args:
+            batches: the micro-batches.
+            terms: of the loss.
+            learning_rate: of this update.
+            number: of this update, from 0.
+            skip: whether it was skipped when it was first made, and so is again.
+        """
         self.model.train()
         train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
         self.model.encoder.train(train_encoder)
@@ -87,7 +101,7 @@ class Step:
             for term, part in self.gradient.add(loss, moved, scales, number).items():
                 totals[term] = totals[term] + part if term in totals else part
         norm = self.clipping.clip()
-        finite = math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
+        finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate * group.get("lr_scale", 1.0)

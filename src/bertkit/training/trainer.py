@@ -22,18 +22,28 @@ from torch import Tensor, nn
 from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
-from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.checkpoint import Checkpoint, go_back, load_newest_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
 from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
+from bertkit.training.divergence import (
+    DIVERGENCE_FILE,
+    ROLLED_BACK,
+    SKIPPED,
+    SPIKE,
+    DivergenceRecord,
+    RolledBackError,
+    RunningLoss,
+)
 from bertkit.training.engine import Engine
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
 
 log = logging.getLogger(__name__)
@@ -56,6 +66,8 @@ class Trainer(ABC, Generic[Batch]):
 
     remedy: ClassVar[str]
     """Settings to change after divergence, for the message."""
+    batch_class: ClassVar[type]
+    """Of a micro-batch."""
     recipe: TrainingRecipe
     model: HeadedModel
     training_step: Step
@@ -67,7 +79,12 @@ class Trainer(ABC, Generic[Batch]):
         self.meter = WindowMeter()
         self.average: WeightAverage | None = None
         self.clock: RunClock | None = None
+        self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
+        self.losses_so_far: dict[str, RunningLoss] = {}
         self.step = self.tokens = self._skipped_in_a_row = 0
+        self._last_sound = 0
+        """The step of the checkpoint to roll back to: the last one that was saved when due, and not in a row of
+        skipped updates. So it does not depend on where the run was stopped."""
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
         """Train to the end and write the model; returns the contents of results.json.
@@ -75,13 +92,14 @@ class Trainer(ABC, Generic[Batch]):
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
+            RolledBackError: the same, and the recipe says to go back; a new trainer then goes on.
             DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)
-        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        checkpoint = self._newest_checkpoint()
         if checkpoint is not None:
             self.restore(checkpoint)
             log.info("resuming from %s", checkpoint.path)
@@ -95,6 +113,8 @@ class Trainer(ABC, Generic[Batch]):
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
         ):
             meter.update(self.step)
+            if checkpoint is None and self.recipe.optimisation.roll_back is not None:
+                self.save_checkpoint()
             watch = Stopwatch()
             for batches in updates:
                 if self.step >= self.steps:
@@ -124,25 +144,97 @@ class Trainer(ABC, Generic[Batch]):
         """One update over these micro-batches, counted.
 
         Raises:
-            DivergedError: see `train`.
+            DivergedError, RolledBackError: see `train`.
         """
+        generators = self._generators()
         outcome = self.update(batches)
+        if not outcome.finite and not self.divergence.has(SKIPPED, self.step + 1):
+            self._save_batch(batches, generators)
         self.step += 1
         self.tokens += outcome.tokens
         self._mark_time()
         if outcome.finite:
             self._skipped_in_a_row = 0
+            self._watch_for_spikes(outcome)
             if self.average is not None:
                 self.average.update()
             return outcome
         self._skipped_in_a_row += 1
+        self.divergence.add(
+            self.step, SKIPPED, terms={name: total.sum for name, total in outcome.terms.items()},
+            grad_norm=outcome.gradient_norm,
+        )  # fmt: skip
         log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
         if self._skipped_in_a_row > self.recipe.optimisation.max_nonfinite_steps:
+            why = (
+                f"{self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or gradient that is not"
+                " finite"
+            )
+            self._roll_back(why)
             raise DivergedError(
-                f"training diverged: {self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or"
-                f" gradient that is not finite; {self.remedy}"
+                f"training diverged: {why}; {self.remedy}; `bertkit replay-batch {self.run.path}` computes the batch"
+                " again and names what is not finite first"
             )
         return outcome
+
+    def _roll_back(self, why: str) -> None:
+        """Go back to the last checkpoint that was due, unless the recipe does not or has done so often enough.
+
+        Raises:
+            RolledBackError: the run goes on from there.
+        """
+        settings, before = self.recipe.optimisation.roll_back, len(self.divergence.rolled_back)
+        if settings is None or before >= settings.at_most:
+            return
+        factor = settings.rate_factor ** (before + 1)
+        self.divergence.add(self.step, ROLLED_BACK, to=self._last_sound, rate_factor=factor, reason=why)
+        go_back(self.run.checkpoints, self._last_sound)
+        raise RolledBackError(
+            f"{why}; back to step {self._last_sound} with {factor:g} of the learning rate"
+            f" ({before + 1} of at most {settings.at_most} times)"
+        )
+
+    def _watch_for_spikes(self, outcome: StepOutcome) -> None:
+        settings = self.recipe.optimisation.spikes
+        if settings is None:
+            return
+        loss = self.total_loss(outcome)
+        running = self.losses_so_far.setdefault(self.kind_of_loss(), RunningLoss(settings))
+        if running.is_spike(loss):
+            mean, deviation = running.mean, running.deviation
+            if not self.divergence.has(SPIKE, self.step):
+                log.warning("step %d: the loss %.4g is a spike over %.4g ± %.4g", self.step, loss, mean, deviation)
+            self.divergence.add(self.step, SPIKE, loss=loss, mean=mean, deviation=deviation)
+            if settings.response == "roll_back":
+                self._roll_back(f"the loss {loss:.4g} of step {self.step} is a spike over {mean:.4g} ± {deviation:.4g}")
+        running.add(loss)
+
+    def total_loss(self, outcome: StepOutcome) -> float:
+        """The loss of the last update."""
+        return self.loss_terms(self.step - 1).total(outcome.terms)
+
+    def kind_of_loss(self) -> str:
+        """Which losses the last update's is compared with: those of its stage, or of its task."""
+        return ""
+
+    def _save_batch(self, batches: Sequence[Batch], generators: dict[str, Tensor]) -> None:
+        """Keep the batch of the update that was just tried, with the state before it; a full disk is a warning."""
+        outline, tensors = packed_up(batches)
+        state = {**self._state(), BATCH: outline}
+        contents = {**self._tensors(generators), BATCH: tensors}
+        try:
+            save_checkpoint(self.run.path / DIRECTORY, self.step + 1, contents, state, keep=KEPT)
+        except DataError as error:
+            log.warning("the batch of step %d could not be saved: %s", self.step + 1, error)
+
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to resume from: after a roll-back none of before it, should a kill have left one."""
+        checkpoint = load_newest_checkpoint(self.run.checkpoints)
+        step = None if checkpoint is None else self.divergence.goes_back(checkpoint.state)
+        if step is None:
+            return checkpoint
+        go_back(self.run.checkpoints, step)
+        return load_newest_checkpoint(self.run.checkpoints)
 
     @abstractmethod
     def batches(self) -> Generator[Sequence[Batch], None, None]:
@@ -224,8 +316,16 @@ class Trainer(ABC, Generic[Batch]):
     def update(self, batches: Sequence[Batch]) -> StepOutcome:
         """Make update number `step`, counted from 0."""
         return self.training_step.update(
-            batches, self.loss_terms(self.step), self.learning_rate(self.step), number=self.step
+            batches,
+            self.loss_terms(self.step),
+            self.rate(self.step),
+            number=self.step,
+            skip=self.divergence.has(SKIPPED, self.step + 1),
         )
+
+    def rate(self, step: int) -> float:
+        """The learning rate of update number `step`, lower than the schedule's after a roll-back."""
+        return self.learning_rate(step) * self.divergence.rate_factor(step)
 
     def target_tokens(self) -> int:
         """Number of predictions since the last log line."""
@@ -252,7 +352,10 @@ class Trainer(ABC, Generic[Batch]):
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
                 self.evaluate()
-        if not last and self.step % intervals.save_every_steps == 0:
+        # Among skipped updates a checkpoint would be of weights that fail already: none to roll back to.
+        fails = self._skipped_in_a_row > 0 and self.recipe.optimisation.roll_back is not None
+        if not last and not fails and self.step % intervals.save_every_steps == 0:
+            self._last_sound = self.step
             self.save_checkpoint()
 
     def _note(self) -> str:
@@ -288,7 +391,7 @@ class Trainer(ABC, Generic[Batch]):
     def _line(self) -> dict[str, Any]:
         peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
         costs = self.meter.costs(target_tokens=self.target_tokens(), peak_flops=peak_flops)
-        return {"tokens": self.tokens, "lr": self.learning_rate(self.step - 1), **self.losses(), **costs}
+        return {"tokens": self.tokens, "lr": self.rate(self.step - 1), **self.losses(), **costs}
 
     def _stop(self, reason: str) -> None:
         self.save_checkpoint()
@@ -324,21 +427,37 @@ class Trainer(ABC, Generic[Batch]):
         self._metrics.sync()
         if self.clock is not None:
             self.clock.sync()
+        keep = max(1, self.engine.intervals.keep_checkpoints)
+        tensors, state = self._tensors(self._generators()), self._state()
+        spare = None if self.recipe.optimisation.roll_back is None else self._last_sound
+        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep, spare=spare)
+        self.run.seal_growing_files()
+        self.run.update(steps=self.step, tokens=self.tokens)
+
+    def _state(self) -> dict[str, Any]:
+        """A checkpoint's JSON."""
         state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
+        if self.recipe.optimisation.roll_back is not None:
+            state |= {"rolled_back": len(self.divergence.rolled_back), "last_sound": self._last_sound}
+        losses = {kind: running.state() for kind, running in self.losses_so_far.items()}
+        return state | ({"losses_so_far": losses} if losses else {}) | self.state()
+
+    def _generators(self) -> dict[str, Tensor]:
+        """The states of torch's generators."""
         generators = {"cpu": torch.get_rng_state()}
         if self.engine.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state()
-        tensors = {
+        return generators
+
+    def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """A checkpoint's tensors."""
+        return {
             "weights": self.weights(),
             "optimizer": optimizer_tensors(self.model, self.training_step.optimizer),
             "generators": generators,
             **({} if self.average is None else {AVERAGE: self.average.tensors}),
             **self.tensors(),
         }
-        state |= self.state()
-        keep = max(1, self.engine.intervals.keep_checkpoints)
-        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep)
-        self.run.update(steps=self.step, tokens=self.tokens)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take weights, optimiser, generators and counters from a checkpoint."""
@@ -352,6 +471,11 @@ class Trainer(ABC, Generic[Batch]):
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
+        self._last_sound = int(checkpoint.state.get("last_sound", self.step))
+        if (settings := self.recipe.optimisation.spikes) is not None:
+            for kind, state in checkpoint.state.get("losses_so_far", {}).items():
+                self.losses_so_far[kind] = RunningLoss(settings)
+                self.losses_so_far[kind].restore(state)
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,26 @@ from pydantic import Field
 
 from bertkit.data.layouts.base import Address, Layout
 from bertkit.data.layouts.chunks import SingleSegment
+from bertkit.data.layouts.contiguous import Contiguous
+from bertkit.data.layouts.lanes import ContinuousText, LaneLayout, ReusedSegments
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
 from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
-_Layouts = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment
+_Sampled = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment | Contiguous
+_Layouts = _Sampled | ContinuousText | ReusedSegments
 AnyLayout = Annotated[_Layouts, Field(discriminator="name")]
 
 __all__ = [
     "Address",
     "AnyLayout",
+    "Contiguous",
+    "ContinuousText",
     "DocSentences",
     "FullSentences",
+    "LaneLayout",
     "Layout",
     "PackedDocuments",
+    "ReusedSegments",
     "SegmentPair",
     "SentencePair",
     "SingleSegment",

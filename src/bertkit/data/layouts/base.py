@@ -9,6 +9,7 @@ Shapes: N documents, R rows (samples) of a plan, B rows of a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,6 +40,14 @@ class Layout(Settings, ABC):
     def choice(self) -> str:
         """The name by which a recipe chooses it."""
         return str(type(self).model_fields["name"].default)
+
+    def errors(self, recipe: Any) -> Iterator[str]:
+        """Why a recipe cannot have it: one sentence each, with the key and the remedy.
+
+        Args:
+            recipe: of pretraining, a class of a package above this one.
+        """
+        return iter(())
 
     @abstractmethod
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:

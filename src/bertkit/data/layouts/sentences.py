@@ -35,6 +35,8 @@ class Sentences(Layout):
 
     special_tokens: ClassVar[int] = 2
     epoch_dependent: ClassVar[bool] = False
+    closes_samples: ClassVar[bool] = True
+    """Whether a separator closes every sample, and not only the documents that end in it."""
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
@@ -46,14 +48,18 @@ class Sentences(Layout):
         for start, end in plan_B.tolist():
             low, high = np.searchsorted(document_token_N1, [start + 1, end])
             edges = [start, *document_token_N1[low:high].tolist(), end]
+            is_closed = self.closes_samples or bool(document_token_N1[high] == end)
             pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
             marks.append(nothing)
             sources.append(nowhere)
             for left, right in pairwise(edges):
-                pieces += [shards.tokens_between(left, right), np.array([vocabulary.sep_id])]
-                sources += [np.arange(left, right), nowhere]
-                if shards.span_fields:
-                    marks += [shards.span_marks_between(left, right), nothing]
+                pieces.append(shards.tokens_between(left, right))
+                sources.append(np.arange(left, right))
+                marks += [shards.span_marks_between(left, right)] if shards.span_fields else []
+                if right < end or is_closed:
+                    pieces.append(np.array([vocabulary.sep_id]))
+                    sources.append(nowhere)
+                    marks += [nothing] if shards.span_fields else []
             sequences.append(np.concatenate(pieces))
         ids_T = np.concatenate(sequences).astype(np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum([sequence.size for sequence in sequences])])
@@ -91,7 +97,7 @@ class FullSentences(Sentences):
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
         rows: list[tuple[int, int]] = []
-        for run in _unbroken(documents_N2):
+        for run in unbroken(documents_N2):
             # A separator costs one token: shifting every document by its number in the run makes room for it.
             starts, shifts = [], []
             for number, (low, high) in enumerate(run.tolist()):
@@ -116,7 +122,7 @@ class PackedDocuments(Sentences):
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
         rows: list[tuple[int, int]] = []
-        for run in _unbroken(documents_N2):
+        for run in unbroken(documents_N2):
             # A further document costs special tokens of its own: shifting documents makes room for them.
             starts, ends, shifts = [], [], []
             for number, (low, high) in enumerate(run.tolist()):
@@ -155,7 +161,7 @@ class PackedDocuments(Sentences):
         )
 
 
-def _unbroken(documents_N2: Ranges) -> list[Ranges]:
+def unbroken(documents_N2: Ranges) -> list[Ranges]:
     """Runs of adjacent documents of the corpus."""
     run_starts = np.flatnonzero(np.r_[True, documents_N2[1:, 0] != documents_N2[:-1, 1]])
     return np.split(documents_N2, run_starts[1:])

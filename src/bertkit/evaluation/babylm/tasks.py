@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm import readers
 from bertkit.evaluation.babylm.choices import Choice
 
@@ -123,8 +124,15 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
     """Where the files of each task are, and why the others are left out, by name.
 
     Raises:
+        UsageError: a name in `only` is no task.
         DataError: no folder is given, or nothing of the evaluation is in it.
     """
+    every = [task.name for task in TASKS]
+    for name in only:
+        if name not in every:
+            near = get_close_matches(name, every, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"--only {name}: {NOT_SCORED.get(name, 'no such task')}; one of {', '.join(every)}{hint}")
     known = "; ".join(f"{task.name}: {' or '.join(_names(task, sample))}" for task in TASKS if _names(task, sample))
     if data is None:
         raise DataError(f"no evaluation data: give --data-dir DIR, the challenge's evaluation_data, with {known}")

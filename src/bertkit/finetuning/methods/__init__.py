@@ -14,9 +14,10 @@ from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb
 from bertkit.finetuning.methods.frozen import Frozen, GradualUnfreezing
 from bertkit.finetuning.methods.lora import Lora
+from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.training.method import Full
 
 AnyMethod = Annotated[
-    Full | Frozen | GradualUnfreezing | Lora | FeatureBased | FreeLb | Pruned | Theseus | Q8Bert | QBert,
+    Full | Frozen | GradualUnfreezing | Lora | FeatureBased | FreeLb | Pruned | Theseus | Q8Bert | QBert | Setfit,
     Field(discriminator="name"),
 ]

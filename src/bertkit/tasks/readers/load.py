@@ -5,12 +5,12 @@ No paper; which task has which files is the catalogue's (bertkit.tasks.catalogue
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bertkit.errors import UsageError
 from bertkit.tasks.catalogue import TaskSpec, find_task
-from bertkit.tasks.examples import Split
+from bertkit.tasks.examples import Example, SentenceExample, Split, TextExample
 from bertkit.tasks.readers.columns import read_conll, read_conllu
 from bertkit.tasks.readers.find import find_files
 from bertkit.tasks.readers.glue import read_glue
@@ -36,6 +36,26 @@ READERS: dict[str, Callable[[Path, TaskSpec, str], Split]] = {
 }
 
 
+def _joined(splits: Sequence[Split]) -> Split:
+    """Splits of texts and pairs one behind the other, as texts to embed; where there are several, ids are numbered by
+    the split."""
+    several = len(splits) > 1
+    examples: list[Example] = []
+    notes: dict[str, int] = {}
+    named: dict[str, tuple[str, ...]] = {}
+    for number, split in enumerate(splits):
+        for each in split.examples:
+            assert isinstance(each, TextExample), "sources are tasks of texts"
+            label = each.label if not isinstance(each.label, tuple) else None
+            texts = (each.text,) if each.text_pair is None else (each.text, each.text_pair)
+            examples.append(SentenceExample(f"{number}/{each.id}" if several else each.id, texts, label))
+        for what, count in split.notes.items():
+            notes[what] = notes.get(what, 0) + count
+            named[what] = (*named.get(what, ()), *split.named.get(what, ()))
+    skipped = tuple(row for split in splits for row in split.skipped)
+    return Split(examples, notes, named, ", ".join(split.source for split in splits), skipped)
+
+
 def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = None, *, offline: bool = False) -> Split:
     """The examples of a task's split, in the file's order.
 
@@ -52,6 +72,8 @@ def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = N
     spec = find_task(spec) if isinstance(spec, str) else spec
     if split not in spec.splits:
         raise UsageError(f"{spec.name} has no split {split!r}; there are: {', '.join(spec.splits)}")
+    if split in spec.sources:
+        return _joined([load_split(name, split, data_dir, offline=offline) for name in spec.sources[split]])
     if data_dir is None:
         return read_hub(spec, split, offline=offline)
     return READERS[spec.layout](find_files(spec, split, Path(data_dir)), spec, split)

@@ -1,6 +1,7 @@
 """A user's own data for any kind of task, with no code: one file a split.
 
-No paper. Texts and choices come as tables (table.py), tags as CoNLL columns or JSON Lines, spans as SQuAD's JSON.
+No paper. Texts and choices come as tables (table.py), tags as CoNLL columns or JSON Lines, spans as SQuAD's JSON, texts
+to embed as tables or as lines (sentences.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bertkit.tasks.examples import ChoiceExample, Example, Split, TaggedExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
 from bertkit.tasks.readers.reading import NO_LABEL_REASON, LeftOut, TableReading
+from bertkit.tasks.readers.sentences import read_sentences
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in
 from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts, rows_or_bad
@@ -29,8 +31,9 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     """Read one split of a user's data.
 
     classification, regression, multi_label: a table (`read_texts`). choice: a table with the context, perhaps a
-    question, endings and the right one's number from 0 or letter from A. tagging: `.jsonl` with a list of words and one
-    of tags, `.conllu`, or else CoNLL columns. span: SQuAD's JSON. Where some examples have a label, those without are
+    question, endings and the right one's number from 0 or letter from A. embedding: a table of texts, pairs or
+    triplets, or text, a sentence a line. tagging: `.jsonl` with a list of words and one of tags, `.conllu`, or else
+    CoNLL columns. span: SQuAD's JSON. Where some examples have a label, those without are
     left out, and noted.
 
     Raises:
@@ -42,6 +45,7 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
         "tagging": _read_tagged,
         "span": _read_spans,
         "choice": _read_choices,
+        "embedding": read_sentences,
     }
     if kind in readers:
         return readers[kind](path, columns, reading)
@@ -59,7 +63,7 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
     reading = reading or TableReading()
     without = columns.model_copy(update={"label": None})
     column = columns.label
-    if column is None or kind == "span" or not _has_column(path, kind, columns, reading):
+    if column is None or kind in ("span", "embedding") or not _has_column(path, kind, columns, reading):
         return read_own(path, kind, without, reading)
     split = read_own(path, kind, columns, reading)
     unlabelled = [row for row in split.skipped if row.reason == NO_LABEL_REASON]

@@ -18,7 +18,7 @@ from bertkit.errors import DataError, UsageError, first_line
 from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample, TextExample
+from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.common import (
     Notes,
     encodable,
@@ -35,7 +35,7 @@ from bertkit.text.lines import COMPRESSIONS
 
 log = logging.getLogger(__name__)
 
-Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample)
+Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample, SentenceExample)
 
 ROWS_AT_ONCE = 256
 """Of a Parquet file, where one value written once may be the text of every row."""
@@ -50,6 +50,10 @@ class Columns(Settings):
     text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
     label: str | None = Field("label", description="Column of the label, score or tags; null where there are none.")
     endings: tuple[str, ...] = Field(("endings",), description="A column of lists, or one for each ending (choice).")
+    negatives: tuple[str, ...] = Field(
+        (),
+        description="Columns of texts that are no match of the first, each of texts or of lists of them (embedding).",
+    )
     id: str | None = Field(
         None, description="Column of the ids (default: `id` if present, else the row's number from 0)."
     )
@@ -60,7 +64,7 @@ class Columns(Settings):
         " between train and dev where one file is split.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"group"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"group", "negatives"})
 
     @property
     def named_label(self) -> str | None:
@@ -136,7 +140,7 @@ def read_rows(
     return notes.split([made for _, made, _ in rows], path, left_out.rows, groups)
 
 
-def _label_of(example: TextExample | TaggedExample | ChoiceExample) -> object:
+def _label_of(example: TextExample | TaggedExample | ChoiceExample | SentenceExample) -> object:
     return example.tags if isinstance(example, TaggedExample) else example.label
 
 

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from bertkit.training.optimizers.adafactor import AdafactorConfig
+from bertkit.training.optimizers.adagrad import AdagradConfig
 from bertkit.training.optimizers.adam import AdamConfig, AdamWConfig
 from bertkit.training.optimizers.base import OptimizerConfig, decay_groups, optimizer_tensors, restore_optimizer
 from bertkit.training.optimizers.lamb import LambConfig
 from bertkit.training.optimizers.muon import MuonConfig
 from bertkit.training.optimizers.stable_adamw import StableAdamWConfig
 
-_NAMES = ("adamw", "adam", "lamb", "adafactor", "muon", "stable-adamw")
+_NAMES = ("adamw", "adam", "lamb", "adafactor", "adagrad", "muon", "stable-adamw")
 
 
 def _name(value: Any) -> Any:
@@ -31,6 +32,7 @@ _Kinds = (
     | Annotated[AdamConfig, Tag("adam")]
     | Annotated[LambConfig, Tag("lamb")]
     | Annotated[AdafactorConfig, Tag("adafactor")]
+    | Annotated[AdagradConfig, Tag("adagrad")]
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[StableAdamWConfig, Tag("stable-adamw")]
 )
@@ -45,6 +47,7 @@ OptimizerOrNone = Annotated[_Kinds | Annotated[None, Tag("none")], _by_name]
 
 __all__ = [
     "AdafactorConfig",
+    "AdagradConfig",
     "AdamConfig",
     "AdamWConfig",
     "AnyOptimizerConfig",

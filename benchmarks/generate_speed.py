@@ -1,0 +1,112 @@
+"""Generation beside `transformers.generate`: the same random GPT-2, greedy, alternating in one process.
+
+    python -m benchmarks.generate_speed                    batch 1 and 16, 124M parameters, 128 new tokens
+    python -m benchmarks.generate_speed --uncached         with and without the cache, 256 new tokens
+
+Reported are ratios of the fastest of each side's rounds; run it on a machine that does nothing else, or with
+`--clock processor --threads 1`, which other processes change less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertkit.generation.causal import Limits, Prompt, decode
+from bertkit.models.decoding import next_tokens
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model
+
+SIZES = {
+    "gpt2": {},
+    "small": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8192},
+}
+
+
+def models(size: str) -> tuple[Any, HeadedModel]:
+    """One model, as a class of `transformers` and here."""
+    import transformers
+
+    config = transformers.GPT2Config(**SIZES[size], bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    torch.manual_seed(0)
+    oracle = transformers.GPT2LMHeadModel(config).eval()
+    with tempfile.TemporaryDirectory() as directory:
+        oracle.save_pretrained(directory)
+        return oracle, load_model(Path(directory))[0]
+
+
+def seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """The time of one call."""
+    start = clock()
+    run()
+    return clock() - start
+
+
+def ours(model: HeadedModel, ids: Sequence[list[int]], tokens: int, *, cached: bool = True) -> list[list[int]]:
+    """The new tokens of each prompt; none ends before."""
+    prompts = [Prompt(row, number, tokens) for number, row in enumerate(ids)]
+    outputs = decode(next_tokens(model, cached=cached), prompts, Limits(), sampling=None)
+    return [own[0].ids for own in outputs]
+
+
+@torch.inference_mode()
+def theirs(oracle: Any, ids: Sequence[list[int]], tokens: int) -> list[list[int]]:
+    """The same by `transformers`."""
+    prompt = torch.tensor(ids)
+    found = oracle.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    new: list[list[int]] = found[:, prompt.shape[1] :].tolist()
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="gpt2")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=None, help="new tokens (default: 128; with --uncached 256)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--uncached", action="store_true", help="with and without the cache")
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
+    chosen = parser.parse_args()
+    clock = time.perf_counter if chosen.clock == "wall" else time.process_time
+    if chosen.threads is not None:
+        torch.set_num_threads(chosen.threads)
+    oracle, model = models(chosen.size)
+    tokens = chosen.tokens or (256 if chosen.uncached else 128)
+    for batch in chosen.batches:
+        ids = torch.randint(1, model.encoder.vocab_size, (batch, chosen.prompt)).tolist()
+        sides: dict[str, Callable[[], list[list[int]]]] = {"bertkit": lambda: ours(model, ids, tokens)}  # noqa: B023  # called in this round
+        if chosen.uncached:
+            sides["bertkit, uncached"] = lambda: ours(model, ids, tokens, cached=False)  # noqa: B023
+        else:
+            sides["transformers"] = lambda: theirs(oracle, ids, tokens)  # noqa: B023
+        outputs = [run() for run in sides.values()]  # warms up, too
+        agreeing = sum(a == b for a, b in zip(*outputs, strict=True))
+        times = dict.fromkeys(sides, float("inf"))
+        for _ in range(chosen.rounds):
+            times = {name: min(times[name], seconds(side, clock)) for name, side in sides.items()}
+        (first, fast), (other, slow) = times.items()
+        print(
+            f"{chosen.size}, batch {batch}, {chosen.prompt} + {tokens} tokens, {torch.get_num_threads()} threads:"
+            f" {first} {1000 * fast / tokens:.1f} ms a step, {other} {1000 * slow / tokens:.1f}; ratio"
+            f" {slow / fast:.2f}; {agreeing} of {batch} outputs equal"
+        )
+
+
+if __name__ == "__main__":
+    main()

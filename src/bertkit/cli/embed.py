@@ -1,0 +1,232 @@
+"""`bertkit embed`: the vector of every text of a file.
+
+Nothing here follows a paper. Sibling search.py finds the texts that are nearest to a query.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bertkit.cli.console import console, result
+from bertkit.cli.generated_options import FromField, Options
+from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, Precision, model_or_default, option
+from bertkit.progress import silent_progress
+
+if TYPE_CHECKING:
+    from bertkit.inference.embed_settings import EmbedSettings
+    from bertkit.inference.embedder import Embedder
+    from bertkit.inference.predict_input import Rows
+
+READING = "bertkit.tasks.readers.reading:TableReading"
+SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
+
+TextFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]",
+        show_default=False,
+        help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TextReading(Options):
+    """How a file of texts is read."""
+
+    text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text (default: text).")] = None
+    format: Annotated[
+        Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
+        option("--format", help="Format of the input (default: by the file's ending or the first line)."),
+    ] = None
+    delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
+    encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
+
+    def texts(self, path: Path | None) -> Any:
+        """The texts of a file, or of stdin where there is none: an iterator of `InputText`.
+
+        Raises:
+            UsageError: a delimiter or an encoding that is none.
+            DataError: no such file; a faulty row, when it is reached.
+        """
+        from bertkit.inference.embed import input_texts
+        from bertkit.inference.predict_input import InputColumns, form_of
+
+        columns = InputColumns(text=self.text)
+        form = form_of(path, self.format, "classification")
+        return input_texts(self._rows(path, form, columns), columns)
+
+    def _rows(self, path: Path | None, form: Any, columns: Any) -> Rows:
+        from bertkit.cli.options import recipe_overrides
+        from bertkit.inference.predict_input import open_input
+        from bertkit.recipe.errors import validate
+        from bertkit.recipe.resolve import with_values
+        from bertkit.recipe.tree import Located
+        from bertkit.tasks.readers.reading import TableReading
+
+        given = with_values(Located.of({}, "the options"), recipe_overrides(self))
+        return open_input(path, sys.stdin.buffer, form, columns, validate(given, TableReading, what="the command line"))
+
+
+@dataclass(frozen=True)
+class Computing(Options):
+    """Where and how vectors are computed."""
+
+    precision: Precision = None
+    batch_tokens: BatchTokens = None
+    device: Device = None
+
+    def embedder(self, model: str, *, max_tokens: int | None, offline: bool) -> Embedder:
+        """The model that makes the vectors.
+
+        Raises:
+            DataError: no such model, or a damaged one.
+            UsageError: no such device, or more tokens than the model reads.
+        """
+        from bertkit.inference.embedder import Embedder
+        from bertkit.models.model_files import find_model
+        from bertkit.training.engine import resolve_engine
+        from bertkit.training.engine_config import EngineConfig
+
+        engine = resolve_engine(
+            EngineConfig(
+                device=self.device or "auto",
+                precision=self.precision or "auto",
+                micro_batch_tokens=self.batch_tokens or "auto",
+            )
+        )
+        directory = find_model(model, offline=offline)
+        return Embedder.load(directory, engine, name=model, max_tokens=max_tokens, offline=offline)
+
+
+@dataclass(frozen=True)
+class EmbedOutput(Common):
+    """Of a command whose result is lines or a file."""
+
+    as_json: Annotated[
+        bool,
+        option(
+            "--json",
+            metavar="",
+            panel=COMMON_PANEL,
+            help="With --out one document: out, count, dim, dtype, cut. Without it no change: the vectors are JSON"
+            " Lines.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class VectorOptions(Options):
+    """What the vectors are."""
+
+    dtype: Annotated[
+        Literal["float32", "bf16", "int8", "binary"] | None, FromField(SETTINGS, "dtype", shows_default=True)
+    ] = None
+    normalise: Annotated[
+        bool, option("--normalise", "--normalize", metavar="", help="Scale each vector to length one.")
+    ] = False
+    truncate: Annotated[int | None, FromField(SETTINGS, "truncate", "--truncate DIM")] = None
+    long: Annotated[Literal["error", "cut", "window"] | None, FromField(SETTINGS, "long", shows_default=True)] = None
+    max_length: Annotated[int | None, FromField(SETTINGS, "max_length")] = None
+
+    @property
+    def settings(self) -> EmbedSettings:
+        """Those that are given, and the defaults of the others."""
+        from bertkit.inference.embed_settings import EmbedSettings
+
+        return EmbedSettings(**{name: value for name, value in vars(self).items() if value is not None})
+
+
+def embed(
+    file: TextFile = None,
+    model: Model = None,
+    out: Annotated[
+        Path | None,
+        option("--out", metavar="V", help="File of the vectors: .npy, .parquet or .arrow (default: JSON Lines)."),
+    ] = None,
+    *,
+    reading: TextReading,
+    vectors: VectorOptions,
+    computing: Computing,
+    common: EmbedOutput,
+) -> None:
+    """The vector of every text of a file, in its order: `bertkit embed --model M texts.txt --out vectors.npy`
+
+    A text's vector has the same bits whatever the other texts are. A file of any size is read in blocks; the same
+    command goes on where it was stopped. An empty line is a text, too.
+
+    Examples:
+    `echo "a fine film" | bertkit embed --model M`
+    `bertkit embed --model M reviews.csv --text body --out reviews.parquet --normalise --dtype int8`
+    """
+    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.vector_files import form_of_output
+
+    path = None if file is None or str(file) == "-" else file
+    if path is not None:
+        check_there(path)
+    if out is not None:
+        form_of_output(out)
+    settings = vectors.settings
+    embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
+    texts = reading.texts(path)
+    if out is None:
+        _print_vectors(embedder, texts, settings, is_typed=path is None and sys.stdin.isatty())
+        return
+    from bertkit.inference.embed import embed_to_file
+
+    named = {name: value for name, value in vars(reading).items() if value is not None}
+    source = None if path is None else {"path": str(path.resolve()), **named}
+    written = embed_to_file(embedder, texts, out, settings, source=source, progress=console.progress)
+    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens)
+    windows = {"windowed": written.windowed} if settings.long == "window" else {}
+    document = {
+        "out": str(out),
+        "count": written.count,
+        "dim": written.width,
+        "dtype": settings.dtype,
+        "cut": written.cut,
+        **windows,
+    }
+    result(document if common.as_json else out, as_json=common.as_json)
+
+
+def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, is_typed: bool) -> None:
+    """JSON Lines on stdout."""
+    from bertkit.inference.embed import FIRST_BLOCK, LARGEST_BLOCK, blocks_of, embed_block
+    from bertkit.inference.vector_types import as_numbers, check_width
+
+    check_width(settings, embedder.width, embedder.name)
+    if is_typed:
+        console.info("reading lines from the terminal; the vector of each follows at once; end with Ctrl-D")
+    count = cut = without = 0
+    sizes = (1, 1) if is_typed else (FIRST_BLOCK, LARGEST_BLOCK)
+    display = silent_progress if sys.stdout.isatty() else console.progress
+    with display("vectors", unit="texts") as meter:
+        for block in blocks_of(texts, first=sizes[0], largest=sizes[1]):
+            embedded = embed_block(embedder, block, settings)
+            for text, row in zip(block, as_numbers(embedded.stored_NF, settings.dtype), strict=True):
+                # The shortest decimals that give the same float32.
+                numbers = [float(each) for each in row.astype("U")] if row.dtype.kind == "f" else row.tolist()
+                result({"id": text.id, "embedding": numbers}, as_json=True)
+            count, cut = count + len(block), cut + embedded.cut
+            without += embedded.without_tokens
+            meter.update(count)
+    _warn(count, cut, without, embedder.max_tokens)
+
+
+def _warn(count: int, cut: int, without_tokens: int, most: int) -> None:
+    """What a user has to know of the texts."""
+    if not count:
+        console.warn("the input has no text")
+    if cut:
+        console.warn(
+            f"{cut:,} of {count:,} texts are longer than {most:,} tokens and were cut; --long window reads all of them"
+        )
+    if without_tokens:
+        console.warn(f"{without_tokens:,} of {count:,} texts have no token; their vectors are zeros")

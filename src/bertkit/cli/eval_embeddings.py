@@ -1,0 +1,198 @@
+"""`bertkit eval sts`, `pairs`, `triplets` and `retrieval`: what a model's sentence vectors are worth.
+
+Nothing here follows a paper; the suites do. Sibling eval_suites.py has the suites that measure a model's predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, figure
+from bertkit.cli.generated_options import Options, spelled
+from bertkit.cli.options import Measuring, Model, model_or_default, option
+from bertkit.errors import UsageError
+from bertkit.evaluation.embeddings.settings import RetrievalSettings, StsSettings, VectorSettings
+
+if TYPE_CHECKING:
+    from bertkit.evaluation.embeddings.run import VectorArguments
+    from bertkit.evaluation.run import Evaluated
+
+
+@dataclass(frozen=True)
+class Measured(Options):
+    """What is measured."""
+
+    model: Model = None
+    word_vectors: Annotated[
+        Path | None,
+        option(
+            "--word-vectors",
+            metavar="FILE",
+            help="In place of a model: the mean of the vectors of a text's words, from a text file as of GloVe.",
+        ),
+    ] = None
+
+    def arguments(self, common: Measuring) -> VectorArguments:
+        """The arguments of the suites.
+
+        Raises:
+            UsageError: a model and word vectors are given.
+        """
+        from bertkit.evaluation.embeddings.run import VectorArguments
+
+        if self.model is not None and self.word_vectors is not None:
+            raise UsageError("--word-vectors: is measured in place of a model; leave out --model")
+        name = str(self.word_vectors) if self.word_vectors is not None else model_or_default(self.model)
+        return VectorArguments(model=name, word_vectors=self.word_vectors, **common.request_fields())
+
+
+def _columns(names: str | None, defaults: tuple[str, ...]) -> tuple[str, ...]:
+    found = defaults if names is None else tuple(name.strip() for name in names.split(","))
+    if len(found) != len(defaults) or not all(found):
+        raise UsageError(f"--columns {names}: expected {len(defaults)} names, as in {','.join(defaults)}")
+    return found
+
+
+def sts(
+    data_dir: Annotated[
+        Path | None,
+        option("--data-dir", metavar="DIR", help="Directory with the published sets (docs/embeddings.md: layouts)."),
+    ] = None,
+    data: Annotated[
+        Path | None, option("--data", metavar="F", help="In place of it a table of one's own: .csv, .tsv, .jsonl, ...")
+    ] = None,
+    columns: Annotated[
+        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,score).")
+    ] = None,
+    *,
+    measured: Measured,
+    settings: Annotated[StsSettings, spelled(only="--only NAME")],
+    common: Measuring,
+) -> None:
+    """Similarity of sentences (STS12-16, STS-B, SICK-R): `bertkit eval sts --model M --data-dir D`
+
+    Spearman and Pearson correlation of the cosine of two sentences with the scores that people gave, with 95%
+    intervals over other pairs of the same kind. Nothing is trained.
+    """
+    from bertkit.evaluation.embeddings.sts import COLUMNS, evaluate_sts
+
+    if (data_dir is None) == (data is None):
+        raise UsageError("give --data-dir DIR with published sets, or --data F with a table of your own")
+    if data is None and columns is not None:
+        raise UsageError("--columns: are those of a table; give it with --data")
+    evaluated = evaluate_sts(
+        measured.arguments(common),
+        data_dir,
+        data,
+        settings,
+        columns=_columns(columns, COLUMNS),
+        progress=console.progress,
+    )
+    _finish(evaluated, common, "pairs", "splits")
+
+
+DataFile = Annotated[
+    Path, typer.Option("--data", metavar="F", help="Table: .csv, .tsv, .jsonl or .parquet.", show_default=False)
+]
+
+
+def pairs(
+    data: DataFile,
+    columns: Annotated[
+        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,label).")
+    ] = None,
+    *,
+    measured: Measured,
+    settings: Annotated[VectorSettings, spelled()],
+    common: Measuring,
+) -> None:
+    """Pairs that belong together or not (labels 1 and 0): `bertkit eval pairs --model M --data pairs.csv`
+
+    Average precision of the cosine, and accuracy and F1 at the threshold that is best on these pairs.
+    """
+    from bertkit.evaluation.embeddings.pairs import PAIR_COLUMNS, evaluate_pairs
+
+    evaluated = evaluate_pairs(measured.arguments(common), data, settings, columns=_columns(columns, PAIR_COLUMNS))
+    _finish(evaluated, common, "pairs", "thresholds")
+
+
+def triplets(
+    data: DataFile,
+    columns: Annotated[
+        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: anchor,positive,negative).")
+    ] = None,
+    *,
+    measured: Measured,
+    settings: Annotated[VectorSettings, spelled()],
+    common: Measuring,
+) -> None:
+    """Is the positive nearer to the anchor than the negative? `bertkit eval triplets --model M --data triplets.csv`"""
+    from bertkit.evaluation.embeddings.pairs import TRIPLET_COLUMNS, evaluate_triplets
+
+    evaluated = evaluate_triplets(
+        measured.arguments(common), data, settings, columns=_columns(columns, TRIPLET_COLUMNS)
+    )
+    _finish(evaluated, common, "triplets", "ties")
+
+
+def retrieval(
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="BEIR-shaped folder: corpus.jsonl, queries.jsonl, qrels/*.tsv.",
+            show_default=False,
+        ),
+    ],
+    *,
+    measured: Measured,
+    settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N")],
+    common: Measuring,
+) -> None:
+    """Relevant documents of queries: nDCG@10, MRR@10, recall: `bertkit eval retrieval --model M --data-dir scifact`
+
+    The whole corpus is searched exactly, in blocks.
+    """
+    from bertkit.evaluation.embeddings.retrieval import evaluate_retrieval
+
+    evaluated = evaluate_retrieval(measured.arguments(common), data_dir, settings, progress=console.progress)
+    _finish(evaluated, common, "queries", "documents")
+
+
+def _finish(evaluated: Evaluated, common: Measuring, *more: str) -> None:
+    """The table, and the contract's document with what else is known."""
+    results = evaluated.results
+    rows = [
+        (task, name, figure(found["mean"]), _interval(found.get("interval")))
+        for task, scores in results["tasks"].items()
+        for name, found in scores.items()
+    ]
+    title = f"{results['suite']}: {results['model']}"
+    console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
+    _print_notes(results["notes"])
+    keys = (*more, "notes", "confidence")
+    document = {
+        **evaluated.document,
+        "run": evaluated.run.path,
+        **{key: results[key] for key in keys if results.get(key)},
+    }
+    common.finish(evaluated.run, document)
+
+
+def _print_notes(notes: Mapping[str, Any]) -> None:
+    if notes.get("texts_cut"):
+        console.warn(f"{notes['texts_cut']:,} texts are longer than {notes['most_tokens']:,} tokens and were cut")
+    if "words_known" in notes:
+        console.info(f"{notes['words_known']:.1%} of the different words have a vector")
+    if notes.get("texts_without_known_words"):
+        console.warn(f"{notes['texts_without_known_words']:,} texts have no known word; their cosine is 0")
+
+
+def _interval(interval: list[float] | None) -> str:
+    return "-" if interval is None else f"{figure(interval[0])} to {figure(interval[1])}"

@@ -1,0 +1,102 @@
+"""`bertkit replay-batch`: what was not finite in an update of a run.
+
+Nothing here follows a paper. Sibling show_batch.py prints a batch; this computes one that a run has saved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Output, RunName, runs_root
+from bertkit.errors import CheckError, UsageError
+
+if TYPE_CHECKING:
+    from bertkit.run.directory import RunDirectory
+    from bertkit.training.trainer import Trainer
+
+
+def replay_batch(
+    run: RunName,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", min=1, show_default=False, help="Of several saved ones (default: newest)."),
+    ] = None,
+    *,
+    common: Output,
+) -> None:
+    """Compute again the batch of an update whose loss or gradient was not finite, and name what is not finite first.
+
+    Such a run keeps the batch, with weights and generators as they were, in RUN/nonfinite. Nothing there is changed.
+    Exit code 5 where everything is finite this time.
+    """
+    from bertkit.run.find import find_run
+    from bertkit.training.replay import replay, saved_batch
+
+    found_run = find_run(run, runs_root())
+    saved = saved_batch(found_run.path, step)
+    found = replay(_trainer(found_run), saved)
+    if common.as_json:
+        result({"run": found_run.path, **found.to_json()}, as_json=True)
+    else:
+        console.table(("term", "loss"), [(name, value) for name, value in found.terms.items()])
+        result(found.in_words())
+    if found.finite:
+        raise CheckError(f"{found_run.path}: {found.in_words()}")
+
+
+def _trainer(run: RunDirectory) -> Trainer[Any]:
+    """The run's trainer, as a resume would make it.
+
+    Raises:
+        UsageError: the run does not train.
+        DataError: its data or models are not there any more.
+    """
+    from bertkit.recipe.resolve import kind_of, resolve_recipe
+    from bertkit.run.directory import RECIPE
+
+    if run.record["kind"] not in ("pretrain", "finetune", "distill"):
+        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which trains nothing")
+    tree = resolve_recipe(str(run.path / RECIPE))
+    kind, on_text = kind_of(tree), tree.child("objective") is not None
+    if kind == "pretrain" or (kind == "distill" and on_text):
+        return _trainer_on_text(run, kind)
+    return _trainer_on_task(run, kind)
+
+
+def _trainer_on_text(run: RunDirectory, kind: str) -> Trainer[Any]:
+    from bertkit.data.shards import TokenShards
+    from bertkit.distillation.text_arguments import DistillTextArguments
+    from bertkit.pretraining.arguments import PretrainArguments, as_begun
+    from bertkit.pretraining.run import open_shards
+
+    kinds = {"pretrain": PretrainArguments, "distill": DistillTextArguments}
+    arguments: PretrainArguments = kinds[kind](runs_root=runs_root(), offline=True)
+    recipe = as_begun(arguments.recorded(run), run)
+    shards = Path(str(run.record.get("shards", "")))
+    found = (
+        TokenShards.open(shards)
+        if shards.is_dir()
+        else open_shards(
+            recipe, cache=arguments.cache, offline=True, progress=console.progress, commits=run.record.get("commits")
+        )
+    )
+    return arguments.trainer(recipe, found, run)
+
+
+def _trainer_on_task(run: RunDirectory, kind: str) -> Trainer[Any]:
+    from bertkit.distillation.task_arguments import DistillArguments
+    from bertkit.finetuning.arguments import FinetuneArguments
+    from bertkit.finetuning.run import BEFORE
+
+    kinds = {"finetune": FinetuneArguments, "distill": DistillArguments}
+    arguments: FinetuneArguments = kinds[kind](runs_root=runs_root(), offline=True)
+    recipe = arguments.recorded(run)
+    before = run.path / "runs" / BEFORE / "model"
+    if arguments.before(recipe) is not None and not before.is_dir():
+        raise UsageError(f"{run.path}: began with the model of another run; only {before} is looked at")
+    start = before if arguments.before(recipe) is not None else None
+    return arguments.trainer(recipe, [arguments.prepare(each) for each in recipe.alone], run, start)

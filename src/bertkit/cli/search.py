@@ -1,0 +1,293 @@
+"""`bertkit search` and `bertkit mine-negatives`: the texts of a corpus that are nearest in meaning.
+
+Nothing here follows a paper; bertkit.inference.search does. Sibling embed.py writes the vectors themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertkit.cli.console import console, figure, result
+from bertkit.cli.embed import Computing, TextReading
+from bertkit.cli.generated_options import spelled
+from bertkit.cli.options import Common, Model, model_or_default, option
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
+
+if TYPE_CHECKING:
+    from bertkit.inference.embedder import Embedder
+    from bertkit.inference.search.index import TextIndex
+    from bertkit.inference.search.mining import LabelledPair
+
+_SHOWN = 160
+"""Characters of a hit's text in a terminal's table."""
+
+IndexDirectory = Annotated[
+    Path | None,
+    option(
+        "--index", metavar="DIR", help="The index: built there with --corpus, else opened (default: a passing one)."
+    ),
+]
+Corpus = Annotated[
+    Path | None, option("--corpus", metavar="FILE", help="Texts to index: plain lines, .jsonl, .csv, .tsv or .parquet.")
+]
+
+
+def search(
+    queries: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[QUERY...]", show_default=False, help="Queries; - or none: a line of stdin each."),
+    ] = None,
+    model: Model = None,
+    index: IndexDirectory = None,
+    corpus: Corpus = None,
+    pairs: Annotated[
+        bool, option("--pairs", metavar="", help="In place of queries: the pairs of texts that are most alike.")
+    ] = False,
+    rerank: Annotated[
+        str | None, option("--rerank", metavar="MODEL", help="A cross-encoder that scores the first hits anew.")
+    ] = None,
+    *,
+    query_settings: Annotated[QuerySettings, spelled(panel="Search")],
+    index_settings: Annotated[IndexSettings, spelled(truncate="--truncate DIM", panel="Index")],
+    pair_settings: Annotated[PairSettings, spelled(panel="Pairs")],
+    reading: TextReading,
+    computing: Computing,
+    common: Common,
+) -> None:
+    """Semantic search: the texts nearest to each query: `bertkit search --model M --corpus texts.txt "a query"`
+
+    With --corpus and --index the index is built and kept, and no query is needed. An index opens with the model that it
+    was built with alone.
+
+    Examples:
+    `bertkit search --model M --corpus articles.jsonl --index articles-index`
+    `bertkit search --index articles-index "how do birds navigate?" --hybrid`
+    `bertkit search --index articles-index --rerank CROSS-ENCODER < questions.txt`
+    `bertkit search --model M --corpus titles.txt --pairs --min-score 0.9`
+    """
+    if pairs and (queries or rerank):
+        raise UsageError("--pairs: compares the texts with each other; leave out queries and --rerank")
+    only_build = corpus is not None and index is not None and not queries and not pairs
+    with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
+        if only_build:
+            described = {key: found.described[key] for key in ("count", "width", "kind", "cut")}
+            document = {"index": str(found.directory), **described}
+            result(document if common.as_json else found.directory, as_json=common.as_json)
+        elif pairs:
+            _print_pairs(found, pair_settings, query_settings.probes, common)
+        else:
+            _answer(found, embedder, queries or ["-"], rerank, query_settings, computing, common)
+
+
+@contextmanager
+def opened(
+    model: str | None,
+    index: Path | None,
+    corpus: Path | None,
+    settings: IndexSettings,
+    reading: TextReading,
+    computing: Computing,
+    common: Common,
+) -> Iterator[tuple[TextIndex, Embedder]]:
+    """The index that is meant, and the model of its vectors.
+
+    Raises:
+        UsageError: neither a corpus nor an index.
+        DataError: invalid files, or an index of another model.
+    """
+    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.search.index import TextIndex, build_index
+
+    if corpus is None:
+        if index is None:
+            raise UsageError("give --corpus FILE with the texts to search, or --index DIR with an index of them")
+        found = TextIndex.open(index)
+        embedder = computing.embedder(
+            model or str(found.described["model"]), max_tokens=found.settings.max_length, offline=common.offline
+        )
+        found.check_model(embedder)
+        yield found, embedder
+        return
+    check_there(corpus)
+    embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
+    with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing:
+        directory = Path(passing) / "index" if index is None else index
+        texts = reading.texts(corpus)
+        read_as = {name: value for name, value in vars(reading).items() if value is not None}
+        found = build_index(directory, corpus, texts, embedder, settings, read_as=read_as, progress=console.progress)
+        yield found, embedder
+
+
+def _print_pairs(index: TextIndex, settings: PairSettings, probes: int | None, common: Common) -> None:
+    from bertkit.inference.search.mining import paraphrases
+
+    pairs = paraphrases(index, settings, probes=probes, progress=console.progress)
+    if common.as_json:
+        result(pairs, as_json=True)
+        return
+    for pair in pairs:
+        result(f"{pair['score']:.4f}\t{pair['text1']}\t{pair['text2']}")
+
+
+def _answer(
+    index: TextIndex,
+    embedder: Embedder,
+    queries: list[str],
+    rerank: str | None,
+    settings: QuerySettings,
+    computing: Computing,
+    common: Common,
+) -> None:
+    """The hits of all queries: one document, or tables."""
+    from bertkit.inference.search.query import CrossEncoder
+    from bertkit.inference.search.query import search as hits_of
+    from bertkit.training.engine import resolve_engine
+    from bertkit.training.engine_config import EngineConfig
+
+    cross_encoder = None
+    if rerank is not None:
+        engine = resolve_engine(EngineConfig(device=computing.device or "auto", precision="fp32"))
+        cross_encoder = CrossEncoder(rerank, engine, offline=common.offline)
+    documents: list[dict[str, Any]] = []
+    at_once = 1 if queries == ["-"] and sys.stdin.isatty() else 256
+    for block in _blocks_of_lines(queries, at_once):
+        found = hits_of(index, embedder, block, settings, cross_encoder=cross_encoder)
+        if common.as_json:
+            documents += found
+            continue
+        for document in found:
+            result(document["query"])
+            for hit in document["hits"]:
+                text = hit["text"] if len(hit["text"]) <= _SHOWN else f"{hit['text'][: _SHOWN - 3]}..."
+                result(f"  {figure(hit['score'])}  {hit['id']}  {text}")
+    if common.as_json:
+        result(documents, as_json=True)
+
+
+def _blocks_of_lines(queries: list[str], at_once: int) -> Iterator[list[str]]:
+    """Queries in blocks; those of stdin without empty lines."""
+    from bertkit.inference.predict_input import stdin_lines
+
+    if queries != ["-"]:
+        yield queries
+        return
+    if sys.stdin.isatty():
+        console.info("reading queries from the terminal; the hits of each follow at once; end with Ctrl-D")
+    block: list[str] = []
+    for _, line in stdin_lines(sys.stdin.buffer):
+        if not line.strip():
+            continue
+        block.append(line)
+        if len(block) >= at_once:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def mine_negatives(
+    pairs: Annotated[
+        Path,
+        typer.Option("--pairs", metavar="F", help="Table of texts that belong together: .csv, .tsv, .jsonl, .parquet."),
+    ],
+    model: Model = None,
+    out: Annotated[
+        Path | None, option("--out", metavar="F", help="File of JSON Lines to write (default: stdout).")
+    ] = None,
+    columns: Annotated[str, typer.Option("--columns", metavar="A,B", help="Its columns.")] = "anchor,positive",
+    index: IndexDirectory = None,
+    corpus: Annotated[
+        Path | None,
+        option("--corpus", metavar="FILE", help="Texts that negatives are taken from (default: the pairs' positives)."),
+    ] = None,
+    *,
+    settings: Annotated[NegativeSettings, spelled()],
+    index_settings: Annotated[IndexSettings, spelled(truncate="--truncate DIM", panel="Index")],
+    reading: TextReading,
+    computing: Computing,
+    common: Common,
+) -> None:
+    """Hard negatives for pairs: near to the anchor and not right: `bertkit mine-negatives --model M --pairs qa.jsonl`
+
+    Each line of the result has anchor, positive and negative: one line for each negative.
+    """
+    from bertkit.files import replacing
+    from bertkit.inference.predict_input import check_there
+
+    check_there(pairs)
+    names = tuple(name.strip() for name in columns.split(","))
+    if len(names) != 2 or not all(names):
+        raise UsageError(f"--columns {columns}: expected two names, as in anchor,positive")
+    right: dict[str, set[str]] = {}
+    for pair in _read_pairs(pairs, names):
+        right.setdefault(pair.anchor, set()).add(pair.positive)
+    with tempfile.TemporaryDirectory(prefix="bertkit-pairs-") as passing:
+        if corpus is None and index is None:
+            corpus, reading = _positives(right, Path(passing)), TextReading(format="jsonl")
+        with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
+            lines = _negative_lines(found, embedder, _read_pairs(pairs, names), right, settings)
+            if out is None:
+                for line in lines:
+                    result(line, as_json=True)
+                return
+            import json
+
+            count = 0
+            with replacing(out) as file:
+                for line in lines:
+                    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                    count += 1
+    result({"out": str(out), "count": count} if common.as_json else out, as_json=common.as_json)
+
+
+def _read_pairs(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledPair]:
+    from bertkit.inference.search.mining import LabelledPair
+    from bertkit.tasks.readers.common import field, text_in
+    from bertkit.tasks.readers.table import table_rows
+
+    for where, row in table_rows(path):
+        anchor, positive = (text_in(field(row, name, where), f"{where}, {name}") for name in columns)
+        yield LabelledPair(anchor, positive)
+
+
+def _positives(right: dict[str, set[str]], directory: Path) -> Path:
+    """All positives as a corpus, each once."""
+    import json
+
+    texts = sorted({text for several in right.values() for text in several})
+    if len(texts) < 2:
+        raise DataError("all pairs have the same positive; give --corpus FILE with other texts")
+    path = directory / "positives.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def _negative_lines(
+    index: TextIndex,
+    embedder: Embedder,
+    pairs: Iterator[LabelledPair],
+    right: dict[str, set[str]],
+    settings: NegativeSettings,
+) -> Iterator[dict[str, str]]:
+    from bertkit.inference.search.mining import hard_negatives
+
+    count = without = 0
+    with console.progress("pairs", unit="pairs") as meter:
+        for pair, negatives in hard_negatives(index, embedder, pairs, right, settings):
+            count += 1
+            without += not negatives
+            for text, _ in negatives:
+                yield {"anchor": pair.anchor, "positive": pair.positive, "negative": text}
+            meter.update(count)
+    if without:
+        console.warn(
+            f"{without:,} of {count:,} pairs have no negative within the limits; --depth or --margin finds more"
+        )

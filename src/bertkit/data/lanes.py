@@ -1,0 +1,234 @@
+"""The stream of a text that is read on from step to step, in as many lanes as a batch has sequences.
+
+Yang et al. 2019, XLNet, arXiv:1906.08237, section 3.1 and its released data_utils.py (`batchify`, `create_tfrecords`);
+Dai et al. 2019, Transformer-XL, arXiv:1901.02860. Documents follow one another in an order drawn anew each epoch, each
+closed by a separator; the text is cut into equal lanes, and what is left over is not read in this epoch. Of two
+directions the first half of a batch reads lanes from left to right, the second half the same lanes from their ends.
+Sibling stream.py draws samples in any order.
+
+Shapes: N documents, E segments' beginnings, B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from bertkit.data.layouts.base import Address, Plan, Ranges
+from bertkit.data.layouts.lanes import LaneLayout
+from bertkit.data.samples import Integers, Lanes, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.data.stream import SampleSpec, SampleStream
+from bertkit.errors import DataError
+
+_STEPS_OF_HELD_OUT_TEXT = 4
+"""Steps that held-out lanes have at least, where the text has as many tokens: all begin without a memory."""
+
+
+class RunningText:
+    """Documents end to end, each closed by a separator.
+
+    Args:
+        shards: the corpus.
+        documents_N2: ranges of segments, in the order in which they are read.
+        sep_id: of the separator.
+    """
+
+    def __init__(self, shards: TokenShards, documents_N2: Ranges, sep_id: int) -> None:
+        self.shards = shards
+        self.documents_N2 = documents_N2
+        self.sep_id = sep_id
+        starts_S1 = shards.segment_start_S1
+        self.first_token_N = starts_S1[documents_N2[:, 0]]
+        self.offset_N1 = np.concatenate([[0], np.cumsum(starts_S1[documents_N2[:, 1]] - self.first_token_N + 1)])
+
+    @property
+    def size(self) -> int:
+        return int(self.offset_N1[-1])
+
+    def read(self, first: int, end: int) -> tuple[Integers, Integers]:
+        """Ids from `first` to `end`, and the place of each in the corpus, -1 of separators."""
+        place_T = np.arange(first, end)
+        document_T = np.searchsorted(self.offset_N1, place_T, side="right") - 1
+        source_T = place_T - self.offset_N1[document_T] + self.first_token_N[document_T]
+        source_T[place_T == self.offset_N1[document_T + 1] - 1] = -1
+        ids_T = np.full(end - first, self.sep_id, dtype=np.int64)
+        for document in np.unique(document_T).tolist():
+            own = np.flatnonzero((document_T == document) & (source_T >= 0))
+            if own.size:
+                ids_T[own] = self.shards.tokens_between(int(source_T[own[0]]), int(source_T[own[-1]]) + 1)
+        return ids_T, source_T
+
+    @cached_property
+    def beginning_E(self) -> Integers:
+        """Where segments and separators begin, and the end of the text; ascending."""
+        segments_N = self.documents_N2[:, 1] - self.documents_N2[:, 0]
+        number_S = np.arange(segments_N.sum()) - np.repeat(np.cumsum(segments_N) - segments_N, segments_N)
+        start_S = self.shards.segment_start_S1[np.repeat(self.documents_N2[:, 0], segments_N) + number_S]
+        shift_N = self.offset_N1[:-1] - self.first_token_N
+        return np.union1d(start_S + np.repeat(shift_N, segments_N), np.r_[self.offset_N1[1:] - 1, self.size])
+
+
+@dataclass(frozen=True)
+class LanePart:
+    """A lane: a stretch of the text, read from one of its ends.
+
+    Attributes:
+        text: of all lanes.
+        low, high: the stretch.
+        is_reversed: whether it is read from right to left.
+    """
+
+    text: RunningText
+    low: int
+    high: int
+    is_reversed: bool
+
+    @property
+    def size(self) -> int:
+        return self.high - self.low
+
+    def read(self, first: int, end: int) -> tuple[Integers, Integers]:
+        if not self.is_reversed:
+            return self.text.read(self.low + first, self.low + end)
+        ids_T, source_T = self.text.read(self.high - end, self.high - first)
+        return ids_T[::-1], source_T[::-1]
+
+    def boundaries(self, first: int, end: int) -> Integers:
+        beginning_E = self.text.beginning_E
+        if not self.is_reversed:
+            low, high = np.searchsorted(beginning_E, [self.low + first, self.low + end])
+            return beginning_E[low:high] - self.low
+        low, high = np.searchsorted(beginning_E, [self.high - end, self.high - first], side="right")
+        return self.high - beginning_E[low:high][::-1]
+
+    def boundary_before(self, place: int) -> int:
+        beginning_E = self.text.beginning_E
+        if not self.is_reversed:
+            found = beginning_E[np.searchsorted(beginning_E, self.low + place, side="right") - 1] - self.low
+        else:
+            found = self.high - beginning_E[np.searchsorted(beginning_E, self.high - place)]
+        return max(0, int(found))
+
+    def boundary_from(self, place: int) -> int:
+        beginning_E = self.text.beginning_E
+        if not self.is_reversed:
+            found = beginning_E[np.searchsorted(beginning_E, self.low + place)] - self.low
+        else:
+            found = self.high - beginning_E[np.searchsorted(beginning_E, self.high - place, side="right") - 1]
+        return min(self.size, int(found))
+
+
+class LaneStream(SampleStream):
+    """All sequences of a stage in the order of training: step after step, and lane after lane within a step.
+
+    Args:
+        spec: of the samples, with a layout of lanes.
+        shards: the corpus.
+        documents_N2: that are read.
+        lanes: sequences of a step.
+        sep_id: closes each document.
+    """
+
+    def __init__(self, spec: SampleSpec, shards: TokenShards, documents_N2: Ranges, lanes: int, sep_id: int) -> None:
+        super().__init__(spec, shards, documents_N2, None)
+        assert isinstance(spec.layout, LaneLayout)
+        self.layout = spec.layout
+        self.lanes = lanes
+        self.sep_id = sep_id
+        self._text = lru_cache(maxsize=2)(self._ordered_text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LaneStream, (self.spec, self.shards, self.documents_N2, self.lanes, self.sep_id)
+
+    @classmethod
+    def of_held_out(
+        cls, spec: SampleSpec, shards: TokenShards, documents_N2: Ranges, lanes: int, sep_id: int
+    ) -> LaneStream:
+        """At most as many lanes as a step of training has, and fewer where the text is short."""
+        assert isinstance(spec.layout, LaneLayout)
+        whole = cls(spec, shards, documents_N2, lanes, sep_id).text_size
+        unit = 2 if spec.layout.bidirectional else 1
+        while lanes > unit and whole < spec.layout.least_tokens(lanes, spec.sequence_length * _STEPS_OF_HELD_OUT_TEXT):
+            lanes -= unit
+        return cls(spec, shards, documents_N2, lanes, sep_id)
+
+    @property
+    def text_size(self) -> int:
+        """Tokens of the text, separators included."""
+        return self.tokens + len(self.documents_N2)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps in an epoch.
+
+        Raises:
+            DataError: the text is too short for one.
+        """
+        length = self.spec.sequence_length
+        steps = self.layout.steps(self.text_size // self.layout.texts(self.lanes), length)
+        if not steps:
+            fitting = self.text_size // (length + 1) * (2 if self.layout.bidirectional else 1)
+            remedy = f", or take optimisation.batch_sequences={fitting}" if fitting else ""
+            raise DataError(
+                f"{self.shards.directory}: {self.lanes} sequences of {length} tokens that are each read on need"
+                f" {self.layout.least_tokens(self.lanes, length):,} tokens, and there are {self.text_size:,}; give more"
+                f" text{remedy}"
+            )
+        return steps
+
+    def epoch_length(self, epoch: int) -> int:
+        return self.epoch_steps * self.lanes
+
+    def plan(self, epoch: int) -> Plan:
+        raise AssertionError("the samples of a LaneStream have one order")
+
+    def samples(self, first: int, count: int, vocabulary: Vocabulary) -> Samples:
+        """Samples `first` to `first + count`; `lanes` samples are a step."""
+        spec, layout, length = self.spec, self.layout, self.spec.sequence_length
+        step_B, lane_B = np.divmod(np.arange(first, first + count), self.lanes)
+        epoch_B, step_B = np.divmod(step_B, self.epoch_steps)
+        address = Address(np.array([spec.copy_of(epoch) for epoch in epoch_B.tolist()]), step_B * self.lanes + lane_B)
+        uniform_BU = spec.draw.uniform(
+            "lanes/segments",
+            epoch=address.epoch_B[:, None],
+            sample=address.sample_B[:, None],
+            position=np.arange(layout.draws_of_sequence),
+        )
+        sequences = [
+            layout.sequence(
+                self._lane(epoch, lane), step * layout.advance(length), length, vocabulary, uniform_BU[number]
+            )
+            for number, (epoch, step, lane) in enumerate(
+                zip(epoch_B.tolist(), step_B.tolist(), lane_B.tolist(), strict=True)
+            )
+        ]
+        return Samples(
+            ids_T=np.concatenate([each.ids_T for each in sequences]),
+            token_types_T=np.concatenate([each.token_types_T for each in sequences]),
+            special_T=np.concatenate([each.special_T for each in sequences]),
+            cu_seqlens_B1=np.concatenate([[0], np.cumsum([each.ids_T.size for each in sequences])]),
+            epoch_B=address.epoch_B,
+            sample_B=address.sample_B,
+            source_T=np.concatenate([each.source_T for each in sequences]),
+            lanes=Lanes(
+                lane_B,
+                lane_B >= layout.texts(self.lanes),
+                np.array([each.following for each in sequences]),
+                layout.advance(length),
+            ),
+        )
+
+    def _lane(self, epoch: int, lane: int) -> LanePart:
+        text, texts = self._text(self.spec.copy_of(epoch)), self.layout.texts(self.lanes)
+        size = text.size // texts
+        part = lane % texts
+        return LanePart(text, part * size, (part + 1) * size, lane >= texts)
+
+    def _ordered_text(self, copy: int) -> RunningText:
+        number_N = np.arange(len(self.documents_N2))
+        order_N = np.argsort(self.spec.draw.uniform("lanes/documents", epoch=copy, sample=number_N), kind="stable")
+        return RunningText(self.shards, self.documents_N2[order_N], self.sep_id)

@@ -1,0 +1,211 @@
+"""`bertkit eval retrieval`: are the relevant documents of a query ranked first?
+
+Thakur et al. 2021, BEIR, arXiv:2104.08663: a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`,
+`text`) and qrels/SPLIT.tsv (query, document, grade, after a line of names). nDCG as trec_eval has it (Järvelin and
+Kekäläinen 2002, with the grade itself as gain): the sum of grade / log2(rank + 1), divided by that of the best ranking.
+As in BEIR a document's title stands before its text, and a document that has the query's own id is no hit. The corpus
+is searched exactly, in blocks.
+
+Shapes: Q queries, N documents of a block, E width, K hits kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure
+from bertkit.evaluation.embeddings.settings import RetrievalSettings
+from bertkit.evaluation.embeddings.sources import VectorSource, model_source, word_source
+from bertkit.evaluation.run import Evaluated
+from bertkit.files import sha256_of
+from bertkit.inference.vector_types import Floats, normalised
+from bertkit.progress import Progress, silent_progress
+from bertkit.tasks.readers.common import field, json_rows, number_in, numbered_lines
+
+SUITE = "retrieval"
+DEPTH = 10
+"""The rank at which nDCG and MRR are measured."""
+_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class RetrievalFolder:
+    """A BEIR-shaped folder.
+
+    Attributes:
+        path: the folder.
+        queries: the text of each query that has a relevant document, by id.
+        grades: of each of these, the grade of its documents by id.
+    """
+
+    path: Path
+    split: str
+    queries: dict[str, str]
+    grades: dict[str, dict[str, float]]
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.path / "corpus.jsonl", self.path / "queries.jsonl", self.path / "qrels" / f"{self.split}.tsv"]
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Ids and texts, title first."""
+        path = self.files[0]
+        for number, row in json_rows(path):
+            where = f"{path}, line {number}"
+            title = row.get("title") or ""
+            text = field(row, "text", where)
+            if not isinstance(title, str) or not isinstance(text, str):
+                raise DataError(f"{where}: title and text have to be texts")
+            yield str(field(row, "_id", where)), f"{title} {text}".strip()
+
+
+def read_folder(path: Path, split: str) -> RetrievalFolder:
+    """Queries and their relevant documents; the corpus is read when it is encoded.
+
+    Raises:
+        DataError: a file is missing, a line has another form, a query of the qrels has no text, or none is relevant.
+    """
+    folder = RetrievalFolder(path, split, {}, {})
+    for file in folder.files:
+        if not file.is_file():
+            there = ", ".join(sorted(each.stem for each in (path / "qrels").glob("*.tsv")))
+            hint = f"; there are {there}: give --split" if there and file.parent.name == "qrels" else ""
+            raise DataError(f"{file}: no such file; expected corpus.jsonl, queries.jsonl and qrels/{split}.tsv{hint}")
+    _, queries, qrels = folder.files
+    lines = numbered_lines(qrels)
+    next(lines, None)
+    for number, line in lines:
+        fields = line.split("\t")
+        if len(fields) != 3:
+            raise DataError(f"{qrels}, line {number}: {len(fields)} fields, expected query, document and grade")
+        grade = number_in(fields[2], f"{qrels}, line {number}")
+        if grade > 0:
+            folder.grades.setdefault(fields[0], {})[fields[1]] = grade
+    for number, row in json_rows(queries):
+        name = str(field(row, "_id", f"{queries}, line {number}"))
+        if name in folder.grades:
+            folder.queries[name] = str(field(row, "text", f"{queries}, line {number}"))
+    if not folder.grades:
+        raise DataError(f"{qrels}: no document is relevant to any query")
+    lacking = next((name for name in folder.grades if name not in folder.queries), None)
+    if lacking is not None:
+        raise DataError(f"{queries}: has no query {lacking!r}, which {qrels} has")
+    return folder
+
+
+def evaluate_retrieval(
+    arguments: VectorArguments, path: Path, settings: RetrievalSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Measure and write the run's results.json.
+
+    Raises:
+        UsageError: a rank below 1.
+        DataError: invalid model or data.
+    """
+    if min(settings.cutoffs) < 1:
+        raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks begin at 1")
+    folder = read_folder(path, settings.split)
+    source = (
+        model_source(arguments.model, settings, arguments)
+        if arguments.word_vectors is None
+        else word_source(
+            arguments.word_vectors, settings, lambda: (*folder.queries.values(), *(t for _, t in folder.documents()))
+        )
+    )
+
+    def compute() -> dict[str, Any]:
+        hits, count = search_folder(folder, source, settings, progress=progress)
+        found = {
+            name: mean_with_interval(values)
+            for name, values in query_scores(hits, folder.grades, settings.cutoffs).items()
+        }
+        return {
+            "tasks": {path.name: found},
+            "average": found[f"ndcg@{DEPTH}"]["mean"],
+            "queries": len(folder.queries),
+            "documents": count,
+        }
+
+    data = {str(file): sha256_of(file) for file in folder.files}
+    return measure(SUITE, source, settings, arguments, data=data, compute=compute)
+
+
+def search_folder(
+    folder: RetrievalFolder, source: VectorSource, settings: RetrievalSettings, *, progress: Progress = silent_progress
+) -> tuple[dict[str, list[str]], int]:
+    """The nearest documents of each query, the best first, and the number of all; equal ones in the corpus's order."""
+    kept = max(DEPTH, *settings.cutoffs) + 1  # the query itself may be among them
+    names = list(folder.queries)
+    query_QE = _ready(source.encode([settings.query_prefix + folder.queries[name] for name in names]), settings)
+    best: tuple[Any, Any] = (np.empty((len(names), 0)), np.empty((len(names), 0), dtype=np.int64))
+    ids: list[str] = []
+    with progress(SUITE, unit="documents") as meter:
+        for block in _blocks(folder.documents()):
+            document_NE = _ready(source.encode([settings.document_prefix + text for _, text in block]), settings)
+            number_N = np.arange(len(ids), len(ids) + len(block))
+            ids += [name for name, _ in block]
+            score_QN = query_QE.astype(np.float64) @ document_NE.astype(np.float64).T
+            best = merged(best, score_QN, np.broadcast_to(number_N, score_QN.shape), kept)
+            meter.update(len(ids))
+    if len(set(ids)) < len(ids):
+        raise DataError(f"{folder.files[0]}: an _id occurs twice; ids have to be different")
+    found = {}
+    for name, numbers in zip(names, best[1].tolist(), strict=True):
+        found[name] = [ids[number] for number in numbers if ids[number] != name][: kept - 1]
+    return found, len(ids)
+
+
+def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> tuple[Any, Any]:
+    """The best scores and their numbers, in falling order; of equal ones the lower number first."""
+    score = np.concatenate([best[0], score_QN], axis=1)
+    number = np.concatenate([best[1], number_QN], axis=1)
+    order = np.argsort(-score, axis=1, kind="stable")[:, :kept]
+    return np.take_along_axis(score, order, axis=1), np.take_along_axis(number, order, axis=1)
+
+
+def _ready(vectors: Floats, settings: RetrievalSettings) -> Floats:
+    return normalised(vectors) if settings.similarity == "cosine" else vectors
+
+
+def _blocks(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    block: list[tuple[str, str]] = []
+    for document in documents:
+        block.append(document)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def query_scores(
+    hits: Mapping[str, Sequence[str]], grades: Mapping[str, Mapping[str, float]], cutoffs: Sequence[int]
+) -> dict[str, list[float]]:
+    """Of each query nDCG@10, the reciprocal rank of its first relevant document within 10, and recall.
+
+    Args:
+        hits: document ids by query, the best first.
+        grades: of the relevant documents, by query.
+        cutoffs: ranks of the recall.
+    """
+    found: dict[str, list[float]] = {f"ndcg@{DEPTH}": [], f"mrr@{DEPTH}": [], **{f"recall@{k}": [] for k in cutoffs}}
+    for query, relevant in grades.items():
+        ranking = hits.get(query, [])
+        gains = [relevant.get(document, 0.0) for document in ranking[:DEPTH]]
+        best = sorted(relevant.values(), reverse=True)[:DEPTH]
+        found[f"ndcg@{DEPTH}"].append(_discounted(gains) / _discounted(best))
+        found[f"mrr@{DEPTH}"].append(next((1 / rank for rank, gain in enumerate(gains, start=1) if gain > 0), 0.0))
+        for cutoff in cutoffs:
+            found[f"recall@{cutoff}"].append(sum(name in relevant for name in ranking[:cutoff]) / len(relevant))
+    return found
+
+
+def _discounted(gains: Sequence[float]) -> float:
+    return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, start=1))

@@ -1,0 +1,100 @@
+"""What the suites of sentence vectors share: the run directory, and scores with intervals.
+
+Efron and Tibshirani 1993, chapter 13, for the percentile interval (bertkit.metrics.statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.evaluation.embeddings.settings import VectorSettings
+from bertkit.evaluation.embeddings.sources import VectorSource
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+)
+from bertkit.metrics.base import Additive, MeanOf
+from bertkit.metrics.statistics import Score, bootstrap_interval
+from bertkit.run.directory import RunIdentity
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class VectorArguments(EvalArguments):
+    """The arguments of these suites.
+
+    Attributes:
+        word_vectors: a file of word vectors that is measured in place of the model.
+    """
+
+    word_vectors: Path | None = None
+
+
+class Mean(MeanOf):
+    """The mean of one number an example, given as the predictions."""
+
+    name = "mean"
+
+    def per_example(self, predictions: Any, references: Any) -> Any:
+        return predictions
+
+
+def with_interval(
+    value: float | None, predictions: Sequence[Any], references: Sequence[Any], metric: Additive | Score
+) -> dict[str, Any]:
+    """A score as in results.json, with its interval over other examples of the same kind; None where it has none."""
+    interval = None if value is None else bootstrap_interval(predictions, references, metric, confidence=CONFIDENCE)
+    return {**measured_once(value), "interval": None if interval is None else list(interval)}
+
+
+def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
+    """The mean of one number an example, with its interval."""
+    return with_interval(float(sum(values) / len(values)), values, values, Mean())
+
+
+def measure(
+    suite: str,
+    source: VectorSource,
+    settings: VectorSettings,
+    arguments: VectorArguments,
+    *,
+    data: Mapping[str, str],
+    compute: Callable[[], dict[str, Any]],
+) -> Evaluated:
+    """Write a run, or find the finished one.
+
+    Args:
+        suite: its name.
+        source: what is measured.
+        settings: what decides the result.
+        arguments: of the run.
+        data: hash of each file, by name.
+        compute: gives results.json without suite, model and notes: `tasks`, `average` and more.
+    """
+    chosen = settings.model_dump(mode="json")
+    fingerprints = {"model": source.fingerprint, "tokenizer": source.tokenizer, "data": "".join(sorted(data.values()))}
+    identity = RunIdentity.of_measurement(
+        "eval",
+        suite,
+        {"kind": "eval", "suite": suite, "model": source.name, "data": sorted(data), "settings": chosen},
+        {"kind": "eval", "name": suite, "settings": chosen, **fingerprints},
+        seed=0,
+        command=arguments.command,
+        fingerprints=fingerprints,
+    )
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        found = compute()
+        results = {"suite": suite, "model": source.name, **found, "notes": source.notes, "confidence": CONFIDENCE}
+        run.write_results(results)
+    return Evaluated(run, results)

@@ -1,0 +1,48 @@
+"""Settings of the suites that measure sentence vectors: what decides a result beside model and data.
+
+Own design. They are kept apart from the suites, and import no torch, because options are generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bertkit.settings import Settings
+
+STS_SETS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
+
+
+class VectorSettings(Settings):
+    """How texts become vectors."""
+
+    max_length: int | None = Field(
+        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the model's)."
+    )
+    weighting: Literal["average", "idf"] = Field(
+        "average",
+        description="With word vectors: the plain mean over a text's words, or weighted by the inverse frequency of a"
+        " word in the texts of the evaluation.",
+    )
+
+
+class StsSettings(VectorSettings):
+    """What `bertkit eval sts` scores."""
+
+    only: list[str] = Field(
+        default_factory=list, description=f"Sets, of {', '.join(STS_SETS)} (default: all that are in --data-dir)."
+    )
+    split: Literal["auto", "train", "dev", "test"] = Field(
+        "auto", description="Split of STS-B and SICK-R; auto: test where it has scores, else dev."
+    )
+
+
+class RetrievalSettings(VectorSettings):
+    """What `bertkit eval retrieval` scores."""
+
+    split: str = Field("test", description="The file of qrels, without .tsv.")
+    similarity: Literal["cosine", "dot"] = Field("cosine", description="What documents are ranked by.")
+    cutoffs: list[int] = Field([1, 10, 100], min_length=1, description="Ranks at which recall is measured.")
+    query_prefix: str = Field("", description="Text before each query, as some models need it.")
+    document_prefix: str = Field("", description="Text before each document.")

@@ -1,0 +1,144 @@
+"""What is measured: a model's vectors of texts, or the mean of the vectors of their words.
+
+Reimers and Gurevych 2019, arXiv:1908.10084, table 1 (the average of GloVe's vectors as the baseline). The weight of a
+word by its inverse document frequency is scikit-learn's smooth form, ln((1 + N) / (1 + df)) + 1.
+
+Shapes: N texts, E width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.evaluation.embeddings.settings import VectorSettings
+from bertkit.evaluation.run import MeasurementArguments
+from bertkit.files import sha256_of
+from bertkit.inference.embedder import Embedder, Floats
+from bertkit.models.model_files import find_model
+from bertkit.text.word_split import word_places
+from bertkit.text.word_vectors import WordVectors, read_word_vectors
+
+
+@dataclass(frozen=True)
+class VectorSource:
+    """Texts to vectors.
+
+    Attributes:
+        name: as the user gave it.
+        fingerprint: of what decides the vectors.
+        tokenizer: its fingerprint; None where there is none.
+        encode: texts to (N, E).
+        notes: what was noticed so far, for the results.
+    """
+
+    name: str
+    fingerprint: str
+    tokenizer: str | None
+    encode: Callable[[Sequence[str]], Floats]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def model_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
+    """A model, computed in fp32.
+
+    Raises:
+        DataError: no such model, or a damaged one.
+    """
+    embedder = Embedder.load(
+        find_model(model, offline=arguments.offline),
+        arguments.engine(),
+        name=model,
+        max_tokens=settings.max_length,
+        offline=arguments.offline,
+    )
+    notes: dict[str, Any] = {"texts_cut": 0, "most_tokens": embedder.max_tokens}
+
+    def encode(texts: Sequence[str]) -> Floats:
+        parts = embedder.parts(texts, "cut")
+        notes["texts_cut"] += sum(several[0].cut > 0 for several in parts)
+        return embedder.joined(parts)
+
+    return VectorSource(model, embedder.fingerprint, embedder.tokenizer.fingerprint, encode, notes)
+
+
+def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterable[str]]) -> VectorSource:
+    """The mean of the vectors of a text's words; of a word that the file lacks, those of its lower case, else none.
+
+    Args:
+        path: a word and its numbers a line.
+        settings: how words are weighted.
+        texts: all that are to be encoded, read once for their words and frequencies.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    frequency: Counter[str] = Counter()
+    count = 0
+    for text in texts():
+        frequency.update(set(_words(text)))
+        count += 1
+    vectors = read_word_vectors(path, only=frequency.keys() | {word.lower() for word in frequency})
+    weights = None if settings.weighting == "average" else _inverse_frequencies(vectors, frequency, count)
+    notes: dict[str, Any] = {
+        "weighting": settings.weighting,
+        "words_known": sum(_number(vectors, word) is not None for word in frequency) / max(1, len(frequency)),
+        "texts_without_known_words": 0,
+    }
+
+    def encode(texts: Sequence[str]) -> Floats:
+        found = np.zeros((len(texts), vectors.width), dtype=np.float32)
+        for row, text in enumerate(texts):
+            numbers = [each for word in _words(text) if (each := _number(vectors, word)) is not None]
+            if not numbers:
+                notes["texts_without_known_words"] += 1
+                continue
+            found[row] = np.average(
+                vectors.vector_NE[numbers].astype(np.float64),
+                axis=0,
+                weights=None if weights is None else weights[numbers],
+            )
+        return found
+
+    return VectorSource(str(path), sha256_of(path), None, encode, notes)
+
+
+def _inverse_frequencies(vectors: WordVectors, frequency: Counter[str], count: int) -> Any:
+    """The weight of each vector; words that share one are counted together."""
+    known: Counter[int] = Counter()
+    for word, times in frequency.items():
+        if (number := _number(vectors, word)) is not None:
+            known[number] += times
+    return np.array([math.log((1 + count) / (1 + min(count, known[n]))) + 1 for n in range(len(vectors.words))])
+
+
+def _words(text: str) -> list[str]:
+    return [text[first:end] for first, end in word_places(text)]
+
+
+def _number(vectors: WordVectors, word: str) -> int | None:
+    number = vectors.number.get(word)
+    return vectors.number.get(word.lower()) if number is None else number
+
+
+def cosines(first_NE: Floats, second_NE: Floats) -> Any:
+    """The cosine of each pair of rows, (N,) in float64; 0 where one is all zeros."""
+    first, second = first_NE.astype(np.float64), second_NE.astype(np.float64)
+    product = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1))
+    return (first * second).sum(axis=1) / np.where(product > 0, product, 1.0)
+
+
+def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Floats]:
+    """The vectors of several columns of texts, each different text computed once."""
+    numbers: dict[str, int] = {}
+    for column in columns:
+        for text in column:
+            numbers.setdefault(text, len(numbers))
+    vectors = source.encode(list(numbers))
+    return [vectors[[numbers[text] for text in column]] for column in columns]

@@ -1,0 +1,95 @@
+"""`bertkit eval sts`: does the cosine of two sentences rank pairs as people do?
+
+Reimers and Gurevych 2019, arXiv:1908.10084, section 4.1 (Spearman's correlation of the cosine with the scores); Gao et
+al. 2021, SimCSE, arXiv:2104.08821, appendix B: a year's subsets are joined before they are ranked ("all"), which is the
+figure `spearman`; `spearman_mean` is the mean over the subsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.evaluation.embeddings.run import VectorArguments, measure, with_interval
+from bertkit.evaluation.embeddings.settings import StsSettings
+from bertkit.evaluation.embeddings.similarity_sets import ScoredPairs, find_sets, table_pairs
+from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once, model_source, word_source
+from bertkit.evaluation.run import Evaluated, measured_once
+from bertkit.files import sha256_of
+from bertkit.metrics.regression import Pearson, pearson, spearman, spearman_value
+from bertkit.progress import Progress, counted, silent_progress
+
+SUITE = "sts"
+COLUMNS = ("sentence1", "sentence2", "score")
+
+
+def evaluate_sts(
+    arguments: VectorArguments,
+    data_dir: Path | None,
+    table: Path | None,
+    settings: StsSettings,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    progress: Progress = silent_progress,
+) -> Evaluated:
+    """Measure and write the run's results.json.
+
+    Args:
+        arguments: the model, or word vectors, and where to write.
+        data_dir: a directory with the published sets.
+        table: a table of one's own; in place of a directory.
+        settings: what is scored.
+        columns: of the table: both sentences and the score.
+        progress: the display.
+
+    Raises:
+        UsageError: a set that is not known.
+        DataError: invalid model or data.
+    """
+    sets = [table_pairs(table, columns)] if table is not None else find_sets(data_dir or Path(), settings)
+    texts = [text for each in sets for first, second, _ in each.pairs for text in (first, second)]
+    source = (
+        model_source(arguments.model, settings, arguments)
+        if arguments.word_vectors is None
+        else word_source(arguments.word_vectors, settings, lambda: texts)
+    )
+
+    def compute() -> dict[str, Any]:
+        tasks = {each.name: scores_of(each, source) for each in counted(sets, progress, SUITE, unit="sets")}
+        primary = [found["spearman"]["mean"] for found in tasks.values()]
+        known = [value for value in primary if value is not None]
+        return {
+            "tasks": tasks,
+            "average": sum(known) / len(known) if len(known) == len(primary) else None,
+            "pairs": {each.name: len(each.pairs) for each in sets},
+            "splits": {each.name: each.split for each in sets if each.split},
+        }
+
+    data = {str(path): sha256_of(path) for each in sets for path in each.files}
+    return measure(SUITE, source, settings, arguments, data=data, compute=compute)
+
+
+def scores_of(pairs: ScoredPairs, source: VectorSource) -> dict[str, Any]:
+    """The correlations of a set."""
+    first, second, scores = zip(*pairs.pairs, strict=True)
+    cosine_N = cosines(*encoded_once(source, first, second))
+    guesses = cosine_N.tolist()
+
+    def ranked(predictions: Sequence[float], references: Sequence[float]) -> float:
+        return spearman_value(predictions, references)
+
+    found = {
+        "spearman": with_interval(spearman(guesses, scores)["spearman"], guesses, scores, ranked),
+        "pearson": with_interval(pearson(guesses, scores)["pearson"], guesses, scores, Pearson()),
+    }
+    if len(pairs.subsets) > 1:
+        ends = np.cumsum([len(each) for each in pairs.subsets.values()])[:-1]
+        each = [
+            spearman_value(cosine_part, score_part)
+            for cosine_part, score_part in zip(np.split(cosine_N, ends), np.split(np.array(scores), ends), strict=True)
+        ]
+        found["spearman_mean"] = measured_once(float(np.mean(each)) if np.isfinite(each).all() else None)
+    return found

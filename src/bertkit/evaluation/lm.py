@@ -1,0 +1,271 @@
+"""How well a model predicts a text from left to right: perplexity in a sliding window, and bits per byte.
+
+Radford et al. 2019, GPT-2, section 3.1; the window as in the documentation of `transformers` ("Perplexity of
+fixed-length models"): each is further on by `stride` and scores only the tokens that no window before it has. A
+perplexity is per token, so that two vocabularies cannot be compared by it; bits per byte can (Gao et al. 2020,
+arXiv:2101.00027, section 3.1). Sibling mlm.py measures masked models.
+
+Shapes: T tokens of a document, M scored tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
+from bertkit.evaluation.settings import LmSettings
+from bertkit.generation.text import PromptTokens
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.pseudo_likelihood import (
+    EncoderLeftToRight,
+    LeftToRight,
+    MaskedNextTokenScoring,
+    TokenPredictor,
+    choose_rule,
+)
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.sources import Corpus, open_corpus
+from bertkit.text.tokenizer import Tokenizer
+
+SUITE = TASK = "lm"
+LONGEST_USUAL_WINDOW = 1024
+_LARGEST_MEAN = math.log(np.finfo(np.float64).max)
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LmWindow:
+    """Tokens that the model reads at once.
+
+    Attributes:
+        ids: with the start token, if there is one.
+        first: the position of the first token that is scored, and with it all behind it.
+    """
+
+    ids: list[int]
+    first: int
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """Sums over a text, in nats; `bytes` are those of its scored documents in UTF-8."""
+
+    nats: float
+    tokens: int
+    bytes: int
+    documents: int
+    given: int
+
+    def figures(self) -> dict[str, float | None]:
+        """Perplexity per token (None where it exceeds every float), bits per byte, loss, and what was counted."""
+        mean = self.nats / self.tokens
+        return {
+            "perplexity": math.exp(mean) if mean < _LARGEST_MEAN else None,
+            "bits_per_byte": self.nats / math.log(2) / self.bytes,
+            "loss": mean,
+            "tokens": float(self.tokens),
+            "bytes": float(self.bytes),
+        }
+
+
+def evaluate_lm(
+    arguments: EvalArguments, sources: Sequence[str], settings: LmSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Measure and write the run's results.json.
+
+    Args:
+        arguments: the model, and where to compute and write.
+        sources: text: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
+        settings: windows, and how the model is read.
+        progress: the display.
+
+    Raises:
+        DataError: invalid text or model, or the model does not predict from left to right.
+        UsageError: no source, a window longer than the model reads, or a stride beyond it.
+    """
+    if not sources:
+        raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
+    corpus = open_corpus(sources, offline=arguments.offline)
+    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+    rule = _rule(loaded, settings, arguments.model)
+    length = _length(settings, loaded.model.encoder.max_tokens)
+    stride = length // 2 if settings.stride is None else settings.stride
+    if not 1 <= stride < length:
+        raise UsageError(f"--stride {stride}: has to be below the window's {length} tokens, so that none is left out")
+    engine = arguments.engine()
+    predict = TokenPredictor(loaded.model, rule.head, causal=rule.causal, device=engine.device)
+    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        starts = PromptTokens.of(loaded.model, loaded.tokenizer)
+        scored = score_text(
+            predict,
+            corpus,
+            loaded.tokenizer,
+            start_ids=starts.start_ids,
+            lone_ids=starts.lone_ids,
+            length=length,
+            stride=stride,
+            max_tokens=settings.max_tokens,
+            max_batch_tokens=engine.micro_batch_tokens,
+            progress=progress,
+        )
+        figures = scored.figures()
+        results = {
+            "suite": SUITE,
+            "model": loaded.name,
+            "average": figures["bits_per_byte"],
+            "tasks": {TASK: {name: measured_once(value) for name, value in figures.items()}},
+            "protocol": {
+                "windows": f"{scored.documents} documents, each in windows of at most {length} tokens that are {stride}"
+                f" further on; a token is scored once, with at least {length - stride} tokens before it where the"
+                f" document has them; {scored.given} first tokens are given, not scored",
+                "rule": rule.statement,
+                "perplexity": "exp of the mean negative log-probability of a token; not comparable between tokenizers",
+                "bits_per_byte": "the summed negative log-probability in bits over the bytes of the text in UTF-8,"
+                " lines of a document joined by a blank",
+                "dtype": "float32 model and log-softmax, float64 sums",
+                "settings": json.loads(settings.model_dump_json()),
+            },
+            "trained": loaded.training,
+        }
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def score_text(
+    predict: TokenPredictor,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    start_ids: Sequence[int],
+    lone_ids: Sequence[int],
+    length: int,
+    stride: int,
+    max_tokens: int | None,
+    max_batch_tokens: int,
+    progress: Progress = silent_progress,
+) -> ScoredText:
+    """The log-likelihood of a text's documents.
+
+    Args:
+        predict: the model and its head.
+        corpus: the text.
+        tokenizer: the model's.
+        start_ids: begin every window.
+        lone_ids: begin the first window of a document, where `start_ids` is empty.
+        length, stride: of the windows.
+        max_tokens: documents are read until so many tokens are scored; None: all.
+        max_batch_tokens: tokens computed at once, at least those of one window.
+        progress: the display, in scored tokens.
+
+    Raises:
+        DataError: there is no token to score.
+    """
+    nats, tokens, size, documents, given = 0.0, 0, 0, 0, 0
+    batch: list[LmWindow] = []
+
+    def score() -> tuple[float, int]:
+        index, target, offset = [], [], 0
+        for window in batch:
+            index.append(np.arange(window.first, len(window.ids)) + offset - 1)
+            target.append(np.array(window.ids[window.first :], dtype=np.int64))
+            offset += len(window.ids)
+        scores = predict([window.ids for window in batch], np.concatenate(index), np.concatenate(target))
+        return -float(scores.log_p_M.sum(dtype=np.float64)), int(scores.log_p_M.size)
+
+    with progress("score", max_tokens, "tokens") as meter:
+        for text, ids_T in _documents(corpus, tokenizer):
+            if max_tokens is not None and tokens >= max_tokens:
+                break
+            own = list(sliding_windows(ids_T.tolist(), start_ids, lone_ids, length=length, stride=stride))
+            if not own:
+                continue
+            documents += 1
+            size += len(text.encode("utf-8", errors="surrogatepass"))
+            given += not (start_ids or lone_ids)
+            for window in own:
+                if batch and sum(len(each.ids) for each in batch) + len(window.ids) > max_batch_tokens:
+                    found, count = score()
+                    nats, tokens, batch = nats + found, tokens + count, []
+                    meter.update(tokens)
+                batch.append(window)
+            if max_tokens is not None and batch:  # so that what is scored ends with a document
+                found, count = score()
+                nats, tokens, batch = nats + found, tokens + count, []
+                meter.update(tokens)
+        if batch:
+            found, count = score()
+            nats, tokens = nats + found, tokens + count
+            meter.update(tokens)
+    if not tokens:
+        raise DataError(f"{', '.join(corpus.sources)}: no document with a token to score")
+    return ScoredText(nats, tokens, size, documents, given)
+
+
+def sliding_windows(
+    ids: Sequence[int], start_ids: Sequence[int], lone_ids: Sequence[int], *, length: int, stride: int
+) -> Iterator[LmWindow]:
+    """The windows of a document: every token is scored in one of them, but a first one that nothing stands before."""
+    row = list(ids) if start_ids else [*lone_ids, *ids]
+    room = length - len(start_ids)
+    done = 0 if start_ids else 1
+    first = 0
+    while done < len(row):
+        end = min(first + room, len(row))
+        yield LmWindow([*start_ids, *row[first:end]], len(start_ids) + done - first)
+        done = end
+        first += stride
+
+
+def _documents(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[tuple[str, Int64s]]:
+    for lines in corpus.documents():
+        text = " ".join(lines)
+        ids_T, _ = tokenizer.encode_plain([text])
+        yield text, ids_T
+
+
+def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRight]:
+    """How the model is read from left to right.
+
+    Raises:
+        DataError: it does not predict the next token.
+    """
+    recorded = loaded.model.extras.get(SCORING_RULE)
+    chosen: str | None = settings.rule
+    if chosen is None and "causal_lm" not in loaded.model.head_names and recorded == MaskedNextTokenScoring.name:
+        chosen = EncoderLeftToRight.name  # the same states are trained to predict the next token, masked or not
+    rule = choose_rule(loaded.model, chosen, source=name)
+    if not issubclass(rule, LeftToRight):
+        raise DataError(
+            f"{name}: was trained on masks and does not predict from left to right; `bertkit eval mlm --model {name}`"
+            " gives its pseudo-perplexity, and --rule encoder_left_to_right reads it with causal attention all the same"
+        )
+    return rule
+
+
+def _length(settings: LmSettings, max_tokens: int) -> int:
+    if settings.sequence_length is None:
+        return min(LONGEST_USUAL_WINDOW, max_tokens)
+    if settings.sequence_length > max_tokens:
+        raise UsageError(f"--sequence-length {settings.sequence_length}: the model reads at most {max_tokens} tokens")
+    return settings.sequence_length

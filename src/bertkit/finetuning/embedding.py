@@ -1,0 +1,101 @@
+"""Embedding as a task of fine-tuning: its loss and pooling from recipe, data and model, and what is written beside it.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084. Sibling data.py builds the other kinds of tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.models.model_files import MODULES_FILE, encoder_directory
+from bertkit.models.sentence import PoolingMode, read_pooling
+from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.embedding.losses.cosine import CosineLoss
+from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
+from bertkit.tasks.embedding.settings import EmbeddingSettings
+from bertkit.tasks.embedding.task import Embedding, class_name
+from bertkit.tasks.examples import SentenceExample
+
+log = logging.getLogger(__name__)
+
+
+def embedding_task(
+    spec: TaskSpec, settings: EmbeddingSettings, examples: Sequence[SentenceExample], directory: Path
+) -> Embedding:
+    """The task with the loss, the pooling and the classes that recipe, data and model make.
+
+    Args:
+        spec: of the task.
+        settings: of the recipe.
+        examples: of train.
+        directory: of the model that is started from.
+
+    Raises:
+        UsageError: loss and data do not fit.
+        DataError: invalid labels, or a sentence embedder with modules that are not trained here.
+    """
+    loss = settings.loss or default_loss(examples)
+    if settings.loss is None:
+        log.info("%s: embedding.loss is %s", spec.name, loss.name)
+    pooling, normalise = own_pooling(directory)
+    if settings.pooling is not None:
+        pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
+    classes = (
+        sorted({class_name(each) for each in examples if each.label is not None}) if loss.wanted == "class" else []
+    )
+    task = Embedding(
+        loss,
+        spec.metrics,
+        pooling=pooling,
+        normalise=normalise if settings.normalise is None else settings.normalise,
+        classes=classes,
+        matryoshka=settings.matryoshka,
+        largest_score=settings.largest_score or spec.largest_score or 1.0,
+        has_teacher=settings.teacher is not None,
+    )
+    task.check_training(examples)
+    return task
+
+
+def default_loss(examples: Sequence[SentenceExample]) -> Any:
+    """Softmax of classes, cosine of scores, multiple negatives where there is neither."""
+    label = examples[0].label
+    if isinstance(label, str):
+        return SoftmaxLoss()
+    return MultipleNegativesLoss() if label is None or len(examples[0].texts) != 2 else CosineLoss()
+
+
+def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
+    """The pooling of a model directory, and whether its vectors have length one; the mean, as they are, of a plain
+    encoder's.
+
+    Raises:
+        DataError: it has modules that are not trained here.
+    """
+    root = directory if (directory / MODULES_FILE).is_file() else directory.parent
+    if not (root / MODULES_FILE).is_file() or encoder_directory(root) != directory:
+        return ("mean",), False
+    pooling, others = read_pooling(root)
+    foreign = [kind for kind in others if kind != "Normalize"]
+    if foreign:
+        raise DataError(
+            f"{root / MODULES_FILE}: has a module {foreign[0]} behind the pooling, which is not trained here; take its"
+            " encoder alone (a directory without modules.json)"
+        )
+    return pooling, bool(others)
+
+
+def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:
+    """The spec, and the task, with the metrics that the examples which are evaluated have.
+
+    Raises:
+        UsageError: they cannot be evaluated.
+    """
+    metrics = task.fitting_metrics(examples)
+    task.metrics = metrics
+    return spec.model_copy(update={"metrics": metrics, "primary": metrics[0]})

@@ -1,0 +1,144 @@
+"""What a teacher gives an embedder to learn: margins of a cross-encoder, or vectors of another embedder.
+
+Hofstaetter et al. 2020, arXiv:2010.02666 (MarginMSE); Reimers and Gurevych 2020, arXiv:2004.09813 (vectors). The
+teacher reads all training texts once, before the first step. Sibling of distillation/, where logits and states of a
+teacher are compared with the student's in every step.
+
+Shapes: I examples, A texts of each, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.prediction import predict, prediction_batches
+from bertkit.models.hub import load_model, read_config
+from bertkit.models.labels import Labels
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.sentence import load_sentence_model
+from bertkit.tasks.base import Features
+from bertkit.tasks.classification import LABEL, Regression, TextSettings
+from bertkit.tasks.embedding.losses.cosine import CosineLoss
+from bertkit.tasks.embedding.task import Embedding
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import SentenceExample, TextExample
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+def taught(
+    features: Features,
+    examples: Sequence[SentenceExample],
+    task: Embedding,
+    *,
+    teacher: str,
+    width: int,
+    max_tokens: int,
+    engine: Engine,
+    offline: bool,
+) -> tuple[Features, str]:
+    """The training features with the teacher's targets, and the hash of the teacher.
+
+    Args:
+        features: of the examples.
+        examples: of train.
+        task: its loss reads margins or vectors.
+        teacher: a Hub id, a model or a run directory.
+        width: of the student's vectors; wider ones of the teacher are projected by their principal components.
+        max_tokens: of the longest sequence.
+        engine: where and how much at once.
+        offline: use no network.
+
+    Raises:
+        UsageError: a loss that has no teacher, or a teacher with narrower vectors.
+        DataError: a margin's teacher is no cross-encoder.
+    """
+    wanted, name = task.objective.wanted, getattr(task.objective, "name", "")
+    if wanted not in ("margins", "vectors"):
+        raise UsageError(
+            f"embedding.teacher: the loss {name} reads nothing of a teacher; take margin (of a cross-encoder) or"
+            " teacher_vectors (of an embedder)"
+        )
+    directory = find_model(teacher, offline=offline)
+    encoder_files = encoder_directory(directory)
+    tokenizer = load_tokenizer(encoder_files, offline=offline)
+    config, _ = read_config(encoder_files)
+    encoder = SequenceEncoder(
+        tokenizer, max_tokens=min(max_tokens, config.max_tokens), token_types=config.reads_token_types
+    )
+    log.info("the teacher %s reads %s examples", teacher, f"{len(examples):,}")
+    if wanted == "margins":
+        found = _margins(encoder_files, examples, encoder, engine)
+    else:
+        found = projected(_vectors(directory, examples, encoder, engine), width, teacher)
+    labels = {**features.example_labels, LABEL: found}
+    return replace(features, example_labels=labels), weights_hash(encoder_files)
+
+
+def _margins(
+    directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
+) -> NDArray[np.float32]:
+    """By how much a cross-encoder's output for the positive is greater than for each negative, (I, A - 2)."""
+    head = Regression.head
+    labels = Labels.unnamed(1, "regression")
+    model, report = load_model(directory, heads=(head,), labels=labels)
+    if report.newly_initialised:
+        raise DataError(
+            f"{directory}: embedding.teacher has no head with one output; margins are of a cross-encoder, such as the"
+            " result of `bertkit finetune cross-encoder-stsb`"
+        )
+    task = Regression(labels, ("spearman",), TextSettings())
+    pairs = [
+        TextExample(f"{each.id}/{number}", each.texts[0], text)
+        for each in examples
+        for number, text in enumerate(each.texts[1:])
+    ]
+    features = task.encode(pairs, encoder)
+    outputs = np.concatenate(predict(model.to(engine.device), task, features, engine, label="teacher"))
+    score_IA = outputs.reshape(len(examples), -1)
+    return np.asarray(score_IA[:, :1] - score_IA[:, 1:], dtype=np.float32)
+
+
+@torch.inference_mode()
+def _vectors(
+    directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
+) -> NDArray[np.float32]:
+    """The vector of each example's first text, (I, E)."""
+    model = load_sentence_model(directory).to(engine.device)
+    first = [each.texts[0].lower() if model.lowercases else each.texts[0] for each in examples]
+    features = Embedding(CosineLoss(), ("spearman",)).encode(
+        [SentenceExample(each.id, (text,)) for each, text in zip(examples, first, strict=True)], encoder
+    )
+    found: dict[int, NDArray[np.float32]] = {}
+    for items in prediction_batches(features, engine.micro_batch_tokens):
+        batch = features.batch(items).to(engine.device)
+        found.update(zip(items.tolist(), model(batch.packed).cpu().numpy(), strict=True))
+    return np.stack([found[item] for item in range(len(examples))])
+
+
+def projected(vectors_IE: NDArray[np.float32], width: int, teacher: str) -> NDArray[np.float32]:
+    """The vectors at another width, by their principal components; cosines are kept as well as they can be.
+
+    Raises:
+        UsageError: they are narrower, or there are fewer of them than components.
+    """
+    if vectors_IE.shape[1] == width:
+        return vectors_IE
+    if min(vectors_IE.shape) < width:
+        raise UsageError(
+            f"embedding.teacher: {teacher} gives {vectors_IE.shape[0]} vectors of width {vectors_IE.shape[1]}, the"
+            f" student's have {width}; take a teacher with vectors at least as wide, and more examples than that"
+        )
+    # Not centred: a shift would change what cosines mean.
+    _, vectors = np.linalg.eigh(vectors_IE.T.astype(np.float64) @ vectors_IE)
+    return np.asarray(vectors_IE @ vectors[:, ::-1][:, :width], dtype=np.float32)

@@ -1,0 +1,169 @@
+"""SetFit: an embedder learns which texts have one label, and a logistic regression on its vectors is the classifier.
+
+Tunstall et al. 2022, SetFit, arXiv:2209.11055, section 3: for a few labelled examples. Each example gives `iterations`
+pairs with a text of its label and as many with one of another label; squared error of the cosine with 1 and 0 trains
+the encoder, and the head is then fitted to all of the examples. As in the released code the pairs are drawn once, and
+an epoch is one pass over them.
+
+Here the head is fitted before every evaluation, so that dev is evaluated, and the best weights are kept, as with any
+method. Vectors are means over tokens, as they are; the released code takes a sentence embedder's own modules.
+
+Shapes: I examples, P pairs, D width, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.random import Draw
+from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.recorder import Recorder
+from bertkit.models.sentence import pool
+from bertkit.tasks.base import Account, Features, FeatureWriter, Task, TaskBatch
+from bertkit.tasks.classification import LABEL
+from bertkit.training.cost import step_flops
+from bertkit.training.engine import Engine
+from bertkit.training.loss_terms import LossTerms
+from bertkit.training.method import Method
+
+PAIRS = "pairs"
+"""The name of the loss of pairs."""
+TOGETHER = "together"
+"""Whether both texts of a pair have one label, 1.0 or 0.0."""
+
+
+class Setfit(Method):
+    """The encoder learns from pairs of texts, the head is a logistic regression on their vectors."""
+
+    name: Literal["setfit"] = "setfit"
+    iterations: int = Field(20, ge=1, le=1000, description="Pairs of either kind that each example gives.")
+    regularisation: float = Field(1.0, gt=0, description="Weight of the squared head weights in the regression.")
+
+    def is_trained(self, depth: int, epoch: int) -> bool:
+        return depth > 0
+
+    def pairs(self, features: Features, seed: int) -> Features:
+        """The training features as pairs of texts.
+
+        Raises:
+            UsageError: a text is read in several windows, or all texts have one label.
+        """
+        label_I = features.example_labels[LABEL]
+        if features.starts_S1.size - 1 != features.num_examples:
+            raise UsageError("text.window_stride: setfit embeds each text as one sequence; leave it out")
+        if np.unique(label_I).size < 2:
+            raise UsageError("method.name=setfit: all training examples have one label; it needs two or more")
+        return paired(features, drawn_pairs(label_I, self.iterations, Draw(seed, "setfit")))
+
+    @torch.no_grad()
+    def fit_head(self, model: HeadedModel, task: Task, features: Features, engine: Engine) -> None:
+        """Set the head to the logistic regression of the examples' labels on their vectors."""
+        from sklearn.linear_model import LogisticRegression
+
+        from bertkit.finetuning.prediction import prediction_batches
+
+        model.eval()
+        vectors_ID = np.empty((features.num_examples, model.encoder.width), dtype=np.float32)
+        for items in prediction_batches(features, engine.micro_batch_tokens):
+            batch = features.batch(items).to(engine.device)
+            hidden_TD = model.states(task.head, batch.packed).float()
+            vectors_ID[items] = pool("mean", hidden_TD, batch.packed).cpu().numpy()
+        label_I = features.example_labels[LABEL]
+        found = LogisticRegression(C=1 / self.regularisation, max_iter=1000).fit(vectors_ID, label_I)
+        # Of two classes it has the second one's logit alone; of a label without examples nothing.
+        weight_KD = np.zeros((task.labels.count, vectors_ID.shape[1]))
+        bias_K = np.full(task.labels.count, _NO_EXAMPLE)
+        bias_K[found.classes_] = 0.0
+        rows = found.classes_[1:] if len(found.coef_) == 1 else found.classes_
+        weight_KD[rows], bias_K[rows] = found.coef_, found.intercept_
+        head = model.get_submodule(task.head)
+        device = next(head.parameters()).device
+        head.get_parameter("weight").copy_(torch.from_numpy(weight_KD).to(device))
+        head.get_parameter("bias").copy_(torch.from_numpy(bias_K).to(device))
+
+
+_NO_EXAMPLE = -1e4
+"""The logit of a label without training examples."""
+
+
+def drawn_pairs(label_I: NDArray[np.int64], iterations: int, draw: Draw) -> NDArray[np.int64]:
+    """The two examples of each pair and whether they have one label, (P, 3).
+
+    Each example is paired with `iterations` others of its label (itself where it is the only one) and as many of other
+    labels, drawn with repetition.
+    """
+    everyone = np.arange(label_I.size)
+    found = []
+    for item, label in enumerate(label_I.tolist()):
+        same = np.flatnonzero((label_I == label) & (everyone != item))
+        same = same if same.size else np.array([item])
+        other = np.flatnonzero(label_I != label)
+        for kind, candidates in ((1, same), (0, other)):
+            chosen = draw.integers(
+                "other" if kind == 0 else "same", candidates.size, sample=item, position=np.arange(iterations)
+            )
+            found.append(np.stack([np.full(iterations, item), candidates[chosen], np.full(iterations, kind)], axis=1))
+    return np.concatenate(found)
+
+
+def paired(features: Features, pairs_P3: NDArray[np.int64]) -> Features:
+    """Features of which each training example is a pair of texts."""
+    writer = FeatureWriter()
+    starts = features.starts_S1.tolist()
+    ids, types = features.ids_T.tolist(), features.token_types_T.tolist()
+    for number, (first, second, _) in enumerate(pairs_P3.tolist()):
+        for item in (first, second):
+            place = slice(starts[item], starts[item + 1])
+            writer.add(ids[place], types[place])
+        writer.close(number)
+    labels = {TOGETHER: pairs_P3[:, 2].astype(np.float32)}
+    account = Account(len(pairs_P3), 0, 0)
+    found = writer.finish(account, labels, labelled=True)
+    # The account stays that of the texts: pairs cut nothing more.
+    return replace(found, origin_I=pairs_P3[:, 0], account=features.account)
+
+
+class PairTerms(LossTerms[TaskBatch]):
+    """Squared error of the cosine of a pair's vectors with 1 where both have one label, with 0 where not."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.weights: Mapping[str, float] = {PAIRS: 1.0}
+
+    def counts(self, batch: TaskBatch) -> Mapping[str, int]:
+        return {PAIRS: batch.num_examples}
+
+    def losses(
+        self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
+    ) -> Mapping[str, LossSum]:
+        hidden_TD = model.states(self.task.head, batch.packed, recorder).float()
+        first_PD, second_PD = pool("mean", hidden_TD, batch.packed).view(batch.num_examples, 2, -1).unbind(dim=1)
+        cosine_P: Tensor = functional.cosine_similarity(first_PD, second_PD)
+        loss = ((cosine_P - batch.example_labels[TOGETHER]) ** 2).sum()
+        return {PAIRS: LossSum(loss, batch.num_examples, loss.new_zeros((), dtype=torch.long))}
+
+    def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
+        return sum(
+            step_flops(
+                model,
+                tokens=batch.num_tokens,
+                squared_lengths=float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
+                predictions=0,
+                sequences=batch.packed.num_sequences,
+            )
+            for batch in batches
+        )
+
+    def has_accuracy(self, term: str) -> bool:
+        return False

@@ -1,0 +1,160 @@
+"""Texts with masks, and what a masked model predicts at them.
+
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; a model that was trained as GPT-BERT (Charpentier and Samuel
+2024, arXiv:2410.24159) predicts a masked token from the state before it. Sibling masked.py has the ways to fill them.
+
+Shapes: M predicted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.generation.sampling import check_finite
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextTokenScoring
+from bertkit.text.tokenizer import Tokenizer
+
+Place = tuple[int, int]
+"""A row and a position in it."""
+
+Conditionals = Callable[[Sequence[Sequence[int]], Sequence[Place]], Tensor]
+"""Of sequences and places in them, the logits of the vocabulary at each place, (M, V): what masked.py needs of a
+model. Tokens that are not to be chosen have -inf."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class MaskedText:
+    """A text in which masks are to be filled.
+
+    Attributes:
+        ids: with special tokens around and the masks.
+        free: positions of the masks, ascending.
+        number: which prompt of all it is: the address of its draws.
+        sample: the number of the output.
+    """
+
+    ids: list[int]
+    free: list[int]
+    number: int
+    sample: int = 0
+
+
+class MaskedPredictor:
+    """The logits of a masked LM, a few sequences at a time; equal sequences are computed once.
+
+    Args:
+        model: with a masked-LM head.
+        suppressed_ids: tokens that are never chosen.
+        batch_tokens: tokens computed at once, at least one sequence's.
+        device: where to compute.
+
+    Raises:
+        DataError: the model has no such head, or was trained from left to right alone.
+    """
+
+    def __init__(
+        self,
+        model: HeadedModel,
+        *,
+        suppressed_ids: Sequence[int] = (),
+        batch_tokens: int = 4096,
+        device: torch.device = _CPU,
+    ) -> None:
+        if "masked_lm" not in model.head_names:
+            has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
+            raise DataError(
+                f"the model has no head that fills in masks ({has}); take one that was pretrained with masked_lm, or a"
+                " method from left to right for a causal one: --method sample"
+            )
+        rule = model.extras.get(SCORING_RULE)
+        if rule == EncoderLeftToRight.name:
+            raise DataError(
+                "the model was trained from left to right alone and fills in no masks; take --method sample, greedy or"
+                " beam"
+            )
+        self.model = model.to(device).eval()
+        self.shift = -1 if rule == MaskedNextTokenScoring.name else 0
+        self.suppressed_ids = list(suppressed_ids)
+        self.batch_tokens = batch_tokens
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
+        """The logits at these places, (M, V), in fp32.
+
+        Raises:
+            DataError: they are not finite numbers.
+        """
+        row_of: dict[tuple[int, ...], int] = {}
+        distinct = [row_of.setdefault(tuple(ids[row]), len(row_of)) for row, _ in places]
+        rows = list(row_of)
+        wanted = sorted({(row, position) for row, (_, position) in zip(distinct, places, strict=True)})
+        found: dict[Place, int] = {}
+        parts = []
+        for batch in self._batches([len(row) for row in rows]):
+            first_of = dict(zip(batch, _starts([len(rows[row]) for row in batch]), strict=True))
+            own = [place for place in wanted if place[0] in first_of]
+            index_M = torch.tensor([first_of[row] + position + self.shift for row, position in own])
+            packed = PackedBatch.from_ids([rows[row] for row in batch]).to(self.device)
+            packed = self.model.encoder.with_global_tokens(packed, self.model.head_names)
+            hidden_MD = self.model.encoder.forward_tokens(packed, index_M.to(self.device))
+            logits_MV = self.model.masked_lm_logits(hidden_MD).float()
+            check_finite(logits_MV.logsumexp(dim=-1))
+            found |= {place: len(found) + number for number, place in enumerate(own)}
+            parts.append(logits_MV)
+        logits = torch.cat(parts)
+        logits[:, self.suppressed_ids] = -torch.inf
+        chosen = [found[(row, position)] for row, (_, position) in zip(distinct, places, strict=True)]
+        return logits[torch.tensor(chosen, device=logits.device)]
+
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        tokens = 0
+        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+            if not batches or tokens + lengths[row] > self.batch_tokens:
+                batches.append([])
+                tokens = 0
+            batches[-1].append(row)
+            tokens += lengths[row]
+        return batches
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
+def masked_texts(
+    tokenizer: Tokenizer, prompts: Sequence[str], masks: int, *, samples: int, max_tokens: int
+) -> list[MaskedText]:
+    """The texts of each prompt, one for each sample: with its own masks, or that many behind it.
+
+    Raises:
+        DataError: a text is longer than the model reads, or the tokenizer has no mask.
+    """
+    mask = tokenizer.token(tokenizer.mask_id)
+    texts = []
+    for number, prompt in enumerate(prompts):
+        ids = [tokenizer.cls_id]
+        for part_number, part in enumerate(tokenizer.encode_batch(prompt.split(mask))):
+            ids += [tokenizer.mask_id] * (part_number > 0) + part
+        free = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
+        if not free:
+            free = list(range(len(ids), len(ids) + masks))
+            ids += [tokenizer.mask_id] * masks
+        ids.append(tokenizer.sep_id)
+        if len(ids) > max_tokens:
+            raise DataError(
+                f"prompt {number} ({prompt[:40]!r}...) has {len(ids)} tokens with {len(free)} masks and its special"
+                f" tokens, and the model reads at most {max_tokens}; shorten it, or lower --max-new-tokens"
+            )
+        texts += [MaskedText(ids, free, number, sample) for sample in range(samples)]
+    return texts

@@ -1,0 +1,113 @@
+"""What generated texts are worth as a set: variety among them, and their perplexity under another model.
+
+- distinct-n: Li et al. 2016, arXiv:1510.03055, section 5.3: different n-grams over all of them.
+- self-BLEU: Zhu et al. 2018, arXiv:1802.01886 (Texygen), section 3.2: the mean BLEU-4 (Papineni et al. 2002) of each
+  text against all others; an order without a match counts as a tenth of one. High means that the texts repeat each
+  other.
+- perplexity under a second model, from left to right: low alone means little, for dull text has it, too.
+
+Words are what white space separates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from bertkit.models.headed import HeadedModel
+from bertkit.models.pseudo_likelihood import EncoderLeftToRight, choose_rule, score_texts
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.tokenizer import Tokenizer
+
+ORDERS = (1, 2, 3, 4)
+_NO_MATCH = 0.1
+"""What stands for no match at all: Chen and Cherry 2014, smoothing 1."""
+_LARGEST_MEAN = 700.0
+_CPU = torch.device("cpu")
+
+
+def ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
+    """How often each n-gram of this order is in a text."""
+    return Counter(tuple(words[start : start + order]) for start in range(len(words) - order + 1))
+
+
+def distinct(texts: Sequence[str], order: int) -> float | None:
+    """Different n-grams over all n-grams of the texts; None where there is none."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for text in texts:
+        found += ngrams(text.split(), order)
+    return len(found) / found.total() if found else None
+
+
+def bleu(words: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """BLEU-4 of one text: the geometric mean of the clipped precisions, times the brevity penalty of the reference of
+    nearest length (of two, the shorter); 0 where no word is in a reference."""
+    if not words or not references:
+        return 0.0
+    log_precision = 0.0
+    for order in ORDERS:
+        own = ngrams(words, order)
+        most: Counter[tuple[str, ...]] = Counter()
+        for reference in references:
+            most |= ngrams(reference, order)
+        matches = (own & most).total()
+        if order == 1 and not matches:
+            return 0.0
+        log_precision += math.log((matches or _NO_MATCH) / max(1, own.total())) / len(ORDERS)
+    nearest = min((abs(len(each) - len(words)), len(each)) for each in references)[1]
+    return math.exp(log_precision + min(0.0, 1 - nearest / len(words)))
+
+
+def self_bleu(texts: Sequence[str]) -> float | None:
+    """The mean BLEU of each text against all others; None of fewer than two texts."""
+    words = [text.split() for text in texts]
+    if len(words) < 2:
+        return None
+    scores = [bleu(own, [*words[:number], *words[number + 1 :]]) for number, own in enumerate(words)]
+    return sum(scores) / len(scores)
+
+
+def variety(texts: Sequence[str]) -> dict[str, float | None]:
+    """distinct-1 to distinct-4, and self-BLEU."""
+    return {**{f"distinct_{order}": distinct(texts, order) for order in ORDERS}, "self_bleu": self_bleu(texts)}
+
+
+def perplexities(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    source: str = "the model",
+    device: torch.device = _CPU,
+    progress: Progress = silent_progress,
+) -> list[float | None]:
+    """The perplexity of each text, by the rule that the model was trained for; None of one without a word, or where it
+    exceeds every float. A text that is longer than the model reads is cut at its end.
+
+    Raises:
+        DataError: the model gives a text no likelihood.
+    """
+    recorded = model.extras.get("scoring_rule")
+    name = EncoderLeftToRight.name if recorded == "masked_next_token" else None
+    rule = choose_rule(model, name, source=source)
+    scoring = rule(tokenizer)
+    room = model.encoder.max_tokens - scoring.special_tokens
+    whole = []
+    for text in texts:
+        offsets = tokenizer.encodings_plain([text])[0].offsets
+        whole.append(text[: offsets[room - 1][1]] if len(offsets) > room else text)
+    lengths = [ids.size for ids in (tokenizer.encode_plain([text])[0] for text in whole)]
+    scored = [number for number, length in enumerate(lengths) if room >= length > scoring.unscored_tokens]
+    found: list[float | None] = [None] * len(texts)
+    if not scored:
+        return found
+    scores = score_texts(
+        model, tokenizer, [whole[number] for number in scored], rule=rule.name, device=device, progress=progress
+    )
+    for number, score in zip(scored, scores, strict=True):
+        mean = -score.total / score.tokens
+        found[number] = math.exp(mean) if mean < _LARGEST_MEAN else None
+    return found

@@ -1,0 +1,216 @@
+"""Prompts to documents: the method, the batches, and the text of every output.
+
+Own design (contract: `generate`). Methods from left to right are in causal.py and beam.py, those that fill in masks in
+masked.py; a model that reads a source, too, is another function beside these two. Which prompts share a batch changes
+no output.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bertkit.data.random import Draw
+from bertkit.generation import masked
+from bertkit.generation.beam import beam_search
+from bertkit.generation.causal import Generated, Prompt, decode
+from bertkit.generation.masked import Filling, MaskFiller
+from bertkit.generation.masked_text import MaskedPredictor, MaskedText, masked_texts
+from bertkit.generation.sampling import Sampling
+from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
+from bertkit.generation.text import PromptTokens
+from bertkit.models.decoding import causal_head, next_tokens
+from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+SCOPE = "generate"
+"""Of the draws."""
+BATCH_TOKENS = 16_384
+"""Tokens that are held at once, or computed at once by a masked model."""
+
+OnText = Callable[[int, int, str], None]
+"""Called with a prompt's number, a sample's number, and the text of the sample so far."""
+
+Documents = list[dict[str, Any]]
+
+
+def generate(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: GenerationSettings,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    device: torch.device = _CPU,
+    on_text: OnText | None = None,
+    progress: Progress = silent_progress,
+) -> Documents:
+    """The outputs of every prompt, in order, as the document of `bertkit generate`.
+
+    Args:
+        model: with a head that predicts the next token or masked ones.
+        tokenizer: the model's.
+        prompts: texts to go on from; of a masked model also texts with masks to be filled.
+        settings: how.
+        batch_tokens: tokens that are held at once, at least those of one prompt; decides speed and memory alone.
+        device: where to compute.
+        on_text: called as outputs from left to right grow; not of a beam.
+        progress: the display, in prompts.
+
+    Raises:
+        DataError: the model has no such head, or a prompt has no room.
+        UsageError: a setting has no effect, or a stop text cannot be formed.
+    """
+    settings = settings.resolved(is_causal=causal_head(model) is not None)
+    if settings.method in CAUSAL_METHODS:
+        return _from_left_to_right(
+            model, tokenizer, prompts, settings, batch_tokens, device=device, on_text=on_text, progress=progress
+        )
+    return _filled(model, tokenizer, prompts, settings, batch_tokens, device=device, progress=progress)
+
+
+def _from_left_to_right(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: GenerationSettings,
+    batch_tokens: int,
+    *,
+    device: torch.device,
+    on_text: OnText | None,
+    progress: Progress,
+) -> Documents:
+    decoder = next_tokens(model, device=device)
+    tokens = PromptTokens.of(model, tokenizer)
+    encoded, short = tokens.prompts(prompts, settings.max_new_tokens)
+    if short:
+        log.warning(
+            "%d of %d prompts have room for fewer than %d new tokens: the model reads at most %d",
+            *(short, len(encoded), settings.max_new_tokens, tokens.max_tokens),
+        )
+    limits = tokens.limits(settings.stop, encoded)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p) if settings.method == "sample" else None
+    found: dict[int, list[Generated]] = {}
+
+    def on_token(prompt: Prompt, sample: int, ids: list[int]) -> None:
+        assert on_text is not None
+        on_text(prompt.number, sample, tokens.text(prompt, ids, settings.stop))
+
+    with progress("generate", len(encoded), "prompts") as meter:
+        for batch in _batches(encoded, max(settings.samples, settings.beam or 1), batch_tokens):
+            if settings.method == "beam":
+                outputs = beam_search(
+                    decoder,
+                    batch,
+                    limits,
+                    beams=settings.beam or 1,
+                    length_penalty=settings.length_penalty,
+                    samples=settings.samples,
+                )
+            else:
+                outputs = decode(
+                    decoder,
+                    batch,
+                    limits,
+                    sampling=sampling,
+                    samples=settings.samples,
+                    draw=Draw(settings.seed, SCOPE),
+                    on_token=None if on_text is None else on_token,
+                )
+            found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
+            meter.update(len(found))
+
+    def document(prompt: Prompt, output: Generated) -> dict[str, Any]:
+        text = tokens.text(prompt, output.ids, settings.stop)
+        return {"text": text, "ids": output.ids, "score": output.score, "finish": output.finish}
+
+    return [
+        {"prompt": text, "outputs": [document(prompt, output) for output in found[prompt.number]]}
+        for text, prompt in zip(prompts, encoded, strict=True)
+    ]
+
+
+def _batches(prompts: Sequence[Prompt], rows: int, batch_tokens: int) -> list[list[Prompt]]:
+    """Prompts that are continued together, the longest first, so that too large a batch fails at once."""
+    batches: list[list[Prompt]] = []
+    room = 0
+    for prompt in sorted(prompts, key=lambda each: -len(each.ids) - each.room):
+        if not batches or (len(batches[-1]) + 1) * rows * room > batch_tokens:
+            batches.append([])
+            room = len(prompt.ids) + prompt.room
+        batches[-1].append(prompt)
+    return batches
+
+
+def _filled(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: GenerationSettings,
+    batch_tokens: int,
+    *,
+    device: torch.device,
+    progress: Progress,
+) -> Documents:
+    predictor = MaskedPredictor(
+        model, suppressed_ids=sorted(tokenizer.special_ids), batch_tokens=batch_tokens, device=device
+    )
+    texts = masked_texts(
+        tokenizer,
+        prompts,
+        settings.max_new_tokens,
+        samples=settings.samples,
+        max_tokens=model.encoder.max_tokens,
+    )
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    filler = MaskFiller(predictor, tokenizer.mask_id, sampling, Draw(settings.seed, SCOPE))
+    with progress("generate", len(texts), "outputs") as meter:
+        fillings = []
+        at_once = max(1, batch_tokens // max(len(text.ids) for text in texts))
+        for first in range(0, len(texts), at_once):
+            fillings += _by_method(filler, texts[first : first + at_once], settings)
+            meter.update(len(fillings))
+    mask = tokenizer.token(tokenizer.mask_id)
+    documents: Documents = [{"prompt": prompt, "outputs": []} for prompt in prompts]
+    for each in fillings:
+        is_whole = mask in prompts[each.text.number]
+        documents[each.text.number]["outputs"].append(
+            {
+                "text": _text(tokenizer, each, is_whole=is_whole),
+                "ids": each.new_ids,
+                "score": each.score,
+                "finish": "filled" if is_whole else "length",
+            }
+        )
+    return documents
+
+
+def _by_method(filler: MaskFiller, texts: Sequence[MaskedText], settings: GenerationSettings) -> list[Filling]:
+    if settings.method == "gibbs":
+        return masked.gibbs(filler, texts, iterations=settings.rounds, burn_in=settings.burn_in_iterations)
+    if settings.method == "metropolis-hastings":
+        return masked.metropolis_hastings(filler, texts, sweeps=settings.rounds, energy=settings.energy)
+    if settings.method == "left-to-right":
+        return masked.left_to_right(filler, texts)
+    if settings.method == "parallel":
+        return masked.parallel(filler, texts, iterations=settings.rounds)
+    if settings.method == "mask-predict":
+        return masked.mask_predict(filler, texts, rounds=settings.rounds)
+    return masked.diffusion(filler, texts, steps=settings.rounds, block_length=settings.block_length)
+
+
+def _text(tokenizer: Tokenizer, filling: Filling, *, is_whole: bool) -> str:
+    """The whole text where the prompt had masks, else what the new tokens add to it."""
+    whole = tokenizer.decode(filling.ids[1:-1])
+    if is_whole:
+        return whole
+    own = filling.ids[1 : filling.text.free[0]]
+    before = tokenizer.decode(own) if own else ""
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(filling.new_ids)

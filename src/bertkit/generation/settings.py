@@ -1,0 +1,136 @@
+"""Settings of generation, which are the options of `bertkit generate`; no torch is imported here.
+
+Each method reads some of them; one that is set and not read is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bertkit.errors import UsageError
+from bertkit.settings import Settings
+
+Method = Literal[
+    "greedy",
+    "sample",
+    "beam",
+    "gibbs",
+    "metropolis-hastings",
+    "left-to-right",
+    "parallel",
+    "mask-predict",
+    "diffusion",
+]
+
+CAUSAL_METHODS = ("greedy", "sample", "beam")
+_EVERY = ("method", "max_new_tokens", "seed")
+_DRAWING = ("temperature", "top_k", "top_p", "samples")
+_READS: dict[str, tuple[str, ...]] = {
+    "greedy": (*_EVERY, "stop"),
+    "sample": (*_EVERY, *_DRAWING, "stop"),
+    "beam": (*_EVERY, "samples", "beam", "length_penalty", "stop"),
+    "gibbs": (*_EVERY, *_DRAWING, "iterations", "burn_in"),
+    "metropolis-hastings": (*_EVERY, *_DRAWING, "iterations", "energy"),
+    "left-to-right": (*_EVERY, *_DRAWING),
+    "parallel": (*_EVERY, *_DRAWING, "iterations"),
+    "mask-predict": (*_EVERY, "iterations"),
+    "diffusion": (*_EVERY, *_DRAWING, "iterations", "block_length"),
+}
+"""The settings that each method reads."""
+
+USUAL_ITERATIONS = {"gibbs": 500, "metropolis-hastings": 20, "parallel": 20, "mask-predict": 10, "diffusion": 64}
+"""Where `iterations` is not given: Wang and Cho's 500 positions; sweeps over all positions; Mask-Predict's 10."""
+BURN_IN_SHARE = 0.5
+"""Of Gibbs sampling's iterations, where `burn_in` is not given: Wang and Cho's 250 of 500."""
+
+
+class GenerationSettings(Settings):
+    """How text is generated."""
+
+    method: Method | None = Field(
+        None,
+        description="How tokens are chosen (default: beam where --beam is given, else sample, of a causal model; gibbs"
+        " of a masked one).",
+    )
+    max_new_tokens: int = Field(
+        64, ge=1, le=60_000, description="New tokens: at most so many, or exactly so many masks behind the prompt."
+    )
+    samples: int = Field(1, ge=1, le=10_000, description="Outputs for each prompt; of a beam the best ones.")
+    temperature: float = Field(
+        1.0, gt=0, le=100, description="Divides the logits before a token is drawn; below 1 likely tokens gain."
+    )
+    top_k: int | None = Field(None, ge=1, description="Draw among the K most probable tokens (default: all).")
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Draw among the fewest most probable tokens that have this probability together (default: all).",
+    )
+    beam: int | None = Field(None, ge=1, le=1000, description="Width of a beam search.")
+    length_penalty: float = Field(
+        1.0,
+        ge=-10,
+        le=10,
+        description="Beams are ranked by their log-probability over their length to this power; above 0 favours longer"
+        " outputs.",
+    )
+    stop: list[str] = Field(default_factory=list, description="End an output where this text appears.")
+    iterations: int | None = Field(
+        None,
+        ge=1,
+        le=60_000,
+        description="Of a masked model: positions drawn (gibbs, default 500), sweeps over all (metropolis-hastings and"
+        " parallel, 20), rounds (mask-predict, 10), steps (diffusion, 64).",
+    )
+    burn_in: int | None = Field(
+        None,
+        ge=0,
+        description="Iterations of gibbs before top-k and top-p narrow its draws (default: half of them).",
+    )
+    energy: Literal["normalised", "raw"] = Field(
+        "normalised", description="What metropolis-hastings samples from: sums of log-probabilities, or of logits."
+    )
+    block_length: int | None = Field(
+        None, ge=1, description="Masks that diffusion fills before it goes on to the next ones (default: all)."
+    )
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of every draw.")
+
+    def resolved(self, *, is_causal: bool) -> GenerationSettings:
+        """The same with the method that is meant.
+
+        Args:
+            is_causal: whether the model predicts the next token; it decides where no method is named.
+
+        Raises:
+            UsageError: a setting has no effect with this method.
+        """
+        usual: Method = ("sample" if self.beam is None else "beam") if is_causal else "gibbs"
+        method = usual if self.method is None else self.method
+        reads = _READS[method]
+        fields = type(self).model_fields
+        for name, value in self:
+            if name not in reads and value != fields[name].get_default(call_default_factory=True):
+                readers = ", ".join(each for each, names in _READS.items() if name in names)
+                raise UsageError(
+                    f"--{name.replace('_', '-')} has no effect with --method {method}; it goes with {readers}"
+                )
+        if method == "beam" and self.beam is not None and self.samples > self.beam:
+            raise UsageError(f"--samples {self.samples}: a beam of {self.beam} has no more outputs; raise --beam")
+        if method == "gibbs" and self.burn_in is not None and self.top_k is self.top_p is None:
+            raise UsageError(
+                "--burn-in has no effect without --top-k or --top-p, which it keeps away; give one of them"
+            )
+        return self.model_copy(update={"method": method})
+
+    @property
+    def rounds(self) -> int:
+        """The iterations of this method."""
+        assert self.method is not None
+        return USUAL_ITERATIONS[self.method] if self.iterations is None else self.iterations
+
+    @property
+    def burn_in_iterations(self) -> int:
+        """Iterations of gibbs that draw from the whole distribution."""
+        return round(BURN_IN_SHARE * self.rounds) if self.burn_in is None else self.burn_in

@@ -1,0 +1,201 @@
+"""`bertkit embed`: the vectors of a file of texts, in blocks, in any size of file.
+
+Nothing here follows a paper; embedder.py computes, vector_files.py writes. A block is tokenised once and sorted by
+length; since a vector does not depend on its company, neither blocks nor where a run was stopped change a bit.
+
+Shapes: N texts of a block, F numbers stored of a vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, StoppedError
+from bertkit.inference.embed_settings import EmbedSettings
+from bertkit.inference.embedder import Embedder, TooLongError
+from bertkit.inference.predict_input import InputColumns, id_of, string_of
+from bertkit.inference.vector_files import VectorFile
+from bertkit.inference.vector_types import STORED, check_width, finished, stored, stored_width
+from bertkit.progress import Progress, silent_progress
+from bertkit.training.interrupt import StopRequest
+
+log = logging.getLogger(__name__)
+
+FIRST_BLOCK, LARGEST_BLOCK = 256, 2048
+"""Texts of a block: few at first, so that lines come soon, then more, so that batches are full."""
+_LARGEST_CHARACTERS = 1 << 22
+"""Of a block, however few texts those are: 4 million bound the memory."""
+
+
+@dataclass(frozen=True)
+class InputText:
+    """A text with its id and its place in the input."""
+
+    id: str
+    text: str
+    place: str
+
+
+@dataclass(frozen=True)
+class EmbeddedBlock:
+    """The vectors of some texts.
+
+    Attributes:
+        texts: in the input's order.
+        stored_NF: their vectors as they are stored.
+        cut: texts of which the end was not read.
+        windowed: texts of which all windows were read.
+        without_tokens: texts of which nothing was read; their vectors are zeros.
+    """
+
+    texts: list[InputText]
+    stored_NF: NDArray[Any]
+    cut: int
+    windowed: int
+    without_tokens: int
+
+
+def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: InputColumns) -> Iterator[InputText]:
+    """The texts of rows; a blank line is an empty text.
+
+    Raises:
+        DataError: a row lacks its text.
+    """
+    for number, (place, row) in enumerate(rows):
+        if row is None:
+            yield InputText(str(number), "", place)
+        else:
+            yield InputText(id_of(row, number), string_of(row, columns.first(row, "text"), place), place)
+
+
+def blocks_of(
+    texts: Iterable[InputText], *, first: int = FIRST_BLOCK, largest: int = LARGEST_BLOCK
+) -> Iterator[list[InputText]]:
+    """Texts in blocks that double in size."""
+    block: list[InputText] = []
+    characters, size = 0, first
+    for text in texts:
+        block.append(text)
+        characters += len(text.text)
+        if len(block) >= size or characters >= _LARGEST_CHARACTERS:
+            yield block
+            block, characters, size = [], 0, min(2 * size, largest)
+    if block:
+        yield block
+
+
+def embed_block(embedder: Embedder, block: list[InputText], settings: EmbedSettings) -> EmbeddedBlock:
+    """The vectors of a block.
+
+    Raises:
+        DataError: a text is too long, with `long: error`; a vector is not finite.
+    """
+    try:
+        parts = embedder.parts([each.text for each in block], settings.long)
+    except TooLongError as fault:
+        raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
+    vectors = finished(embedder.joined(parts), settings)
+    return EmbeddedBlock(
+        block,
+        stored(vectors, settings.dtype),
+        cut=sum(several[0].cut > 0 for several in parts),
+        windowed=sum(len(several) > 1 for several in parts),
+        without_tokens=sum(not several[0].ids for several in parts),
+    )
+
+
+@dataclass(frozen=True)
+class EmbeddedFile:
+    """A file of vectors that is written: its rows, and counts as of `EmbeddedBlock`."""
+
+    out: Path
+    count: int
+    width: int
+    cut: int
+    windowed: int
+    without_tokens: int
+
+
+def embed_to_file(
+    embedder: Embedder,
+    texts: Iterable[InputText],
+    out: Path,
+    settings: EmbedSettings,
+    *,
+    source: Mapping[str, Any] | None,
+    progress: Progress = silent_progress,
+) -> EmbeddedFile:
+    """Write the vectors of all texts, one row each, in their order.
+
+    Args:
+        embedder: the model.
+        texts: in bounded memory.
+        out: .npy, .parquet or .arrow.
+        settings: of the vectors.
+        source: what the texts are read from, as a run that continues this one gives it; None: it cannot be continued.
+        progress: the display.
+
+    Raises:
+        UsageError: a name of no known form, or more numbers are to be kept than there are.
+        DataError: see `embed_block`; the texts are not those that the unfinished file began with.
+        StoppedError: a signal came; what is written stays.
+    """
+    width = check_width(settings, embedder.width, embedder.name)
+    key = {
+        "model": embedder.fingerprint,
+        "precision": embedder.precision,
+        "device": embedder.device,
+        "settings": settings.model_dump(mode="json"),
+        "max_tokens": embedder.max_tokens,
+        "source": None if source is None else dict(source),
+    }
+    file = VectorFile(
+        out, STORED[settings.dtype], stored_width(settings.dtype, width), key, resumable=source is not None
+    )
+    counts = {name: int(file.notes.get(name, 0)) for name in ("cut", "windowed", "without_tokens")}
+    seen = hashlib.blake2b(digest_size=16)
+    waiting = iter(texts)
+    if file.rows:
+        log.info("going on with %s behind %s texts", file.out, f"{file.rows:,}")
+        for _, text in zip(range(file.rows), waiting, strict=False):
+            _note(seen, text)
+        if seen.hexdigest() != file.notes.get("texts"):
+            raise DataError(f"{out}.part: was begun with other texts; delete it, or restore the input")
+    with progress("texts", unit="texts") as meter, StopRequest() as stop:
+        for block in blocks_of(waiting, first=LARGEST_BLOCK):
+            embedded = embed_block(embedder, block, settings)
+            for text in block:
+                _note(seen, text)
+            for name in counts:
+                counts[name] += getattr(embedded, name)
+            file.append([each.id for each in block], embedded.stored_NF, {**counts, "texts": seen.hexdigest()})
+            meter.update(file.rows)
+            if stop.reason is not None:
+                if source is None:
+                    file.discard()
+                    raise StoppedError(f"stopped by {stop.reason}", "a pipe cannot be read again: nothing is kept")
+                raise StoppedError(
+                    f"stopped by {stop.reason} behind {file.rows:,} texts", "give the same command again to go on"
+                )
+    metadata = {
+        "bertkit.model": embedder.name,
+        "bertkit.fingerprint": embedder.fingerprint,
+        "bertkit.dtype": settings.dtype,
+        "bertkit.precision": embedder.precision,
+    }
+    file.finish(metadata)
+    return EmbeddedFile(out, file.rows, width, **counts)
+
+
+def _note(seen: Any, text: InputText) -> None:
+    for part in (text.id, text.text):
+        content = part.encode("utf-8", "surrogatepass")
+        seen.update(len(content).to_bytes(8, "little"))
+        seen.update(content)

@@ -1,0 +1,286 @@
+"""Texts to vectors: the one place where `encode`, `embed`, `search`, `eval` and `serve` compute them.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3 (the model, bertkit.models.sentence). Texts are
+tokenised once, sorted by length, packed without padding and computed so that a vector has the same bits in any batch
+and company (independent_batches.py).
+
+Shapes: N texts or sequences, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.independent_batches import (
+    batches_by_length,
+    each_on_one_thread,
+    independent_batch,
+    worker_count,
+)
+from bertkit.models.model_files import encoder_directory, weights_hash
+from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
+from bertkit.tasks.encoding import SequenceEncoder, windows
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import Engine
+
+Floats = NDArray[np.float32]
+Long = Literal["error", "cut", "window"]
+"""What is done with a text that is longer than the model reads."""
+_SMALLEST_BATCH = 256
+"""Tokens below which a batch is not parted for the sake of more threads."""
+
+
+class TextSequence(NamedTuple):
+    """A text as the model reads it: ids and segment types with the special tokens, and how many tokens were cut off."""
+
+    ids: list[int]
+    types: list[int]
+    cut: int
+
+
+class Embedder:
+    """A model that makes vectors of texts.
+
+    Args:
+        model: the sentence encoder; its linear maps are turned to bfloat16 where the engine computes in it.
+        tokenizer: its tokenizer.
+        engine: where and how much at once.
+        name: of the model, for messages.
+        max_tokens: of the longest sequence, special tokens included; the model's limit where None.
+
+    Raises:
+        UsageError: more tokens than the model reads.
+    """
+
+    def __init__(
+        self, model: SentenceModel, tokenizer: Tokenizer, engine: Engine, *, name: str, max_tokens: int | None = None
+    ) -> None:
+        if max_tokens is not None and max_tokens > model.model.encoder.max_tokens:
+            raise UsageError(f"--max-length {max_tokens}: {name} reads at most {model.model.encoder.max_tokens} tokens")
+        self.name = name
+        self.max_tokens = max_tokens or model.max_tokens
+        self.tokenizer = tokenizer
+        self._engine = engine
+        self._model = model.to(engine.device).eval()
+        self._fingerprint = ""
+        self._encoder = SequenceEncoder(
+            tokenizer, max_tokens=self.max_tokens, token_types=model.model.encoder.config.reads_token_types
+        )
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        engine: Engine,
+        *,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        offline: bool = False,
+    ) -> Embedder:
+        """Read a model directory, as `find_model` finds it.
+
+        Raises:
+            DataError: a file is damaged, or the model makes no vectors.
+            UsageError: more tokens than the model reads.
+        """
+        model = load_sentence_model(directory)
+        tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+        found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
+        found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
+        if engine.bf16:
+            _keep_in_bf16(model)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of what decides the vectors beside precision and length: weights, modules, tokenizer."""
+        return self._fingerprint
+
+    @property
+    def precision(self) -> str:
+        """fp32 or bf16."""
+        return self._engine.precision
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return self._engine.device.type
+
+    @cached_property
+    def width(self) -> int:
+        """E."""
+        return int(self._computed([self._encoder.single.fill([self.tokenizer.vocab_size - 1])]).shape[1])
+
+    @property
+    def normalises(self) -> bool:
+        """Whether the model's own last step gives vectors of length one."""
+        last = list(self._model.after_pooling.children())[-1:]
+        return bool(last) and isinstance(last[0], Normalise)
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text without special tokens, nothing cut."""
+        return self._encoder.ids([text.lower() for text in texts] if self._model.lowercases else texts)
+
+    def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
+        """The sequences of texts, or of the ids of their tokens without the special ones, cut to the model's length.
+
+        A text without a token is an empty sequence where the model's sequences have no special tokens.
+
+        Raises:
+            DataError: an id that is not in the vocabulary.
+        """
+        encoded = iter(self.token_ids([text for text in texts if isinstance(text, str)]))
+        room, size = self._encoder.room(1), self.tokenizer.vocab_size
+        found = []
+        for number, text in enumerate(texts):
+            ids = next(encoded) if isinstance(text, str) else list(text)
+            if not isinstance(text, str) and not all(0 <= each < size for each in ids):
+                bad = next(each for each in ids if not 0 <= each < size)
+                raise DataError(f"text {number}: {bad!s:.40} is no token's id; the vocabulary has {size:,}")
+            found.append(self._sequence(ids[:room], len(ids) - room))
+        return found
+
+    def parts(self, texts: Sequence[str], long: Long) -> list[list[TextSequence]]:
+        """For each text the sequences whose vectors make its own: one, or the windows of a long one.
+
+        Raises:
+            DataError: a text is too long, with `long="error"`; the message begins with its number.
+        """
+        room = self._encoder.room(1)
+        found = []
+        for number, ids in enumerate(self.token_ids(texts)):
+            if len(ids) > room and long == "error":
+                special = self.max_tokens - room
+                raise TooLongError(number, len(ids) + special, self.max_tokens)
+            cuts = windows(ids, room, room) if long == "window" else [(0, ids[:room])]
+            excess = 0 if long == "window" else len(ids) - room
+            found.append([self._sequence(part, excess) for _, part in cuts])
+        return found
+
+    def _sequence(self, ids: list[int], excess: int) -> TextSequence:
+        return TextSequence(*self._encoder.single.fill(ids), max(0, excess))
+
+    def joined(self, parts: Sequence[Sequence[TextSequence]]) -> Floats:
+        """The vector of each text from those of its parts, (N, E): their mean weighted by tokens.
+
+        Where the model's own vectors have length one, so have the means.
+
+        Raises:
+            DataError: see `vectors`.
+        """
+        vectors = self.vectors([part for several in parts for part in several])
+        if all(len(several) == 1 for several in parts):
+            return vectors
+        found = np.empty((len(parts), vectors.shape[1]), dtype=np.float32)
+        first = 0
+        for number, several in enumerate(parts):
+            own = vectors[first : first + len(several)]
+            if len(several) > 1:
+                weights = np.array([len(part.ids) for part in several], dtype=np.float64)
+                mean = (own * weights[:, None]).sum(axis=0) / weights.sum()
+                found[number] = mean / max(float(np.sqrt((mean * mean).sum())), 1e-12) if self.normalises else mean
+            else:
+                found[number] = own[0]
+            first += len(several)
+        return found
+
+    def vectors(self, sequences: Sequence[TextSequence]) -> Floats:
+        """The vector of each sequence, (N, E), in their order; zeros where it has no token.
+
+        On a CPU a vector has the same bits whatever the other sequences are, and however many.
+
+        Raises:
+            DataError: a vector has numbers that are not finite.
+        """
+        found = np.zeros((len(sequences), self.width), dtype=np.float32)
+        real = [number for number, each in enumerate(sequences) if each.ids]
+        lengths = [len(sequences[number].ids) for number in real]
+        chosen = [
+            [real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(sum(lengths)))
+        ]
+
+        def computed(batch: Sequence[int]) -> Floats:
+            return self._computed([sequences[number][:2] for number in batch])
+
+        on_cpu = self._engine.device.type == "cpu"
+        results = each_on_one_thread(computed, chosen) if on_cpu else map(computed, chosen)
+        for batch, vectors in zip(chosen, results, strict=True):
+            found[batch] = vectors
+        if not np.isfinite(found).all():
+            hint = "; try --precision fp32" if self._engine.bf16 else ""
+            raise DataError(f"{self.name}: its vectors have NaN or infinite numbers; its weights are damaged{hint}")
+        return found
+
+    def encode(self, texts: Sequence[str], *, long: Long = "cut") -> Floats:
+        """The vector of each text, (N, E).
+
+        Raises:
+            DataError: see `parts` and `vectors`.
+        """
+        return self.joined(self.parts(texts, long))
+
+    def _batch_tokens(self, tokens: int) -> int:
+        """Tokens of a batch: so few that every thread has one, where there are not many."""
+        most = self._engine.micro_batch_tokens
+        if self._engine.device.type != "cpu":
+            return most
+        return min(most, max(_SMALLEST_BATCH, -(-tokens // worker_count())))
+
+    def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Floats:
+        ids, types = zip(*sequences, strict=True)
+        packed: PackedBatch = independent_batch(ids, types, max_tokens=self.max_tokens).to(self._engine.device)
+        with torch.inference_mode(), self._engine.autocast():
+            vectors: Floats = self._model(packed)[: len(sequences)].float().cpu().numpy()
+        return vectors
+
+
+class TooLongError(DataError):
+    """A text is longer than the model reads.
+
+    Attributes:
+        number: of the text.
+        tokens: its own, special ones included.
+    """
+
+    def __init__(self, number: int, tokens: int, most: int) -> None:
+        super().__init__(f"text {number}: {reason_too_long(tokens, most)}")
+        self.number = number
+        self.reason = reason_too_long(tokens, most)
+
+
+def reason_too_long(tokens: int, most: int) -> str:
+    """Why a text is refused, with what to do."""
+    return f"{tokens:,} tokens, the model reads {most:,}; give --long cut or --long window, or shorten it"
+
+
+def _keep_in_bf16(model: nn.Module) -> None:
+    """Turn the weights of linear maps to bfloat16 once, as autocast would in every batch."""
+    for part in model.modules():
+        if type(part) is nn.Linear:
+            part.to(torch.bfloat16)
+
+
+def _fingerprint(model: SentenceModel, weights: str, tokenizer: str) -> str:
+    modules = [
+        (type(part).__name__, {name: _bytes_hash(each) for name, each in part.state_dict().items()})
+        for part in model.after_pooling
+    ]
+    content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, model.lowercases]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _bytes_hash(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,116 @@
+"""Pairs of a corpus that say the same, and negatives that are hard: near to an anchor, and not right.
+
+sentence-transformers' `paraphrase_mining` and `mine_hard_negatives`; Xiong et al. 2021, ANCE, arXiv:2007.00808 (the
+nearest wrong texts teach the most). Both go through the corpus in blocks and keep no more than they print.
+
+Shapes: N texts, K neighbours.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from bertkit.errors import DataError
+from bertkit.inference.embedder import Embedder
+from bertkit.inference.search.index import TextIndex
+from bertkit.inference.search.settings import NegativeSettings, PairSettings
+from bertkit.inference.search.vectors import nearest, set_probes
+from bertkit.progress import Progress, silent_progress
+
+_BLOCK = 1024
+
+
+def paraphrases(
+    index: TextIndex, settings: PairSettings, *, probes: int | None = None, progress: Progress = silent_progress
+) -> list[dict[str, Any]]:
+    """The most similar pairs, the best first: `{"score", "id1", "text1", "id2", "text2"}`, each pair once."""
+    set_probes(index.faiss, probes)
+    best: list[tuple[float, int, int]] = []
+    held: set[tuple[int, int]] = set()
+    with progress("pairs", total=index.count, unit="texts") as meter:
+        for first in range(0, index.count, _BLOCK):
+            scores, numbers = nearest(index.faiss, index.vectors[first : first + _BLOCK], settings.neighbours + 1)
+            for own, row in enumerate(zip(scores.tolist(), numbers.tolist(), strict=True), start=first):
+                for score, other in zip(*row, strict=True):
+                    pair = (min(own, other), max(own, other))
+                    # Most pairs are found from both sides; an approximate index may find one from one side only.
+                    if other < 0 or other == own or score < settings.min_score or pair in held:
+                        continue
+                    entry = (score, -pair[0], -pair[1])
+                    if len(best) < settings.max_pairs:
+                        heapq.heappush(best, entry)
+                    elif entry > best[0]:
+                        _, one, two = heapq.heapreplace(best, entry)
+                        held.remove((-one, -two))
+                    else:
+                        continue
+                    held.add(pair)
+            meter.update(min(first + _BLOCK, index.count))
+    found = []
+    for score, one, two in sorted(best, reverse=True):
+        (id1, text1), (id2, text2) = index.at([-one, -two])
+        found.append({"score": score, "id1": id1, "text1": text1, "id2": id2, "text2": text2})
+    return found
+
+
+class LabelledPair(NamedTuple):
+    """A text and one that belongs to it."""
+
+    anchor: str
+    positive: str
+
+
+def hard_negatives(
+    index: TextIndex,
+    embedder: Embedder,
+    pairs: Iterable[LabelledPair],
+    right: dict[str, set[str]],
+    settings: NegativeSettings,
+    *,
+    probes: int | None = None,
+) -> Iterator[tuple[LabelledPair, list[tuple[str, float]]]]:
+    """Each pair with its negatives and their cosines, the nearest first; fewer where there are fewer.
+
+    Args:
+        index: of the texts that negatives are taken from.
+        embedder: the model of the index.
+        pairs: read block by block.
+        right: all positives of each anchor; none of them is a negative.
+        settings: which of the nearest are taken.
+        probes: of the index.
+
+    Raises:
+        DataError: the model is another than the index's.
+    """
+    index.check_model(embedder)
+    set_probes(index.faiss, probes)
+    for block in _blocks(pairs):
+        anchors = index.query_vectors(embedder, [pair.anchor for pair in block])
+        positives = index.query_vectors(embedder, [pair.positive for pair in block])
+        limits = (anchors.astype(float) * positives).sum(axis=1) - settings.margin
+        most = max(len(right.get(pair.anchor, ())) for pair in block) + 1
+        scores, numbers = nearest(index.faiss, anchors, settings.skip + settings.depth + most)
+        for row, pair in enumerate(block):
+            wrong = []
+            known = [number for number in numbers[row].tolist() if number >= 0]
+            for (_, text), score in zip(index.at(known), scores[row].tolist(), strict=False):
+                if text != pair.anchor and text not in right.get(pair.anchor, ()):
+                    wrong.append((text, score))
+            near = dict.fromkeys(wrong[settings.skip : settings.skip + settings.depth])
+            allowed = min(float(limits[row]), settings.max_score)
+            yield pair, [(text, score) for text, score in near if score <= allowed][: settings.negatives]
+
+
+def _blocks(pairs: Iterable[LabelledPair]) -> Iterator[list[LabelledPair]]:
+    block: list[LabelledPair] = []
+    for pair in pairs:
+        if not pair.anchor.strip() or not pair.positive.strip():
+            raise DataError("an anchor or a positive is empty; leave the pair out")
+        block.append(pair)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block

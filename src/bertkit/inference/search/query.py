@@ -1,0 +1,109 @@
+"""Queries to hits: nearest vectors, joined with BM25 if wanted, re-ranked by a cross-encoder if wanted.
+
+Cormack et al. 2009, reciprocal rank fusion (a text's score is the sum of 1 / (60 + rank) over the rankings that have
+it); Nogueira and Cho 2019, arXiv:1901.04085 (a cross-encoder reads query and text together).
+
+Shapes: Q queries, K hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.embedder import Embedder
+from bertkit.inference.predict import Predictor
+from bertkit.inference.search.index import TextIndex
+from bertkit.inference.search.settings import QuerySettings
+from bertkit.inference.search.vectors import nearest, set_probes
+from bertkit.tasks.examples import TextExample
+from bertkit.training.engine import Engine
+
+_FUSION = 60
+_FUSED_DEPTH = 100
+"""Of each ranking that is joined, at least."""
+
+
+class CrossEncoder:
+    """A model that scores query and text together: one with a regression head, or with two labels, of which the second
+    is the relevant one.
+
+    Raises:
+        DataError: no such model, or another head.
+    """
+
+    def __init__(self, name: str, engine: Engine, *, offline: bool = False) -> None:
+        self._predictor = Predictor.load(name, engine, offline=offline)
+        labels = self._predictor.task.labels
+        if self._predictor.kind == "regression":
+            self._label = None
+        elif self._predictor.kind == "classification" and labels.count == 2:
+            self._label = labels.names[1]
+        else:
+            raise DataError(
+                f"{name}: is no cross-encoder: its head is for {self._predictor.kind} with {labels.count} outputs;"
+                " expected one output, or two labels"
+            )
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """How well each text answers the query."""
+        examples = [TextExample(str(number), query, text) for number, text in enumerate(texts)]
+        predictions = self._predictor(examples)
+        if self._label is None:
+            return [float(each.prediction) for each in predictions]
+        return [float(each.scores[self._label]) for each in predictions]
+
+
+def search(
+    index: TextIndex,
+    embedder: Embedder,
+    queries: Sequence[str],
+    settings: QuerySettings,
+    *,
+    cross_encoder: CrossEncoder | None = None,
+) -> list[dict[str, Any]]:
+    """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, the best first.
+
+    The score is the cosine, the sum of reciprocal ranks of a hybrid search, or the cross-encoder's.
+
+    Raises:
+        DataError: the model is another than the index's.
+        UsageError: an empty query.
+    """
+    index.check_model(embedder)
+    empty = next((number for number, query in enumerate(queries, start=1) if not query.strip()), None)
+    if empty is not None:
+        raise UsageError(f"query {empty} is empty; leave it out")
+    if not queries:
+        return []
+    set_probes(index.faiss, settings.probes)
+    wanted = max(settings.top, settings.rerank_depth) if cross_encoder is not None else settings.top
+    depth = max(wanted, _FUSED_DEPTH) if settings.hybrid else wanted
+    score_QK, number_QK = nearest(index.faiss, index.query_vectors(embedder, queries), depth)
+    found = []
+    for query, scores, numbers in zip(queries, score_QK.tolist(), number_QK.tolist(), strict=True):
+        ranking = [(number, score) for number, score in zip(numbers, scores, strict=True) if number >= 0]
+        if settings.hybrid:
+            by_words, _ = index.bm25.nearest(query, depth)
+            ranking = fused([[number for number, _ in ranking], by_words])
+        ranking = ranking[:wanted]
+        texts = index.at([number for number, _ in ranking])
+        hits = [
+            {"id": name, "text": text, "score": score} for (name, text), (_, score) in zip(texts, ranking, strict=True)
+        ]
+        if cross_encoder is not None:
+            again = cross_encoder.scores(query, [hit["text"] for hit in hits])
+            hits = [{**hit, "score": score} for hit, score in zip(hits, again, strict=True)]
+            hits.sort(key=lambda hit: -hit["score"])
+        found.append({"query": query, "hits": hits[: settings.top]})
+    return found
+
+
+def fused(rankings: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+    """Several rankings as one by the sum of reciprocal ranks; of equal ones the lower number first."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, number in enumerate(ranking, start=1):
+            scores[number] = scores.get(number, 0.0) + 1 / (_FUSION + rank)
+    return sorted(scores.items(), key=lambda entry: (-entry[1], entry[0]))

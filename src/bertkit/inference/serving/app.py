@@ -1,0 +1,196 @@
+"""The addresses of `bertkit serve` and the application that answers them.
+
+FastAPI writes the OpenAPI page (`/docs`, `/openapi.json`) from the bodies in requests.py; the answers are service.py's.
+No address takes a path or a URL: a request reaches the served models and nothing else of the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from bertkit import __version__
+from bertkit.errors import DataError
+from bertkit.inference.serving.errors import RequestError, internal_error
+from bertkit.inference.serving.guard import Application, Guard
+from bertkit.inference.serving.metrics import CONTENT_TYPE
+from bertkit.inference.serving.requests import (
+    EmbeddingRequest,
+    FillRequest,
+    PredictRequest,
+    RerankRequest,
+)
+from bertkit.inference.serving.served import ROUTES, ServedModel
+from bertkit.inference.serving.service import Service
+from bertkit.inference.serving.settings import ServeSettings
+from bertkit.json_input import parse_json
+from bertkit.visible import visible
+
+_OTHER = "other"
+"""In the metrics: addresses that are none of the server's."""
+_SHOWN_ERRORS = 3
+
+_DESCRIPTION = "Vectors, labels, order and filled masks from encoders. Every error has the shape of OpenAI's."
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body is not JSON."},
+    404: {"description": "The model is not served here."},
+    408: {"description": "The body did not come in time."},
+    413: {"description": "The body is too large."},
+    422: {"description": "The request is JSON of another shape, or beyond a limit on texts or tokens."},
+    429: {"description": "Too much is waiting; `Retry-After` says when to try again."},
+}
+
+
+class _BoundedJsonRequest(Request):
+    """A request whose body is parsed in bounds: depth, numbers, Unicode."""
+
+    async def json(self) -> Any:
+        try:
+            return parse_json(await self.body(), "the body", finite=True)
+        except DataError as error:
+            raise RequestError(400, str(error), code="invalid_json") from error
+
+
+class _Route(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_BoundedJsonRequest(request.scope, request.receive))
+
+        return handle
+
+
+def build_app(models: Sequence[ServedModel], settings: ServeSettings) -> tuple[Application, Service]:
+    """The ASGI application of these models, and what it shares between requests."""
+    service = Service(models, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    api = FastAPI(
+        title="bertkit serve",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    api.router.route_class = _Route
+    _add_errors(api)
+    _add_models(api, service)
+    _add_answers(api, service)
+    known = {*(route.path for route in api.routes if hasattr(route, "path"))}
+    guard = Guard(
+        api,
+        service.metrics,
+        max_body_bytes=round(settings.max_body_mb * 1_000_000),
+        body_seconds=settings.client_seconds,
+        is_draining=lambda: service.draining,
+        address_of=lambda path: path if path in known else _OTHER,
+    )
+    return guard, service
+
+
+def _add_models(api: FastAPI, service: Service) -> None:
+    started = int(time.time())
+
+    def card(model: ServedModel) -> dict[str, Any]:
+        answers = [ROUTES[each] for each in ROUTES if each in model.abilities]
+        return {"id": model.name, "object": "model", "created": started, "owned_by": "bertkit", "answers": answers}
+
+    @api.get("/health", summary="Whether the server answers")
+    async def health() -> JSONResponse:
+        status = "stopping" if service.draining else "ok" if service.batcher.is_alive else "failed"
+        return JSONResponse(
+            {"status": status, "models": list(service.models)}, status_code=200 if status == "ok" else 503
+        )
+
+    @api.get("/metrics", summary="Counters in Prometheus' format")
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type=CONTENT_TYPE)
+
+    @api.get("/v1/models", summary="The served models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card(each) for each in service.models.values()]}
+
+    @api.get("/v1/models/{name:path}", summary="One of them")
+    async def model(name: str) -> dict[str, Any]:
+        if name not in service.models:
+            raise RequestError(
+                404, f"the model {name!r:.200} is not served here", code="model_not_found", param="model"
+            )
+        return card(service.models[name])
+
+
+def _add_answers(api: FastAPI, service: Service) -> None:
+    @api.post("/v1/embeddings", summary="Texts to vectors, as OpenAI's", responses=_REFUSALS)
+    async def embeddings(request: EmbeddingRequest) -> Response:
+        return Response(await service.embeddings(request), media_type="application/json")
+
+    @api.post("/predict", summary="Labels, entities or answers, as `bertkit predict`", responses=_REFUSALS)
+    async def predict(request: PredictRequest) -> JSONResponse:
+        return JSONResponse(await service.predictions(request))
+
+    @api.post("/rerank", summary="Documents in the order of a query", responses=_REFUSALS)
+    @api.post("/v1/rerank", include_in_schema=False)
+    async def rerank(request: RerankRequest) -> JSONResponse:
+        return JSONResponse(await service.reranked(request))
+
+    @api.post("/fill", summary="Tokens for masks, as `bertkit fill`", responses=_REFUSALS)
+    async def fill(request: FillRequest) -> JSONResponse:
+        return JSONResponse(await service.filled(request))
+
+
+def _add_errors(api: FastAPI) -> None:
+    @api.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        return error.response()
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _invalid(error).response()
+
+    @api.exception_handler(404)
+    async def unknown(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestError):  # a status has precedence over a class
+            return error.response()
+        return RequestError(404, "there is no such address; /docs lists them", code="not_found").response()
+
+    @api.exception_handler(405)
+    async def other_method(request: Request, error: Exception) -> Response:
+        response = RequestError(
+            405, "this address takes another method; see /docs", code="method_not_allowed"
+        ).response()
+        response.headers.update(getattr(error, "headers", None) or {})
+        return response
+
+    @api.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return internal_error().response()
+
+
+def _invalid(error: RequestValidationError) -> RequestError:
+    """The first faults of a body by their fields; nothing of the body is repeated but names of fields."""
+    found: dict[str, list[str]] = {}
+    for each in error.errors():
+        place = [part for part in each["loc"] if part != "body"]
+        # Behind the field stand the types of a union that were tried: the field is what a client knows.
+        name = visible(".".join(str(part) for part in place[:1])[:100]) or "the body"
+        messages = found.setdefault(name, [])
+        if (message := visible(str(each["msg"])[:200])) not in messages:
+            messages.append(message)
+    faults = [f"{name}: {', or '.join(messages[:_SHOWN_ERRORS])}" for name, messages in found.items()]
+    more = f"; and {len(faults) - _SHOWN_ERRORS} more" if len(faults) > _SHOWN_ERRORS else ""
+    first = next(iter(found), None)
+    param = None if first == "the body" else first
+    return RequestError(422, "; ".join(faults[:_SHOWN_ERRORS]) + more, code="invalid_request", param=param)

@@ -1,0 +1,60 @@
+"""What a request is refused with: a status and the body that OpenAI's clients read.
+
+The shape is that of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. Every address answers in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+
+TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+"""Of a status; that of any other is server_error."""
+_MOST_CHARACTERS = 500
+"""Of a message, which may repeat what a client sent."""
+
+
+class RequestError(HTTPException):
+    """A request that is not served; FastAPI passes an HTTPException on from wherever it is raised.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong with it, and the remedy.
+        code: a word for programs, such as model_not_found.
+        param: the field at fault.
+        retry_seconds: when to try again.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str, param: str | None = None, retry_seconds: int | None = None
+    ) -> None:
+        super().__init__(status, message)
+        self.status, self.message, self.code, self.param = status, message[:_MOST_CHARACTERS], code, param
+        self.retry_seconds = retry_seconds
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The body."""
+        kind = TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        headers = {} if self.retry_seconds is None else {"Retry-After": str(self.retry_seconds)}
+        return JSONResponse(self.document, status_code=self.status, headers=headers)
+
+
+def internal_error() -> RequestError:
+    """Of a bug, whose details are no client's business."""
+    return RequestError(500, "the server failed at this request; its log has more", code="internal_error")

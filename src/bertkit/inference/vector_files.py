@@ -1,0 +1,185 @@
+"""Vectors written block by block into .npy, Parquet or Arrow, and continued where a run was stopped.
+
+Formats: numpy's NEP 1 for .npy; Apache Parquet; Arrow's IPC file (`.arrow`), both with the columns `id` and
+`embedding`. Until the last block is there the rows are in OUT.part, with what they are in OUT.part.json, so that
+nothing but a whole file ever has the name that was asked for.
+
+Shapes: N vectors, F numbers stored of one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.files import fsync_path, read_json, replacing, write_json
+
+log = logging.getLogger(__name__)
+
+FileForm = Literal["npy", "parquet", "arrow"]
+FORMS: dict[str, FileForm] = {".npy": "npy", ".parquet": "parquet", ".arrow": "arrow"}
+_HEADER_BYTES = 128
+_ROWS_AT_ONCE = 8192
+"""Of a row group."""
+
+
+def form_of_output(out: Path) -> FileForm:
+    """The form of a file of vectors by its ending.
+
+    Raises:
+        UsageError: it is none of them, or there is no such directory.
+    """
+    if out.suffix not in FORMS:
+        raise UsageError(f"--out {out}: its ending is none of {', '.join(FORMS)}; name the file by its form")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {out.parent}; create it")
+    if out.is_dir():
+        raise UsageError(f"--out {out}: is a directory; name a file in it")
+    return FORMS[out.suffix]
+
+
+class VectorFile:
+    """A file of vectors in the making.
+
+    Args:
+        out: its name.
+        dtype: numpy's type of the stored numbers.
+        width: F.
+        key: what decides the rows; an unfinished file of another key is begun anew.
+        resumable: whether an unfinished file may be continued.
+
+    Attributes:
+        rows: of all blocks so far, also of an earlier run.
+        notes: what the last block was written with.
+    """
+
+    def __init__(self, out: Path, dtype: Any, width: int, key: Mapping[str, Any], *, resumable: bool = True) -> None:
+        self.out = out
+        self.form = form_of_output(out)
+        self.rows = 0
+        self.notes: dict[str, Any] = {}
+        self._dtype, self._width, self._key = np.dtype(dtype), width, dict(key)
+        self._part = out.with_name(f"{out.name}.part")
+        self._ids = out.with_name(f"{out.name}.part.ids")
+        self._state = out.with_name(f"{out.name}.part.json")
+        if resumable:
+            self._continue()
+        if not self.rows:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._state.unlink(missing_ok=True)
+        self._part.write_bytes(b"\0" * _HEADER_BYTES)
+        self._ids.write_bytes(b"")
+
+    def _continue(self) -> None:
+        if not (self._state.is_file() and self._part.is_file() and self._ids.is_file()):
+            return
+        try:
+            state = read_json(self._state)
+        except DataError as fault:
+            log.warning("%s; the file is begun anew", fault)
+            return
+        if state.get("key") != json.loads(json.dumps(self._key)):
+            log.warning("%s was begun with another model, input or other options; it is begun anew", self._part)
+            return
+        rows, ids_bytes, notes = state.get("rows"), state.get("ids_bytes"), state.get("notes")
+        if (
+            not (isinstance(rows, int) and isinstance(ids_bytes, int) and isinstance(notes, dict))
+            or self._part.stat().st_size < self._bytes(rows)
+            or self._ids.stat().st_size < ids_bytes
+        ):
+            log.warning("%s is damaged; it is begun anew", self._part)
+            return
+        os.truncate(self._part, self._bytes(rows))
+        os.truncate(self._ids, ids_bytes)
+        self.rows, self.notes = rows, notes
+
+    def _bytes(self, rows: int) -> int:
+        return _HEADER_BYTES + rows * self._width * int(self._dtype.itemsize)
+
+    def append(self, ids: Sequence[str], rows_NF: NDArray[Any], notes: Mapping[str, Any]) -> None:
+        """Write a block; once this returns it is not computed again.
+
+        Args:
+            ids: of its rows; a .npy file has none.
+            rows_NF: as they are stored.
+            notes: what is to be known when it is continued.
+        """
+        with self._part.open("ab") as file:
+            file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
+        if self.form != "npy":
+            with self._ids.open("a", encoding="utf-8") as names:
+                names.writelines(f"{json.dumps(each)}\n" for each in ids)
+            fsync_path(self._ids)
+        fsync_path(self._part)
+        self.rows += len(rows_NF)
+        self.notes = dict(notes)
+        state = {"key": self._key, "rows": self.rows, "ids_bytes": self._ids.stat().st_size, "notes": self.notes}
+        write_json(self._state, state)
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Give the whole file its name.
+
+        Args:
+            metadata: of the schema, for Parquet and Arrow.
+        """
+        if self.form == "npy":
+            with self._part.open("r+b") as file:
+                file.write(npy_header(self._dtype, (self.rows, self._width)))
+            fsync_path(self._part)
+            os.replace(self._part, self.out)
+            fsync_path(self.out.parent)
+        else:
+            self._write_table(metadata)
+        self.discard()
+
+    def discard(self) -> None:
+        """Delete what is unfinished."""
+        for path in (self._state, self._part, self._ids):
+            path.unlink(missing_ok=True)
+
+    def _write_table(self, metadata: Mapping[str, str]) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        numbers = pa.list_(pa.from_numpy_dtype(self._dtype), self._width)
+        schema = pa.schema([("id", pa.string()), ("embedding", numbers)], metadata=dict(metadata))
+        with replacing(self.out) as file:
+            writer = (
+                parquet.ParquetWriter(file, schema)
+                if self.form == "parquet"
+                else pa.ipc.new_file(pa.PythonFile(file, mode="w"), schema)
+            )
+            with writer:
+                for ids, rows_nF in self._blocks():
+                    flat = pa.array(rows_nF.reshape(-1))
+                    columns = [pa.array(ids, pa.string()), pa.FixedSizeListArray.from_arrays(flat, type=numbers)]
+                    writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def _blocks(self) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        with self._part.open("rb") as file, self._ids.open(encoding="utf-8") as names:
+            file.seek(_HEADER_BYTES)
+            for first in range(0, self.rows, _ROWS_AT_ONCE):
+                count = min(_ROWS_AT_ONCE, self.rows - first)
+                rows = np.frombuffer(file.read(count * self._width * self._dtype.itemsize), dtype=self._dtype)
+                yield [json.loads(names.readline()) for _ in range(count)], rows.reshape(count, self._width)
+
+
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The first 128 bytes of a .npy file, whose rows follow."""
+    buffer = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, described)
+    header = buffer.getvalue()
+    assert len(header) == _HEADER_BYTES
+    return header

@@ -1,0 +1,169 @@
+"""Labels without examples: a model of natural language inference, or the vectors of the labels' names, chooses.
+
+Yin et al. 2019, arXiv:1909.00161, section 4: a text is the premise, "This example is LABEL." the hypothesis, and the
+label whose hypothesis is entailed most is the prediction. Scores are the softmax over the labels of the outputs for
+entailment, as in the zero-shot pipeline of `transformers`. An embedder compares the text's vector with that of each
+label's name (or of a sentence with it); its scores are cosines. Sibling predict.py has heads that were trained for
+their labels.
+
+Shapes: I texts, L labels, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.embedding import own_pooling
+from bertkit.finetuning.prediction import predict
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.inference.predict import Predictor
+from bertkit.inference.predict_input import InputColumns
+from bertkit.models.hub import check_vocabulary, load_model, read_config
+from bertkit.models.labels import Labels
+from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.sentence import load_sentence_model
+from bertkit.progress import Progress, silent_progress
+from bertkit.tasks.base import Account, Prediction
+from bertkit.tasks.embedding.losses.cosine import CosineLoss
+from bertkit.tasks.embedding.task import Embedding
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import SentenceExample, TextExample
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import Engine
+
+ENTAILMENT = "entailment"
+_LONGEST = 512
+_SLOT = "{}"
+
+
+@dataclass(frozen=True)
+class ZeroShot(Predictor):
+    """A model that chooses among labels that it was not trained for.
+
+    Attributes:
+        names: of the labels.
+        template: a sentence with {} where a label's name goes.
+    """
+
+    names: tuple[str, ...] = ()
+    template: str = _SLOT
+
+    @abstractmethod
+    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+        """(I, L), the greatest of a text's being its prediction."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """The template with each label."""
+        return [self.template.replace(_SLOT, name) for name in self.names]
+
+    def _predicted(
+        self,
+        examples: Sequence[Any],
+        progress: Progress = silent_progress,
+        label: str = "",
+        *,
+        with_candidates: bool = False,
+    ) -> tuple[list[Prediction], Account]:
+        if not examples:
+            return [], Account(0, 0, 0)
+        score_IL, account = self.scores(examples, progress, label)
+        if not np.isfinite(score_IL).all():
+            raise DataError(f"{self.directory}: its outputs are not finite numbers; the weights are damaged")
+        return [
+            Prediction(each.id, self.names[int(row.argmax())], dict(zip(self.names, row.tolist(), strict=True)))
+            for each, row in zip(examples, score_IL, strict=True)
+        ], account
+
+
+@dataclass(frozen=True)
+class EntailedLabels(ZeroShot):
+    """By a model of natural language inference."""
+
+    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+        pairs = [TextExample(each.id, each.text, sentence) for each in texts for sentence in self.sentences]
+        features = self.task.encode(pairs, self.encoder)
+        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+        place = next(i for i, name in enumerate(self.task.labels.names) if name.casefold() == ENTAILMENT)
+        logit_IL = np.stack(outputs)[:, place].reshape(len(texts), -1).astype(np.float64)
+        share_IL = np.exp(logit_IL - logit_IL.max(axis=1, keepdims=True))
+        return share_IL / share_IL.sum(axis=1, keepdims=True), features.account
+
+
+@dataclass(frozen=True)
+class NearestLabels(ZeroShot):
+    """By the vectors of an embedder."""
+
+    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+        found = [SentenceExample(each.id, (each.text,)) for each in texts]
+        found += [SentenceExample(name, (sentence,)) for name, sentence in zip(self.names, self.sentences, strict=True)]
+        features = self.task.encode(found, self.encoder)
+        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+        vectors = np.concatenate(outputs).astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors[: len(texts)] @ vectors[len(texts) :].T, features.account
+
+
+def zero_shot(
+    name: str, labels: Sequence[str], engine: Engine, *, template: str | None = None, offline: bool = False
+) -> ZeroShot:
+    """The predictor of these labels.
+
+    Args:
+        name: a model of natural language inference, or an embedder: a Hub id, a model or a run directory.
+        labels: two or more.
+        engine: where and how much at once.
+        template: a sentence with {} for the label's name; by default "This example is {}.", and the name alone for an
+            embedder.
+        offline: use no network.
+
+    Raises:
+        UsageError: fewer than two labels, one twice, or a template without {}.
+        DataError: a model that can do neither.
+    """
+    names = tuple(each.strip() for each in labels)
+    twice = sorted({each for each in names if names.count(each) > 1})
+    if twice or len(names) < 2 or not all(names):
+        fault = f"{twice[0]} is named twice" if twice else "name two labels or more, none of them empty"
+        raise UsageError(f"--labels {','.join(names)}: {fault}")
+    if template is not None and template.count(_SLOT) != 1:
+        raise UsageError(f"--template {template!r}: expected a sentence with one {{}} for the label's name")
+    directory = find_model(name, offline=offline)
+    config, contents = read_config(encoder_directory(directory))
+    known = [each.casefold() for each in Labels.from_hub(contents).names]
+    if ENTAILMENT in known and not (directory / MODULES_FILE).is_file():
+        plain = Predictor.load(name, engine, offline=offline)
+        parts = {each.name: getattr(plain, each.name) for each in fields(Predictor)}
+        parts |= {"columns": InputColumns()}
+        return EntailedLabels(**parts, names=names, template=template or "This example is {}.")
+    if contents.get("id2label") and not (directory / MODULES_FILE).is_file():
+        raise DataError(
+            f"{name}: is a classifier for {', '.join(known[:5])}; --zero-shot needs a model of natural language"
+            " inference (a label `entailment`) or an embedder"
+        )
+    files = encoder_directory(directory)
+    pooling, normalise = own_pooling(files)
+    task = Embedding(CosineLoss(), ("spearman",), pooling=pooling, normalise=normalise)
+    model, _ = load_model(files, heads=(task.head,), new=(task.head,))
+    tokenizer = load_tokenizer(files, offline=offline)
+    check_vocabulary(model, tokenizer, source=name)
+    limit = min(load_sentence_model(directory).max_tokens, _LONGEST)
+    return NearestLabels(
+        directory,
+        "classification",
+        task,
+        model.to(engine.device),
+        SequenceEncoder(tokenizer, max_tokens=limit, token_types=config.reads_token_types),
+        engine,
+        InputColumns(),
+        FinetuneRecipe(name="zero-shot"),
+        names=names,
+        template=template or _SLOT,
+    )

@@ -1,0 +1,47 @@
+"""Writing the files that make a model directory a sentence embedder: modules.json and what it names.
+
+Formats of `sentence-transformers`; keys are those that its versions 2 to 6 read. Sibling sentence.py reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.files import write_json
+from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE
+from bertkit.models.sentence import OLD_POOLING_KEYS, PoolingMode
+
+SETTINGS_FILE = "sentence_bert_config.json"
+VERSION_FILE = "config_sentence_transformers.json"
+_OLDEST = "2.2.2"
+"""The oldest version whose keys these are; a reader looks at it to interpret them."""
+
+
+def write_sentence_files(
+    directory: Path, *, width: int, pooling: Sequence[PoolingMode], normalise: bool, max_tokens: int
+) -> None:
+    """Write the files beside an encoder's.
+
+    Args:
+        directory: of the encoder, which is the first module.
+        width: of the encoder's states.
+        pooling: modes, whose vectors are joined.
+        normalise: whether vectors have length one.
+        max_tokens: texts are cut to this length.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalise else [])]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
+    for path in paths[1:]:
+        (directory / path).mkdir(exist_ok=True)
+    modes = {key: mode in pooling for key, mode in OLD_POOLING_KEYS.items()}
+    write_json(directory / paths[1] / CONFIG_FILE, {"word_embedding_dimension": width, **modes, "include_prompt": True})
+    write_json(directory / SETTINGS_FILE, {"max_seq_length": max_tokens, "do_lower_case": False})
+    settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    write_json(directory / VERSION_FILE, {"__version__": {"sentence_transformers": _OLDEST}, **settings})
+    entries = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    write_json(directory / MODULES_FILE, entries)

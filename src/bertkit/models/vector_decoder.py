@@ -1,0 +1,106 @@
+"""A decoder that rebuilds a text from one vector, with the layers of the encoder that made it.
+
+Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: embeddings, self-attention and feed-forward layers are the
+encoder's own, read from left to right; each layer has a cross-attention whose only key is the vector. Over one key a
+softmax is 1, so queries and keys have no part in it, and cross-attention is the output of the value: the released code
+has weights for both that never change.
+
+Shapes: T packed tokens of the texts to rebuild, B texts, M predicted tokens, D width, N heads, H head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.models.bert import BertStack
+from bertkit.models.dropout import Dropout, dropout
+from bertkit.models.encoder import TransformerConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.heads import HeadShape
+from bertkit.models.layers import PostNormLayer
+from bertkit.models.recorder import Scope
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+
+
+class VectorAttention(nn.Module):
+    """What every token takes from its text's vector, behind self-attention: a residual sum and a norm."""
+
+    def __init__(self, width: int, heads: int, *, norm_eps: float, attention_dropout: float, hidden_dropout: float):
+        super().__init__()
+        self.heads, self.dropout_rate = heads, attention_dropout
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dropout = Dropout(hidden_dropout)
+
+    def forward(self, hidden_TD: Tensor, vectors_BD: Tensor, text_T: Tensor) -> Tensor:
+        """(T, D); `text_T` is the text of each token."""
+        value_TD = self.value(vectors_BD).index_select(0, text_T)
+        one_TN = dropout(value_TD.new_ones(text_T.numel(), self.heads), self.dropout_rate, training=self.training)
+        mixed_TD = (value_TD.view(text_T.numel(), self.heads, -1) * one_TN[..., None]).flatten(1)
+        normed_TD: Tensor = self.norm(hidden_TD + self.dropout(self.output(mixed_TD)))
+        return normed_TD
+
+
+class VectorDecoder(nn.Module):
+    """The decoder's own weights: cross-attention of each layer, and a head over the vocabulary that is tied to the word
+    embeddings.
+
+    Args:
+        model: whose encoder's layers it uses; it does not hold them.
+
+    Raises:
+        UsageError: a family whose layers are not BERT's, or that has no head of masked words.
+    """
+
+    def __init__(self, model: HeadedModel) -> None:
+        super().__init__()
+        encoder, config = model.encoder, model.encoder.config
+        fits = isinstance(encoder, BertStack) and all(isinstance(layer, PostNormLayer) for layer in encoder.layers)
+        plan = model.plans.get("masked_lm")
+        if not fits or plan is None or not isinstance(config, TransformerConfig):
+            raise UsageError(
+                f"embedding.loss: tsdae decodes with BERT's layers, and {config.model_type!r} has others; take a family"
+                " such as bert or roberta, or another loss, such as simcse"
+            )
+        self.cross = nn.ModuleList(
+            VectorAttention(
+                encoder.width,
+                config.num_attention_heads,
+                norm_eps=float(getattr(config, "layer_norm_eps", 1e-12)),
+                attention_dropout=config.attention_probs_dropout_prob,
+                hidden_dropout=config.hidden_dropout_prob,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+        self.head = plan.build(HeadShape(encoder.width, encoder.embedding_width, encoder.vocab_size, 1))
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.normal_(part.weight, std=config.initializer_range)
+                nn.init.zeros_(part.bias)
+
+    def forward(self, model: HeadedModel, vectors_BD: Tensor, batch: PackedBatch) -> VocabularyProjection:
+        """The logits of each token's next token, (T, V), not computed yet.
+
+        Args:
+            model: the one of the constructor.
+            vectors_BD: of the texts.
+            batch: the texts to rebuild, without their last tokens; causal.
+        """
+        encoder, scope = model.encoder, Scope(None, "")
+        assert isinstance(encoder, BertStack)
+        lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
+        text_T = torch.repeat_interleave(lengths_B, output_size=batch.num_tokens)
+        hidden_TD = encoder.embed(batch, scope)
+        for layer, cross in zip(encoder.layers, self.cross, strict=True):
+            assert isinstance(layer, PostNormLayer)
+            attended_TD = layer.attention(hidden_TD, batch.sequences, scope)
+            hidden_TD = layer.attention_norm(hidden_TD + layer.dropout(attended_TD))
+            hidden_TD = cross(hidden_TD, vectors_BD, text_T)
+            fed_TD = layer.feed_forward(hidden_TD, scope)
+            hidden_TD = layer.feed_forward_norm(hidden_TD + layer.dropout(fed_TD))
+        assert isinstance(self.head, VocabularyHead)
+        return self.head.project(hidden_TD, encoder.word_embedding.weight)

@@ -1,0 +1,109 @@
+"""Language modelling of a text that is read on: predict the token that follows each token of a lane, the last one's,
+too.
+
+Dai et al. 2019, Transformer-XL, arXiv:1901.02860; Peters et al. 2018, ELMo, arXiv:1802.05365, section 3.1, whose two
+directions share the softmax. `ForwardLM` has the lanes that are read from left to right, `BackwardLM` those from right
+to left, in which the token that follows is the one before in the text. Sibling causal_lm.py predicts within single
+sequences, whose first tokens have no context.
+
+Shapes: T packed tokens, B sequences, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.errors import UsageError
+from bertkit.models.adaptive_softmax import AdaptiveProjection
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.sampled_softmax import sampled_cross_entropy
+from bertkit.objectives.base import TokenPrediction
+
+
+class DirectionalLM(TokenPrediction):
+    """The next token of each token of the lanes that are read in one direction."""
+
+    negatives: int | None = Field(
+        None,
+        ge=1,
+        description="Words of a sampled softmax, drawn anew for every micro-batch; null: the whole softmax, which"
+        " evaluations compute in any case.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"negatives"})
+    is_backward: ClassVar[bool]
+    has_perplexity: ClassVar[bool] = True
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("causal_lm",)
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        name = f"objective.{self.term}"
+        if not isinstance(data.layout, ContinuousText):
+            return [f"{name} predicts a text that is read on; write data.layout.name: continuous"]
+        if "causal_lm" not in model.heads():
+            return [f"{name}: model.family {model.model_type!r} has no head causal_lm; take transfo-xl or elmo"]
+        if self.is_backward and not data.layout.bidirectional:
+            return [f"{name} has no text that is read from right to left; write data.layout.bidirectional: true"]
+        if self.is_backward != data.layout.bidirectional and not model.reads_backward:
+            return [
+                f"data.layout.bidirectional: model.family {model.model_type!r} reads from left to right alone; write"
+                " false"
+            ]
+        return []
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy in nats; in training against a sample of words, where there are `negatives`."""
+        if self.negatives is None or not model.training:
+            return super().loss(model, hidden_TD, batch)
+        targets = batch.targets[self.term]
+        projection = model.projection(self.heads[0], hidden_TD.index_select(0, targets.index_M))
+        if isinstance(projection, AdaptiveProjection):
+            raise UsageError(f"objective.{self.term}.negatives: the softmax is adaptive; write model.cutoffs: []")
+        loss, correct = sampled_cross_entropy(projection, targets.id_M, self.negatives)
+        return LossSum(loss, targets.count, correct)
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Mark what follows each token; ids stay as they are."""
+        lanes = samples.lanes
+        assert lanes is not None, "the layout is of lanes"
+        following_T = np.roll(samples.ids_T, -1)
+        following_T[samples.cu_seqlens_B1[1:] - 1] = lanes.following_B
+        index_M = np.flatnonzero((lanes.reversed_B == self.is_backward)[samples.sequence_T])
+        return samples.with_targets(self.term, Targets(index_M, following_T[index_M]))
+
+
+class ForwardLM(DirectionalLM):
+    """From left to right."""
+
+    term: ClassVar[str] = "forward_lm"
+    is_backward: ClassVar[bool] = False
+
+    def expected_count(self, length: int) -> float:
+        return float(length)
+
+
+class BackwardLM(DirectionalLM):
+    """From right to left."""
+
+    term: ClassVar[str] = "backward_lm"
+    is_backward: ClassVar[bool] = True
+
+    def expected_count(self, length: int) -> float:
+        return float(length)

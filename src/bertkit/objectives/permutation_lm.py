@@ -1,0 +1,176 @@
+"""Permutation language modelling: predict tokens in a random order, each from those before it in that order.
+
+Yang et al. 2019, XLNet, arXiv:1906.08237, sections 2.2, 2.3 (partial prediction) and 3.1; spans and orders as in
+`_sample_mask` and `_local_perm` of the released data_utils.py. One token in K is predicted, the last of the order: the
+others are seen by all. No token is replaced by a mask: the query stream of models/xlnet.py does not read the token that
+it predicts. Sibling of masked_lm.py, whose targets do not see one another.
+
+Shapes: T packed tokens, S tokens of a part, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ReusedSegments
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.models.encoder import EncoderConfig
+from bertkit.objectives.base import Objective, TokenPrediction
+
+_DRAWS_OF_SPAN = 2
+"""Random numbers of each span: its length, and its place in its context."""
+
+
+class PermutationLM(TokenPrediction):
+    """Spans of tokens, predicted in a random order.
+
+    Where a layout has sequences of which only a first part is read on from, that part and the rest have spans and
+    orders of their own, and the first part does not see the rest, which it will be the memory of.
+    """
+
+    k: int = Field(6, ge=1, description="K of partial prediction: one token in K is predicted.")
+    longest_span: int = Field(5, ge=1, description="Longest span N; a span of n is drawn with a chance of 1/n.")
+    span_unit: Literal["token", "word"] = Field(
+        "token", description="What the length of a span counts; it begins with a word in either case."
+    )
+    order_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that are ordered at random, block by block of a sequence; null: the whole sequence, or"
+        " part.",
+    )
+
+    term: ClassVar[str] = "permutation_lm"
+    in_place: ClassVar[bool] = True
+    change: ClassVar[str] = "predicted"
+    has_perplexity: ClassVar[bool] = True
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ("permutation_lm",)
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        if self.term not in model.heads():
+            return [
+                f"objective.{self.term}: model.family {model.model_type!r} has no query stream; write model.family:"
+                " xlnet"
+            ]
+        if isinstance(data.layout, ReusedSegments) and self.order_tokens is not None:
+            reused = data.layout.advance(data.sequence_length)
+            part = min(reused, data.sequence_length - reused)
+            if self.order_tokens > part:
+                return [
+                    f"objective.{self.term}.order_tokens ({self.order_tokens}) is above the shorter part of a sequence"
+                    f" ({part} tokens, by data.layout.reused_tokens); lower it, or leave it out"
+                ]
+        return []
+
+    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+        others = [each.term for each in objectives if each.term != self.term and each.states != "sequences"]
+        return [
+            f"objective.{other} reads states of tokens, of which objective.{self.term} makes those of its query stream;"
+            " leave one of them out"
+            for other in others
+        ]
+
+    def expected_count(self, length: int) -> float:
+        return float(length // self.k)
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Choose the targets and the order; ids stay as they are."""
+        uniform_T = samples.uniform_T(draw, "permutation/order")
+        fill_T = samples.uniform_T(draw, "permutation/fill")
+        chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
+        ranks_T2 = np.empty((samples.ids_T.size, 2), dtype=np.int64)
+        for number, (first, end) in enumerate(
+            zip(samples.cu_seqlens_B1[:-1].tolist(), samples.cu_seqlens_B1[1:].tolist(), strict=True)
+        ):
+            uniform_SU = draw.uniform(
+                "permutation/spans",
+                epoch=samples.epoch_B[number],
+                sample=samples.sample_B[number],
+                position=np.arange(_DRAWS_OF_SPAN * (end - first)),
+            ).reshape(-1, _DRAWS_OF_SPAN)
+            backwards = samples.lanes is not None and bool(samples.lanes.reversed_B[number])
+            goal = (end - first) // self.k
+            lowest = 0
+            parts = self._parts(samples, first, end)
+            for place, (low, high) in enumerate(parts):
+                # The released code gives the first of two parts the odd one.
+                wanted = goal if len(parts) == 1 else (goal + 1 - place) // 2
+                ids_S = samples.ids_T[low:high]
+                starts_S = vocabulary.word_start_V[ids_S]
+                own_SU = uniform_SU[low - first : high - first]
+                spans_S = self._spans(starts_S[::-1] if backwards else starts_S, min(wanted, high - low), own_SU)
+                chosen_S = spans_S[::-1].copy() if backwards else spans_S
+                self._fill(chosen_S, wanted, fill_T[low:high])
+                chosen_T[low:high] = chosen_S & ~samples.special_T[low:high]
+                order_S = lowest + self._order(uniform_T[low:high])
+                is_seen_S = ~chosen_S & ~samples.special_T[low:high]
+                ranks_T2[low:high, 0] = np.where(is_seen_S, lowest - 1, order_S)
+                ranks_T2[low:high, 1] = np.where(is_seen_S, lowest, order_S + ~chosen_T[low:high])
+                lowest += high - low + 1
+        index_M = np.flatnonzero(chosen_T)
+        return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]), ranks_T2=ranks_T2)
+
+    def _parts(self, samples: Samples, first: int, end: int) -> list[tuple[int, int]]:
+        reused = 0 if samples.lanes is None else samples.lanes.reused_tokens
+        return [(first, end)] if not 0 < reused < end - first else [(first, first + reused), (first + reused, end)]
+
+    def _spans(self, starts_S: NDArray[np.bool_], wanted: int, uniform_SU: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Tokens of spans of 1 to N tokens or words, each in a context of K times as many.
+
+        Args:
+            starts_S: tokens that begin a word, in the order of the text.
+            wanted: most tokens.
+            uniform_SU: random numbers of each span.
+        """
+        length_N = np.arange(1, self.longest_span + 1)
+        cumulative_N = np.cumsum(1 / length_N) / np.sum(1 / length_N)
+        chosen_S = np.zeros(starts_S.size, dtype=np.bool_)
+        start_places = np.flatnonzero(starts_S)
+        place = number = found = 0
+        while place < starts_S.size and found < wanted:
+            length_draw, context_draw = uniform_SU[number]
+            number += 1
+            units = min(1 + int(np.searchsorted(cumulative_N, length_draw, side="right")), wanted - found)
+            context = units * self.k
+            before = int(context_draw * context)
+            behind = np.searchsorted(start_places, place + before)
+            if behind == start_places.size:
+                break
+            begin = int(start_places[behind])
+            end = begin + units
+            if self.span_unit == "word":
+                after = behind + units
+                if after >= start_places.size:
+                    break
+                end = min(int(start_places[after]), begin + wanted - found)
+            if end >= starts_S.size:
+                break
+            chosen_S[begin:end] = True
+            found += end - begin
+            place = end + context - before
+        return chosen_S
+
+    def _fill(self, chosen_S: NDArray[np.bool_], wanted: int, uniform_S: NDArray[np.float64]) -> None:
+        """Further tokens at random, until there are as many as wanted; in place."""
+        missing = wanted - int(chosen_S.sum())
+        if missing > 0:
+            left = np.flatnonzero(~chosen_S)
+            chosen_S[left[np.argsort(uniform_S[left], kind="stable")[:missing]]] = True
+
+    def _order(self, uniform_S: NDArray[np.float64]) -> Integers:
+        """Each token's place in the order: blocks one after the other, at random within each."""
+        size = self.order_tokens or uniform_S.size
+        block_S = np.arange(uniform_S.size) // size
+        order_S = np.empty(uniform_S.size, dtype=np.int64)
+        order_S[np.lexsort((uniform_S, block_S))] = np.arange(uniform_S.size)
+        return order_S

@@ -1,0 +1,1 @@
+"""Texts embedded apart and compared by their vectors: the task (task.py), its losses, and its evaluation."""

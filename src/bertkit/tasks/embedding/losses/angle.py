@@ -1,0 +1,47 @@
+"""AnglE: CoSENT's ranking by the difference of angles in complex space.
+
+Li and Li 2023, AnglE, arXiv:2309.12871, section 3.4: a vector's halves are the real and the imaginary parts of complex
+numbers, which keep their gradient where the cosine's saturates. For two vectors of length one, the sum over the complex
+quotients' real and imaginary parts is the similarity; its absolute value is ranked, as in the released angle.py.
+
+Shapes: I examples, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.models.loss_sum import LossSum
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, of_whole_batch, pair, unit
+from bertkit.tasks.embedding.losses.cosent import ranking_loss
+
+
+class AngleLoss(EmbeddingLoss):
+    """log(1 + sum exp(scale (s_i - s_j))) over pairs of examples that are ranked, s the similarity of angles."""
+
+    name: Literal["angle"] = "angle"
+    scale: float = Field(20.0, gt=0, description="Factor of the similarities: the inverse of a temperature.")
+
+    wanted: ClassVar[Wanted | None] = "score"
+    compares_examples: ClassVar[bool] = True
+
+    def count(self, examples: int) -> int:
+        return 1
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        return of_whole_batch(ranking_loss(self.scale * angle_similarity(*pair(batch)), batch.wanted))
+
+
+def angle_similarity(first_IE: Tensor, second_IE: Tensor) -> Tensor:
+    """|sum of Re(z conj(w)) + sum of Im(z conj(w))| of the unit vectors as complex numbers z and w, (I,).
+
+    A vector of odd width gets a zero at its end.
+    """
+    even = first_IE.shape[-1] + first_IE.shape[-1] % 2
+    first, second = (functional.pad(unit(each), (0, even - each.shape[-1])) for each in (first_IE, second_IE))
+    (a, b), (c, d) = first.chunk(2, dim=-1), second.chunk(2, dim=-1)
+    return (a * c + b * d + b * c - a * d).sum(dim=-1).abs()

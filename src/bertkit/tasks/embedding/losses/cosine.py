@@ -1,0 +1,25 @@
+"""Squared error of the cosine: SBERT's regression.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3; the released CosineSimilarityLoss.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from bertkit.models.loss_sum import LossSum
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, cosine, mean_of, pair
+
+
+class CosineLoss(EmbeddingLoss):
+    """(cosine - score)^2."""
+
+    name: Literal["cosine"] = "cosine"
+
+    wanted: ClassVar[Wanted | None] = "score"
+    compares_bounded_scores: ClassVar[bool] = True
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        return mean_of((cosine(*pair(batch)) - batch.wanted) ** 2)

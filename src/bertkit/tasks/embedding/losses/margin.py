@@ -1,0 +1,31 @@
+"""MarginMSE: by how much a positive scores above a negative, as a cross-encoder has it.
+
+Hofstaetter et al. 2020, arXiv:2010.02666, section 3: squared error between the margin of the dot products and the
+teacher's margin. With several negatives, the mean over them.
+
+Shapes: I examples, A texts of each, E width, N = A - 2 negatives.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from bertkit.models.loss_sum import LossSum
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, mean_of
+
+
+class MarginLoss(EmbeddingLoss):
+    """(u p - u n - margin)^2, of dot products."""
+
+    name: Literal["margin"] = "margin"
+
+    texts: ClassVar[tuple[int, int | None]] = (3, None)
+    wanted: ClassVar[Wanted | None] = "margins"
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]
+        scores_IN = (anchor_I1E * others_INE).sum(dim=-1)
+        margins_IN = scores_IN[:, :1] - scores_IN[:, 1:]
+        return mean_of(((margins_IN - batch.wanted) ** 2).mean(dim=-1))

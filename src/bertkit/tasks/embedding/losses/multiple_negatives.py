@@ -1,0 +1,71 @@
+"""Multiple negatives: the anchor's positive among the texts of the whole batch.
+
+Henderson et al. 2017, arXiv:1705.00652, section 4.4; the InfoNCE of van den Oord et al. 2018, arXiv:1807.03748. An
+example may bring negatives of its own. Batches beyond memory are computed in parts (Gao et al. 2021, GradCache,
+arXiv:2101.06983): vectors of all parts first, then each part once more with the gradient of its vectors (task.py).
+
+A text that occurs twice in a batch would be its own negative; such candidates are left out here, where the released
+MultipleNegativesRankingLoss.py trusts its sampler.
+
+Shapes: I examples, A texts of each, E width, C = I (A - 1) candidates.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.models.loss_sum import LossSum
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, unit
+
+
+class MultipleNegativesLoss(EmbeddingLoss):
+    """Cross-entropy of each anchor's positive among all positives and negatives of the batch."""
+
+    name: Literal["multiple_negatives"] = "multiple_negatives"
+    scale: float = Field(20.0, gt=0, description="Factor of the cosines: the inverse of a temperature.")
+    symmetric: bool = Field(
+        False, description="Also find each positive's anchor among all anchors; the loss is the mean of both."
+    )
+    mask_duplicates: bool = Field(
+        True,
+        description="Leave out candidates whose text is the anchor's or its positive's; if not, they are negatives.",
+    )
+
+    texts: ClassVar[tuple[int, int | None]] = (2, None)
+    compares_examples: ClassVar[bool] = True
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        return self.among(batch.vectors_IAE, batch.text_IA)
+
+    def among(self, vectors_IAE: Tensor, text_IA: Tensor | None) -> LossSum:
+        """The loss of these vectors; duplicates are found by the numbers of the texts."""
+        anchor_IE = unit(vectors_IAE[:, 0])
+        candidate_CE = unit(vectors_IAE[:, 1:].transpose(0, 1).flatten(0, 1))
+        logits_IC = self.scale * (anchor_IE @ candidate_CE.T)
+        own_I = torch.arange(anchor_IE.shape[0], device=anchor_IE.device)
+        masked = text_IA if self.mask_duplicates else None
+        if masked is not None:
+            candidate_C = masked[:, 1:].T.flatten()
+            logits_IC = logits_IC.masked_fill(_duplicates(masked, candidate_C), -torch.inf)
+        forward = LossSum.cross_entropy(logits_IC, own_I)
+        if not self.symmetric:
+            return forward
+        back_II = self.scale * (candidate_CE[: own_I.numel()] @ anchor_IE.T)
+        if masked is not None:
+            back_II = back_II.masked_fill(_duplicates(masked.flip(1)[:, -2:], masked[:, 0]), -torch.inf)
+        back = functional.cross_entropy(back_II.float(), own_I, reduction="sum")
+        return LossSum((forward.sum + back) / 2, forward.count, forward.correct)
+
+
+def _duplicates(text_IA: Tensor, candidate_C: Tensor) -> Tensor:
+    """Where a candidate is the same text as the example's anchor or as its positive, without that positive itself,
+    bool (I, C)."""
+    same_IC = (text_IA[:, :1] == candidate_C) | (text_IA[:, 1:2] == candidate_C)
+    own_I = torch.arange(text_IA.shape[0], device=text_IA.device)
+    same_IC[own_I, own_I] = False
+    return same_IC

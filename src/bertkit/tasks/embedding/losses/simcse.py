@@ -1,0 +1,38 @@
+"""Unsupervised SimCSE: a text is its own positive, under another dropout.
+
+Gao et al. 2021, SimCSE, arXiv:2104.08821, section 3: each text goes through the encoder twice, and the two vectors are
+found among those of the batch, at a temperature of 0.05. In training alone a dense layer with tanh is behind [CLS]
+(`--mlp_only_train` of the released train.py, which the paper's unsupervised models have).
+
+Shapes: I examples, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.tasks.embedding.losses.base import TextVectors
+from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+
+
+class SimcseLoss(MultipleNegativesLoss):
+    """Cross-entropy of each text's second vector among those of the batch."""
+
+    name: Literal["simcse"] = "simcse"  # type: ignore[assignment]  # a name of its own
+    projection: bool = Field(True, description="Whether a dense layer with tanh is behind the pooling in training.")
+
+    texts: ClassVar[tuple[int, int | None]] = (1, 1)
+    repeats_text: ClassVar[bool] = True
+    of_parts: ClassVar[bool] = False
+
+    def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
+        return nn.Sequential(nn.Linear(width, width), nn.Tanh()) if self.projection else None
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        vectors_I2E = batch.vectors_IAE if module is None else module(batch.vectors_IAE)
+        return self.among(vectors_I2E, batch.text_IA)

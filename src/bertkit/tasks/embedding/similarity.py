@@ -1,0 +1,95 @@
+"""How vectors are evaluated: the cosines of pairs against scores, or whether the nearest text is the positive.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 4: Spearman's correlation of cosine and score. As in
+sentence-transformers' evaluators, a triplet is right if the positive is nearest; pairs without a label are right if
+each anchor is nearest to its own positive among all positives of the split (its accuracy@1).
+
+Shapes: I examples, A texts of each, E width of the vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.examples import SentenceExample
+
+ACCURACY = "accuracy"
+POSITIVE = "positive"
+"""What is predicted of a triplet, or of a pair among all pairs, where it is right."""
+_ROWS = 512
+"""Anchors that are compared with all positives at once."""
+
+
+class ComparedBy(Enum):
+    """What examples are evaluated by."""
+
+    SCORES = "scores"
+    TRIPLETS = "triplets"
+    PAIRS = "pairs"
+
+
+def compared(examples: Sequence[SentenceExample]) -> ComparedBy | None:
+    """What these examples are evaluated by; None where they have no score, and one text each or classes."""
+    counts = {len(each.texts) for each in examples}
+    if min(counts, default=0) > 2:
+        return ComparedBy.TRIPLETS
+    if counts != {2}:
+        return None
+    if all(isinstance(each.label, int | float) for each in examples):
+        return ComparedBy.SCORES
+    return ComparedBy.PAIRS if all(each.label is None for each in examples) else None
+
+
+def reference(example: SentenceExample) -> Any:
+    """What is right: the score of a pair, or that the positive is nearest."""
+    if len(example.texts) == 2 and isinstance(example.label, int | float):
+        return float(example.label)
+    return None if len(example.texts) == 1 or isinstance(example.label, str) else POSITIVE
+
+
+def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any]]) -> list[Prediction]:
+    """The cosine of each pair; of triplets, and pairs without a label, which text is nearest to the anchor.
+
+    Args:
+        examples: of one split.
+        outputs: the vectors of each one's texts, (A, E).
+    """
+    kind = compared(examples)
+    if kind is ComparedBy.PAIRS:
+        return _nearest_of_all(examples, outputs)
+    found = []
+    for example, vectors_AE in zip(examples, outputs, strict=True):
+        normal_AE = _normal(vectors_AE)
+        cosines = (normal_AE[1:] @ normal_AE[0]).tolist()
+        if kind is ComparedBy.TRIPLETS:
+            best = int(np.argmax(cosines))
+            # A negative that is just as near is not told from the positive.
+            wins = best == 0 and cosines.count(cosines[0]) == 1
+            found.append(Prediction(example.id, POSITIVE if wins else f"negative {max(best, 1)}", cosines))
+        else:
+            found.append(Prediction(example.id, cosines[0] if cosines else None))
+    return found
+
+
+def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any]]) -> list[Prediction]:
+    anchor_IE, positive_IE = (_normal(np.stack([vectors[place] for vectors in outputs])) for place in (0, 1))
+    found: list[Prediction] = []
+    for first in range(0, len(examples), _ROWS):
+        cosine_MI = anchor_IE[first : first + _ROWS] @ positive_IE.T
+        for number, cosine_I in enumerate(cosine_MI, start=first):
+            best = int(cosine_I.argmax())
+            right = examples[best].texts[1] == examples[number].texts[1]
+            predicted = POSITIVE if right else examples[best].id
+            found.append(Prediction(examples[number].id, predicted, [float(cosine_I[number]), float(cosine_I[best])]))
+    return found
+
+
+def _normal(vectors: NDArray[Any]) -> NDArray[np.float64]:
+    wide = vectors.astype(np.float64)
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12))

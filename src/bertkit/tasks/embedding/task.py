@@ -1,0 +1,311 @@
+"""Embedding: each text becomes a vector of its own, and a loss compares the vectors.
+
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. A training example has one text or several, each
+a sequence of its own; `logits` are their vectors. Evaluated by the cosines (evaluate.py), never by the loss.
+
+A loss that compares a batch's examples reads it whole: where it is more than a micro-batch, the parts' vectors are
+computed first and each part once more in the backward pass (finetuning/loss_terms.py), so that memory does not grow
+with the batch (Gao et al. 2021, GradCache, arXiv:2101.06983).
+
+Shapes: T packed tokens, I examples, A texts of each, B = I A sequences, D width of states, E width of vectors, K
+classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError, UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.sentence import PoolingMode, pool
+from bertkit.models.sentence_files import write_sentence_files
+from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
+from bertkit.tasks.classification import LABEL, label_ids
+from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors
+from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
+from bertkit.tasks.embedding.losses.tsdae import predicted_tokens
+from bertkit.tasks.embedding.similarity import ACCURACY, ComparedBy, compared, predicted, reference
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import SentenceExample
+
+TEXT_NUMBER = "text"
+"""The example's texts by number, equal for equal texts."""
+MODULE = "loss"
+"""A model's companion of this name is trained with it by the loss, and dropped behind the training."""
+
+
+METRICS_OF: Mapping[ComparedBy | None, tuple[str, ...]] = {
+    ComparedBy.SCORES: ("spearman", "pearson"),
+    ComparedBy.TRIPLETS: (ACCURACY,),
+    ComparedBy.PAIRS: (ACCURACY,),
+}
+"""The scores that examples have by what they are evaluated by."""
+
+
+class Embedding(Task):
+    """Texts as vectors.
+
+    Args:
+        loss: what is learnt.
+        metrics: names of the scores that are reported.
+        pooling: modes, whose vectors are joined.
+        normalise: whether vectors have length one.
+        classes: names of the classes that the loss reads; empty where it reads none.
+        matryoshka: at which widths the loss is computed; None: at the whole.
+        largest_score: what scores are divided by.
+        has_teacher: whether the loss learns from a teacher in place of labels.
+    """
+
+    head: ClassVar[str] = "sentence_vector"
+    metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("spearman", "pearson", ACCURACY)}
+
+    def __init__(
+        self,
+        loss: EmbeddingLoss,
+        metrics: Sequence[str],
+        *,
+        pooling: Sequence[PoolingMode] = ("mean",),
+        normalise: bool = False,
+        classes: Sequence[str] = (),
+        matryoshka: Matryoshka | None = None,
+        largest_score: float = 1.0,
+        has_teacher: bool = False,
+    ) -> None:
+        super().__init__(Labels.unnamed(), metrics)
+        self.objective = loss
+        self.pooling = tuple(pooling)
+        self.normalise = normalise
+        self.classes_of_loss = tuple(classes)
+        self.matryoshka = matryoshka
+        self.largest_score = largest_score
+        self.has_teacher = has_teacher
+
+    def width(self, config: EncoderConfig) -> int:
+        """E, with an encoder of this configuration."""
+        return int(getattr(config, "hidden_size", 0)) * len(self.pooling)
+
+    @property
+    def reads_whole_batch(self) -> bool:
+        return self.objective.compares_examples
+
+    def encode(self, examples: Sequence[SentenceExample], encoder: SequenceEncoder) -> Features:
+        """Each text as a sequence; labels are those of the loss where its examples have them.
+
+        Examples of a split that is evaluated may have other labels than the loss reads, which then are left out here.
+        """
+        repeats = self.objective.repeats_text and all(len(each.texts) == 1 for each in examples)
+        texts = [text for each in examples for text in each.texts]
+        ids, room = iter(encoder.ids(texts)), encoder.room(1)
+        writer, numbers = FeatureWriter(), dict[str, int]()
+        cut = dropped = 0
+        for number, example in enumerate(examples):
+            lost = 0
+            for own in [next(ids) for _ in example.texts] * (1 + repeats):
+                writer.add(*encoder.sequence(own[:room], example=example.id))
+                lost += max(0, len(own) - room)
+            writer.close(number)
+            cut += lost > 0
+            dropped += lost
+        labels: dict[str, NDArray[Any]] = {}
+        if self.objective.compares_examples and len({len(each.texts) for each in examples}) == 1:
+            rows = [[numbers.setdefault(text, len(numbers)) for text in each.texts] for each in examples]
+            labels[TEXT_NUMBER] = np.asarray(rows, dtype=np.int64).repeat(1 + repeats, axis=1)
+        target = self._targets(examples)
+        if target is not None:
+            labels[LABEL] = target
+        words = {WORD: words_of_tokens(texts, encoder)} if self.objective.rebuilds_text else None
+        labelled = self.metrics == METRICS_OF.get(compared(examples))
+        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
+
+    def check_training(self, examples: Sequence[SentenceExample]) -> None:
+        """Whether the loss can be computed of these examples.
+
+        Raises:
+            UsageError: it reads another number of texts, or labels that there are none of.
+            DataError: an example has another number of texts, or a label of another form.
+        """
+        name, (least, most) = getattr(self.objective, "name", ""), self.objective.texts
+        count = len(examples[0].texts)
+        odd = next((each for each in examples if len(each.texts) != count), None)
+        if odd is not None:
+            raise DataError(f"example {odd.id}: has {len(odd.texts)} texts, the first example {count}")
+        if count < least or (most is not None and count > most):
+            wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+            raise UsageError(
+                f"embedding.loss: {name} reads {wanted} texts of an example, here are {count}; name their columns with"
+                " --text, --text-pair and --negatives, or choose another loss"
+            )
+        reads = self.objective.wanted
+        if reads == "vectors" and not self.has_teacher:
+            raise UsageError(f"embedding.loss: {name} learns from a teacher; name it with embedding.teacher=MODEL")
+        if self.has_teacher:
+            return
+        if reads is not None and any(each.label is None for each in examples):
+            raise UsageError(
+                f"embedding.loss: {name} reads a {reads} of each example, and there is none; name its column with"
+                " --label, or choose another loss, such as multiple_negatives"
+            )
+        self._targets(examples, strict=True)
+
+    def _targets(self, examples: Sequence[SentenceExample], *, strict: bool = False) -> NDArray[Any] | None:
+        """What the loss reads of the labels; None where they are not such.
+
+        Raises:
+            DataError: they are not, and `strict`.
+        """
+        wanted = self.objective.wanted
+        if wanted is None or wanted == "vectors" or self.has_teacher or not examples:
+            return None
+        try:
+            if wanted == "class":
+                return label_ids([(each.id, class_name(each)) for each in examples], self.classes_of_loss)
+            if wanted == "score":
+                return np.asarray([self._score(each) for each in examples], dtype=np.float32)
+            return np.asarray([_margins(each) for each in examples], dtype=np.float32)
+        except DataError:
+            if strict:
+                raise
+            return None
+
+    def _score(self, example: SentenceExample) -> float:
+        score = number_of(example)
+        if not self.objective.compares_bounded_scores:
+            return score
+        scaled = score / self.largest_score
+        if not -1 <= scaled <= 1:
+            raise DataError(
+                f"example {example.id}: the score {score:g} divided by {self.largest_score:g} is not within -1 and 1,"
+                " as a cosine is; set embedding.largest_score to the scale's end, such as 5"
+            )
+        return scaled
+
+    def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
+        """What the loss trains beside the encoder, drawn by the seed like torch's layers.
+
+        Raises:
+            UsageError: Matryoshka's widths do not fit.
+        """
+        width = model.encoder.width * len(self.pooling)
+        if self.matryoshka is not None:
+            self.matryoshka.check(self.objective, width)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.objective.module(width, len(self.classes_of_loss), model)
+        return {} if module is None else {MODULE: module}
+
+    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+        return without_words(batch, items, self.objective, Draw(seed, "tsdae"), epoch)
+
+    def count(self, batch: TaskBatch) -> int:
+        if WHOLE in batch.example_labels:
+            return predicted_tokens(batch.example_labels[WHOLE])
+        return self.objective.count(batch.num_examples)
+
+    def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
+        """The vectors of each example's texts, (I, A, E), in float32."""
+        pooled_BE = torch.cat([pool(mode, hidden_TD.float(), batch.packed) for mode in self.pooling], dim=-1)
+        if self.normalise:
+            pooled_BE = functional.normalize(pooled_BE, dim=-1)
+        return pooled_BE.view(batch.num_examples, -1, pooled_BE.shape[-1])
+
+    def loss_with(self, model: HeadedModel, logits: Tensor, batch: TaskBatch) -> LossSum:
+        labels = batch.example_labels
+        vectors = TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER), labels.get(WHOLE), model)
+        module: nn.Module | None = model.companions[MODULE] if MODULE in model.companions else None  # noqa: SIM401  # a ModuleDict has no get
+        if self.matryoshka is not None:
+            return self.matryoshka.loss(self.objective, vectors, module)
+        return self.objective.loss(vectors, module)
+
+    def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
+        labels = batch.example_labels
+        return self.objective.loss(TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER)))
+
+    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
+        raise UsageError("task: vectors of texts have no logits that a teacher's could be compared with")
+
+    def rows_of(self, batch: TaskBatch) -> list[int]:
+        return [1] * batch.num_examples
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
+        """The vectors of each example's texts, (A, E)."""
+        return list(self.logits(model, hidden_TD, batch).cpu().numpy())
+
+    def predictions(
+        self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[NDArray[Any]]
+    ) -> list[Prediction]:
+        return predicted(examples, outputs)
+
+    def gold(self, example: SentenceExample) -> Any:
+        return reference(example)
+
+    def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """As texts: a cosine is not on the scale of the scores, whose mean would be another constant prediction."""
+        guesses, gold = self.metric_inputs(predictions, examples)
+        return [f"{each:.6f}" if isinstance(each, float) else each for each in guesses], [str(each) for each in gold]
+
+    def write_files(self, directory: Path, *, width: int, max_tokens: int) -> None:
+        """Make a directory of the encoder that of a sentence embedder."""
+        write_sentence_files(
+            directory, width=width, pooling=self.pooling, normalise=self.normalise, max_tokens=max_tokens
+        )
+
+    def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
+        """The scores that examples which are evaluated have: correlations of scored pairs, else an accuracy.
+
+        Raises:
+            UsageError: they cannot be evaluated.
+        """
+        kind = compared(examples)
+        if kind not in METRICS_OF:
+            raise UsageError(
+                "task.dev: vectors are evaluated by pairs with a score, pairs without a label, or triplets, and these"
+                " are not such; give scored pairs, such as --dev stsb (with --data-dir)"
+            )
+        return METRICS_OF[kind]
+
+
+def class_name(example: SentenceExample) -> str:
+    """The name of an example's class; a whole number is one."""
+    label = example.label
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    if isinstance(label, str):
+        return label
+    raise DataError(f"example {example.id}: the label is {label!r}; expected the name of a class")
+
+
+def number_of(example: SentenceExample) -> float:
+    """An example's score.
+
+    Raises:
+        DataError: its label is no number.
+    """
+    if isinstance(example.label, int | float):
+        return float(example.label)
+    raise DataError(f"example {example.id}: the label is {example.label!r}; the loss needs a score")
+
+
+def _margins(example: SentenceExample) -> list[float]:
+    """By how much the positive scores above each negative; from the scores themselves, the positive's first, where
+    there is one more."""
+    label, negatives = example.label, len(example.texts) - 2
+    if isinstance(label, int | float):
+        label = (float(label),)
+    if isinstance(label, tuple) and len(label) == negatives + 1 and negatives:
+        label = tuple(label[0] - each for each in label[1:])
+    if not isinstance(label, tuple) or len(label) != negatives:
+        raise DataError(f"example {example.id}: the label is {example.label!r}; expected {negatives} margins")
+    return list(label)

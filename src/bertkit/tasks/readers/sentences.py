@@ -1,0 +1,91 @@
+"""Texts to embed, of the user's own: a table of texts, pairs, or anchors with positives and negatives; or lines.
+
+No paper. Labels are read as they stand (a number, a name, or a list of margins), since a run may learn from classes and
+be evaluated by scores: what a loss reads of them is the task's (bertkit.tasks.embedding). Sibling table.py reads texts
+whose label is what is predicted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.examples import SentenceExample, Split
+from bertkit.tasks.readers.common import Notes, field, kind_of, number_in, numbered_lines, text_in
+from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, rows_or_bad
+from bertkit.text.lines import COMPRESSIONS
+
+BLANK = "blank lines (left out)"
+
+
+def read_sentences(path: Path, columns: Columns, reading: TableReading) -> Split:
+    """Read `.txt` (a text a line) or a table.
+
+    The column of labels may be absent where it has the default name; negatives may be columns of texts or of lists. All
+    examples have as many texts as the first.
+
+    Raises:
+        UsageError: settings that lines of text have no use for.
+        DataError: a missing column, an empty text, another number of texts, or a label of another form.
+    """
+    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    if bare.suffix == ".txt":
+        reading.only(path)
+        if columns.text_pair is not None or columns.negatives or columns.group is not None:
+            raise UsageError(f"{path}: lines of text have no columns; give a table (.csv, .tsv, .jsonl, .parquet)")
+        return _lines(path, reading)
+    label = columns.label
+    if columns.named_label is None and not _has_column(path, label, reading):
+        label = None
+    negatives = tuple(columns.negatives)
+    count: list[int] = []
+
+    def example(record: dict[str, Any], name: str, where: str) -> SentenceExample:
+        texts = [
+            text_in(field(record, each, where), f"{where}, {each}")
+            for each in (columns.text, columns.text_pair)
+            if each is not None
+        ]
+        for each in negatives:
+            value = field(record, each, where)
+            texts += [text_in(text, f"{where}, {each}") for text in (value if isinstance(value, list) else [value])]
+        if count and len(texts) != count[0]:
+            raise DataError(f"{where}: {len(texts)} texts, expected {count[0]} as in the rows before")
+        count[:] = [len(texts)]
+        value = None if label is None else field(record, label, where)
+        found = None if is_absent(value, "embedding", reading) else _label(value, f"{where}, {label}")
+        return SentenceExample(name, tuple(texts), found)
+
+    return read_rows(path, columns, reading, example, Notes())
+
+
+def _label(value: Any, where: str) -> str | float | tuple[float, ...]:
+    if isinstance(value, list):
+        return tuple(number_in(each, f"{where}[{number}]") for number, each in enumerate(value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(
+            f"{where}: label {value!r:.60} ({kind_of(value)}), expected a number, a name or a list of numbers"
+        )
+    try:
+        return number_in(value, where)
+    except DataError:
+        return label_name(value, where)
+
+
+def _has_column(path: Path, name: str | None, reading: TableReading) -> bool:
+    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+    first = next((row for _, row in rows if row is not None), dict[str, Any]())
+    return name in first
+
+
+def _lines(path: Path, reading: TableReading) -> Split:
+    notes = Notes()
+    examples = []
+    for number, line in numbered_lines(path, reading.encoding):
+        if line.isspace() or not line:
+            notes.add(BLANK, str(number))
+        else:
+            examples.append(SentenceExample(str(number), (text_in(line, f"{path}, line {number}"),)))
+    return notes.split(examples, path)

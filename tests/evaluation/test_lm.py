@@ -1,0 +1,131 @@
+"""`bertkit eval lm`: every token is scored once, with the context that its window gives it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.cli.app import run
+from bertkit.data.batch import PackedBatch
+from bertkit.evaluation.lm import sliding_windows
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.hub import load_model
+from bertkit.text.tokenizer_files import load_tokenizer
+from tests.probing.tiny_models import GPT2, save_tiny, tiny_model, tiny_tokenizer
+
+LENGTH, STRIDE = 20, 7
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "new.txt"
+    first = "The reader tests a document. " * 9
+    path.write_text(f"{first.strip()}\n\nA value – walked to the building\nand learned.\n\nshort\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = tiny_tokenizer()
+    made = tiny_model(tokenizer, Gpt2Config(**GPT2), ("causal_lm",))
+    return save_tiny(made, tokenizer, tmp_path_factory.mktemp("causal"))
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: object) -> dict[str, float]:
+    assert run(["eval", "lm", "--json", "--run-dir", str(runs), *map(str, arguments)]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["suite"] == "lm"
+    return {name: figure["mean"] for name, figure in document["tasks"]["lm"].items()}
+
+
+def plain_nats(model: HeadedModel, ids: list[int], start: int) -> float:
+    """Token by token: the window that scores it is the first that reaches it."""
+    total = 0.0
+    for place in range(len(ids)):
+        first = 0
+        while first + LENGTH - 1 <= place:
+            first += STRIDE
+        row = [start, *ids[first : place + 1]]
+        with torch.no_grad():
+            logits = model.token_logits("causal_lm", model(PackedBatch.from_ids([row[:-1]])))[-1]
+        total -= float(torch.log_softmax(logits.double(), dim=-1)[row[-1]])
+    return total
+
+
+def test_perplexity_and_bits_per_byte_are_those_of_a_plain_loop(
+    causal: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", causal, "--data", text, "--sequence-length", LENGTH, "--stride", STRIDE]
+    figures = evaluated(capsys, tmp_path / "a", *options)
+    model, tokenizer = load_model(causal)[0], load_tokenizer(causal)
+    documents = [part.replace("\n", " ").strip() for part in text.read_text(encoding="utf-8").split("\n\n")]
+    ids = [tokenizer.encode_plain([document])[0].tolist() for document in documents]
+    nats = sum(plain_nats(model, row, tokenizer.cls_id) for row in ids)
+    tokens = sum(map(len, ids))
+    assert figures["tokens"] == tokens
+    assert figures["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    size = sum(len(document.encode()) for document in documents)
+    assert figures["bytes"] == size
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    other = evaluated(capsys, tmp_path / "b", *options, "--batch-tokens", 1)
+    assert other["loss"] == pytest.approx(figures["loss"], rel=1e-6)
+    few = evaluated(capsys, tmp_path / "c", *options, "--max-tokens", 1)
+    assert few["tokens"] == len(ids[0])
+
+
+@pytest.mark.parametrize("start_ids", [[], [1]])
+@pytest.mark.parametrize("lone_ids", [[], [2]])
+@pytest.mark.parametrize("count", [0, 1, 5, 19, 20, 21, 50])
+@pytest.mark.parametrize("stride", [1, 7, 19])
+def test_windows_score_every_token_once_with_enough_before_it(
+    start_ids: list[int], lone_ids: list[int], count: int, stride: int
+) -> None:
+    ids = list(range(100, 100 + count))
+    found = list(sliding_windows(ids, start_ids, lone_ids, length=20, stride=stride))
+    scored = [token for window in found for token in window.ids[window.first :]]
+    assert scored == (ids if start_ids or lone_ids else ids[1:])
+    assert all(window.first >= 1 and len(window.ids) <= 20 for window in found)
+    assert all(window.ids[: len(start_ids)] == start_ids for window in found)
+    for window in found[1:]:
+        assert window.first >= 20 - stride
+
+
+def test_an_encoder_trained_from_left_to_right_is_scored_and_one_trained_on_masks_is_not(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tiny_tokenizer()
+    made = tiny_model(tokenizer)
+    masked = save_tiny(made, tokenizer, tmp_path / "masked")
+    assert run(["eval", "lm", "--model", str(masked), "--data", str(text)]) == 3
+    assert "`bertkit eval mlm --model" in capsys.readouterr().err
+    made.extras[SCORING_RULE] = "encoder_left_to_right"
+    causal = save_tiny(made, tokenizer, tmp_path / "causal")
+    own = evaluated(capsys, tmp_path / "a", "--model", causal, "--data", text)
+    named = ["--model", masked, "--data", text, "--rule", "encoder_left_to_right"]
+    assert evaluated(capsys, tmp_path / "b", *named) == own
+    made.extras[SCORING_RULE] = "masked_next_token"
+    hybrid = save_tiny(made, tokenizer, tmp_path / "hybrid")
+    assert evaluated(capsys, tmp_path / "c", "--model", hybrid, "--data", text) == own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stride", "60"], "has to be below the window's 60 tokens"),
+        (["--sequence-length", "61"], "the model reads at most 60 tokens"),
+        (["--stride", "0"], "stride"),
+        ([], "give --data SOURCE"),
+    ],
+)
+def test_bad_settings(
+    causal: Path, text: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(text)] if arguments else []
+    assert run(["eval", "lm", "--model", str(causal), *data, *arguments]) == 2
+    assert message in capsys.readouterr().err

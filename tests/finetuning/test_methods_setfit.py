@@ -1,0 +1,134 @@
+"""SetFit: pairs, the head that is scikit-learn's regression, few labels, the files, and stopping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import bertkit
+from bertkit.data.random import Draw
+from bertkit.errors import StoppedError, UsageError
+from bertkit.files import sha256_of
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.methods.setfit import drawn_pairs
+from bertkit.finetuning.run import finetune
+from bertkit.models.hub import load_model
+from bertkit.progress import silent_progress
+from bertkit.tasks.readers import Columns
+from bertkit.training.run import FinishedRun
+from tests.overrides import parsed
+from tests.tasks.tiny_task import reviews, write_model, write_table
+from tests.training.stopping import stopping_at
+
+SETTINGS = ("method.name=setfit", "lr=2e-3", "engine.device=cpu", "engine.precision=fp32", "max_length=24")
+
+
+class FewLabels:
+    """A model, a few labelled examples, and more to be evaluated on."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = write_model(directory / "base")
+        self.train = write_table(directory / "train.csv", reviews(14, 1))
+        self.dev = write_table(directory / "dev.csv", reviews(60, 2))
+
+    def run(self, *overrides: str, train: Path | None = None, **fields: Any) -> FinishedRun:
+        columns = Columns(text="review", label="stars")
+        task = OwnTask(train=str(train or self.train), dev=str(self.dev), columns=columns)
+        given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": True, **fields}
+        return finetune(FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given), progress=silent_progress)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> FewLabels:
+    return FewLabels(tmp_path_factory.mktemp("setfit"))
+
+
+@pytest.fixture(scope="module")
+def finished(place: FewLabels) -> FinishedRun:
+    return place.run(run_dir=place.directory / "finished")
+
+
+def test_it_learns_from_fourteen_examples(finished: FinishedRun) -> None:
+    assert finished.results["splits"]["dev"]["accuracy"] > 0.85
+    assert finished.results["examples"] == {"train": 14, "dev": 60}
+    assert finished.run.record["steps"] == -(-14 * 2 * 20 // 16)
+
+
+def test_the_head_is_scikit_learns_regression_on_the_vectors(finished: FinishedRun, place: FewLabels) -> None:
+    model, _ = load_model(finished.run.model)
+    assert model.head_names == ("vector_classification",)
+    vectors = bertkit.load(str(finished.run.model)).encode([text for text, _ in reviews(14, 1)])
+    labels = [label for _, label in reviews(14, 1)]
+    wanted = LogisticRegression(max_iter=1000).fit(vectors, labels)
+    assert list(wanted.classes_) == list(model.labels.names)
+    head = model.get_submodule("vector_classification")
+    weight = head.get_parameter("weight").detach().numpy()
+    np.testing.assert_allclose(weight[1] - weight[0], wanted.coef_[0], atol=2e-3)
+
+
+def test_predict_reads_a_moved_directory_and_sentence_transformers_its_vectors(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    texts = ["fine cat list", "poor cat list", "the cold tensor"]
+    wanted = bertkit.load(str(finished.run.path)).predict(texts)
+    assert [each["prediction"] for each in wanted] == ["good", "bad", "bad"]
+    moved = tmp_path / "moved"
+    for file in finished.run.model.rglob("*"):
+        if file.is_file():
+            target = moved / file.relative_to(finished.run.model)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    assert bertkit.load(str(moved)).predict(texts) == wanted
+    library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
+    theirs = library.SentenceTransformer(str(moved), device="cpu").encode(texts)
+    np.testing.assert_allclose(bertkit.load(str(moved)).encode(texts), theirs, atol=1e-5)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(place: FewLabels, finished: FinishedRun, tmp_path: Path) -> None:
+    with stopping_at(9), pytest.raises(StoppedError):
+        place.run(run_dir=tmp_path / "stopped")
+    arguments = FinetuneArguments(resume=str(tmp_path / "stopped"), runs_root=place.directory / "runs")
+    resumed = finetune(arguments, progress=silent_progress)
+    files = [each.run.model / "model.safetensors" for each in (finished, resumed)]
+    assert sha256_of(files[0]) == sha256_of(files[1])
+
+
+def test_each_example_has_as_many_pairs_of_either_kind() -> None:
+    labels = np.array([0, 1, 1, 0, 2, 1])
+    pairs = drawn_pairs(labels, 7, Draw(3, "setfit"))
+    assert pairs.shape == (6 * 2 * 7, 3)
+    for item in range(6):
+        own = pairs[pairs[:, 0] == item]
+        together = own[own[:, 2] == 1]
+        assert len(together) == len(own) - len(together) == 7
+        assert (labels[together[:, 1]] == labels[item]).all()
+        assert (labels[own[own[:, 2] == 0][:, 1]] != labels[item]).all()
+        assert (together[:, 1] == item).all() == (item == 4), "with itself only where it is alone"
+    np.testing.assert_array_equal(pairs, drawn_pairs(labels, 7, Draw(3, "setfit")))
+
+
+def test_one_example_of_each_label(place: FewLabels, tmp_path: Path) -> None:
+    rows = [("fine list", "good"), ("cold list", "bad")]
+    run = place.run(train=write_table(tmp_path / "two.csv", rows), run_dir=tmp_path / "run")
+    assert run.results["examples"]["train"] == 2
+    assert torch.isfinite(load_model(run.run.model)[0].get_parameter("vector_classification.weight")).all()
+
+
+def test_what_it_does_not_learn_is_refused(place: FewLabels, tmp_path: Path) -> None:
+    alone = write_table(tmp_path / "one.csv", [("fine list", "good"), ("warm cat", "good")])
+    with pytest.raises(UsageError, match="all training examples have one label"):
+        place.run(
+            train=alone,
+            task=OwnTask(
+                train=str(alone), dev=str(alone), columns=Columns(text="review", label="stars"), labels=("bad", "good")
+            ),
+        )
+    with pytest.raises(UsageError, match="setfit learns one task of the kind classification"):
+        place.run(task=OwnTask(kind="regression", train=str(alone), dev=str(alone)))

@@ -1,0 +1,47 @@
+"""Every way for input into bertkit, attacked for a few seconds; `make fuzz` goes on for an hour.
+
+What a long attack found is kept in corpus.py, and is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.fuzz.attack import limited, tried
+from tests.fuzz.corpus import CORPUS
+from tests.fuzz.surfaces import Surface, made_surfaces
+
+FEW = settings(
+    max_examples=12,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Surface]]:
+    home: Path = tmp_path_factory.mktemp("fuzz") / "home"
+    with limited():
+        yield {surface.name: surface for surface in made_surfaces(home)}
+
+
+def test_no_input_ends_in_a_traceback(surfaces: dict[str, Surface]) -> None:
+    for surface in surfaces.values():
+
+        @given(surface.inputs)
+        @FEW
+        def attack(drawn: object, surface: Surface = surface) -> None:
+            assert tried(surface, drawn) is None
+
+        attack()
+
+
+@pytest.mark.parametrize(("name", "drawn"), CORPUS)
+def test_what_was_found_once_is_refused(surfaces: dict[str, Surface], name: str, drawn: object) -> None:
+    assert tried(surfaces[name], drawn) is None

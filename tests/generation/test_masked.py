@@ -1,0 +1,280 @@
+"""Filling in masks: the distribution of each chain, Mask-Predict's counts, and diffusion's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.random import Draw
+from bertkit.errors import DataError
+from bertkit.generation.masked import (
+    Filling,
+    MaskFiller,
+    diffusion,
+    gibbs,
+    left_to_right,
+    mask_predict,
+    masked_again,
+    metropolis_hastings,
+    parallel,
+)
+from bertkit.generation.masked_text import MaskedPredictor, MaskedText, Place
+from bertkit.generation.sampling import Sampling
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+
+CLS, SEP, MASK, A, B = 0, 1, 2, 3, 4
+SPECIAL = (CLS, SEP, MASK)
+
+
+class ToyConditionals:
+    """Two tokens at two places, whose conditionals belong to no joint distribution: the first place likes to be the
+    second, the second likes to differ from the first."""
+
+    def __init__(self) -> None:
+        self.table = torch.full((3, 5, 5), -torch.inf)  # by position and the other place's token
+        self.table[1:, :, A], self.table[1:, :, B] = 0.4, 0.0
+        for other in (A, B):
+            self.table[1, other, other] += 1.5
+            self.table[2, other, A + B - other] += 1.5
+
+    def __call__(self, ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
+        others = [ids[row][3 - position] for row, position in places]
+        return self.table[[position for _, position in places], others]
+
+
+def toy_texts(count: int) -> list[MaskedText]:
+    return [MaskedText([CLS, MASK, MASK, SEP], [1, 2], 0, number) for number in range(count)]
+
+
+def frequencies(fillings: Sequence[Filling]) -> np.ndarray:
+    found = dict.fromkeys(product((A, B), repeat=2), 0)
+    for each in fillings:
+        found[(each.ids[1], each.ids[2])] += 1
+    return np.array(list(found.values())) / len(fillings)
+
+
+def exact(energy: str) -> np.ndarray:
+    """exp(-E) over all texts, normalised."""
+    weights = []
+    for state in product((A, B), repeat=2):
+        total = 0.0
+        for position in (1, 2):
+            ids = [CLS, *state, SEP]
+            ids[position] = MASK
+            logits = ToyConditionals()([ids], [(0, position)])[0]
+            own = logits if energy == "raw" else torch.log_softmax(logits, dim=-1)
+            total += float(own[state[position - 1]])
+        weights.append(np.exp(total))
+    return np.array(weights) / np.sum(weights)
+
+
+def variation(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.abs(first - second).sum() / 2)
+
+
+def filler(sampling: Sampling | None = None, seed: int = 0) -> MaskFiller:
+    return MaskFiller(ToyConditionals(), MASK, sampling or Sampling(), Draw(seed))
+
+
+@pytest.mark.parametrize(
+    ("energy", "sampling"), [("normalised", Sampling()), ("raw", Sampling(temperature=2.0))], ids=["normalised", "raw"]
+)
+def test_metropolis_hastings_converges_to_its_energy_and_gibbs_does_not(energy: str, sampling: Sampling) -> None:
+    count, sweeps = 3000, 8
+    target = exact(energy)
+    chains = metropolis_hastings(filler(sampling), toy_texts(count), sweeps=sweeps, energy=energy)
+    assert variation(frequencies(chains), target) < 0.02
+    plain = gibbs(filler(sampling), toy_texts(count), iterations=2 * sweeps, burn_in=0)
+    assert variation(frequencies(plain), target) > 0.05
+
+
+def test_where_the_energy_is_constant_every_proposal_that_is_symmetric_is_taken() -> None:
+    """The score of a chain is minus its energy, recomputed from its last text."""
+    for each in metropolis_hastings(filler(), toy_texts(50), sweeps=3):
+        total = 0.0
+        for position in (1, 2):
+            ids = list(each.ids)
+            ids[position] = MASK
+            logits = ToyConditionals()([ids], [(0, position)])[0]
+            total += float(torch.log_softmax(logits, dim=-1)[each.ids[position]])
+        assert each.score == pytest.approx(total, rel=1e-5)
+
+
+def test_burn_in_draws_from_the_whole_distribution() -> None:
+    """With the one most probable token the chain is decided from the burn-in on."""
+    narrow = Sampling(top_k=1)
+    during = gibbs(filler(narrow), toy_texts(400), iterations=8, burn_in=8)
+    assert (frequencies(during) > 0.05).all()
+    after = gibbs(filler(narrow), toy_texts(400), iterations=40, burn_in=0)
+    assert len({tuple(each.ids) for each in after}) < 4 or (frequencies(after) != frequencies(during)).any()
+
+
+def model() -> HeadedModel:
+    config = BertConfig(
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=40,
+        initializer_range=0.5,
+    )
+    made = HeadedModel(config.build(60), ["masked_lm"])
+    made.initialise(3)
+    return made.eval()
+
+
+def text_filler(made: HeadedModel, sampling: Sampling | None = None) -> MaskFiller:
+    predictor = MaskedPredictor(made, suppressed_ids=SPECIAL, batch_tokens=64)
+    return MaskFiller(predictor, MASK, sampling or Sampling(), Draw(3))
+
+
+def texts() -> list[MaskedText]:
+    """Masks among words, masks alone, one mask, and a copy as another sample."""
+    rows = [
+        [CLS, 10, MASK, 11, MASK, MASK, 12, SEP],
+        [CLS, *[MASK] * 11, SEP],
+        [CLS, 20, 21, MASK, SEP],
+        [CLS, *[MASK] * 11, SEP],
+    ]
+    return [
+        MaskedText(
+            ids,
+            [i for i, token in enumerate(ids) if token == MASK],
+            min(number, 2) if number < 3 else 1,
+            int(number == 3),
+        )
+        for number, ids in enumerate(rows)
+    ]
+
+
+METHODS = {
+    "gibbs": lambda own, some: gibbs(own, some, iterations=30, burn_in=4),
+    "left-to-right": left_to_right,
+    "parallel": lambda own, some: parallel(own, some, iterations=3),
+    "metropolis-hastings": lambda own, some: metropolis_hastings(own, some, sweeps=2),
+    "mask-predict": lambda own, some: mask_predict(own, some, rounds=4),
+    "diffusion": lambda own, some: diffusion(own, some, steps=5),
+    "diffusion in blocks": lambda own, some: diffusion(own, some, steps=6, block_length=4),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_mask_is_filled_nothing_else_changes_and_company_decides_nothing(method: str) -> None:
+    own = text_filler(model(), Sampling(temperature=1.5, top_k=30))
+    together = METHODS[method](own, texts())
+    for text, found in zip(texts(), together, strict=True):
+        kept = [token for position, token in enumerate(found.ids) if position not in text.free]
+        assert kept == [token for token in text.ids if token != MASK]
+        assert not set(found.new_ids) & set(SPECIAL)
+        (alone,) = METHODS[method](own, [text])
+        assert alone.ids == found.ids
+        assert alone.score == pytest.approx(found.score, rel=1e-4)
+    if method != "mask-predict":
+        assert together[1].ids != together[3].ids  # another sample of the same prompt
+
+
+@pytest.mark.parametrize("masks", [1, 2, 7, 10, 13])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 10])
+def test_mask_predict_masks_exactly_as_many_as_the_paper(masks: int, rounds: int) -> None:
+    text = MaskedText([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
+    seen: list[int] = []
+
+    def conditionals(ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
+        seen.append(len(places))
+        assert ids[0].count(MASK) == len(places)
+        logits_MV = torch.randn(len(places), 9, generator=torch.Generator().manual_seed(len(seen)))
+        return logits_MV.index_fill(1, torch.tensor(SPECIAL), -torch.inf)
+
+    (found,) = mask_predict(MaskFiller(conditionals, MASK, Sampling(), Draw(0)), [text], rounds=rounds)
+    expected = [masks, *(int(np.floor(masks * (1 - t / rounds) + 1e-9)) for t in range(1, rounds))]
+    assert seen == [count for count in expected if count]
+    assert len(found.log_p) == masks
+
+
+def test_mask_predict_masks_the_least_probable_and_keeps_the_others_probabilities() -> None:
+    filling = Filling.of(MaskedText([CLS, *[MASK] * 4, SEP], [1, 2, 3, 4], 0))
+    filling.log_p = {1: -0.5, 2: -3.0, 3: -0.1, 4: -2.0}
+    assert masked_again(filling, 0, 4) == []
+    assert masked_again(filling, 1, 4) == [2, 4, 1]
+    assert masked_again(filling, 2, 4) == [2, 4]
+    assert masked_again(filling, 3, 4) == [2]
+
+
+@pytest.mark.parametrize(
+    ("masks", "steps", "block"), [(7, 3, None), (7, 7, None), (8, 20, None), (9, 4, 4), (10, 2, 3)]
+)
+def test_diffusion_keeps_the_most_confident_an_equal_number_in_each_step(
+    masks: int, steps: int, block: int | None
+) -> None:
+    """As LLaDA's generate.py, for one text and the most probable tokens."""
+    text = MaskedText([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(masks + 2, 9, generator=generator).index_fill(1, torch.tensor(SPECIAL), -torch.inf)
+    left: list[list[int]] = []
+
+    def conditionals(ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
+        left.append([position for position, token in enumerate(ids[0]) if token == MASK])
+        return logits[[position for _, position in places]]
+
+    diffusion(MaskFiller(conditionals, MASK, Sampling(top_k=1), Draw(0)), [text], steps=steps, block_length=block)
+    best = torch.softmax(logits, dim=-1).max(dim=-1).values
+    left.append([])
+    size = block or masks
+    counts = [len(before) - len(after) for before, after in pairwise(left)]
+    assert sum(counts) == masks
+    if block is None:
+        share, more = divmod(masks, min(steps, masks))
+        assert counts == [share + (number < more) for number in range(min(steps, masks))]
+    for before, after in pairwise(left):
+        first = (before[0] - 1) // size * size
+        own = [position for position in before if first < position <= first + size]
+        filled = [position for position in own if position not in after]
+        assert set(before) - set(after) == set(filled)
+        others = [float(best[position]) for position in own if position in after]
+        assert not others or min(float(best[position]) for position in filled) >= max(others)
+
+
+def test_left_to_right_is_the_chain_rule_over_the_masks() -> None:
+    made = model()
+    (found,) = left_to_right(text_filler(made), texts()[:1])
+    ids, total = list(found.text.ids), 0.0
+    for position in found.text.free:
+        with torch.no_grad():
+            logits = made.masked_lm_logits(made(PackedBatch.from_ids([ids])))[position]
+        total += float(
+            torch.log_softmax(logits.index_fill(0, torch.tensor(SPECIAL), -torch.inf), dim=-1)[found.ids[position]]
+        )
+        ids[position] = found.ids[position]
+    assert found.score == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0, -1])
+def test_the_predictor_reads_the_state_that_was_trained_whatever_shares_a_batch(shift: int) -> None:
+    made = model()
+    if shift:
+        made.extras[SCORING_RULE] = "masked_next_token"
+    rows = [[CLS, 9, MASK, 8, SEP], [CLS, MASK, SEP], [CLS, 9, MASK, 8, SEP], [CLS, MASK, *[7] * 30, MASK, SEP]]
+    places = [(3, 32), (0, 2), (1, 1), (2, 2), (3, 1)]
+    found = MaskedPredictor(made, suppressed_ids=[MASK], batch_tokens=8)(rows, places)
+    for number, (row, position) in enumerate(places):
+        with torch.no_grad():
+            expected = made.masked_lm_logits(made(PackedBatch.from_ids([rows[row]])))[position + shift]
+        expected[MASK] = -torch.inf
+        torch.testing.assert_close(found[number], expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(found[1], found[3])
+
+
+def test_models_that_fill_no_masks_are_refused() -> None:
+    made = model()
+    made.extras[SCORING_RULE] = "encoder_left_to_right"
+    with pytest.raises(DataError, match="from left to right alone"):
+        MaskedPredictor(made)
+    with pytest.raises(DataError, match="no head that fills in masks"):
+        MaskedPredictor(HeadedModel(made.encoder, ["sequence_classification"]))

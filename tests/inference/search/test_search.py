@@ -1,0 +1,241 @@
+"""`bertkit search` and `mine-negatives`: hits are those of a plain search, of every kind of index; what is joined,
+re-ranked and mined follows from them; and an index opens with its own model alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertkit as package
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.embed import InputText
+from bertkit.inference.embedder import Embedder
+from bertkit.inference.search import query, vectors
+from bertkit.inference.search.bm25 import K1, B, Bm25, words_of
+from bertkit.inference.search.index import TextIndex, build_index
+from bertkit.inference.search.mining import LabelledPair, hard_negatives, paraphrases
+from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
+from bertkit.inference.vector_types import normalised
+from bertkit.models.labels import Labels
+from tests.inference.test_independent_batches import engine
+from tests.tasks.tiny_task import reviews, write_model
+
+pytest.importorskip("faiss")
+Command = Callable[..., Any]
+TEXTS = list(dict.fromkeys(text for text, _ in reviews(120, seed=5)))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "base")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"id": f"t{n}", "text": text}) + "\n" for n, text in enumerate(TEXTS)))
+    return path
+
+
+def texts() -> Any:
+    return (InputText(f"t{number}", text, "") for number, text in enumerate(TEXTS))
+
+
+@pytest.fixture(scope="module")
+def embedder(model: Path) -> Embedder:
+    return Embedder.load(model, engine(), name="base")
+
+
+@pytest.fixture(scope="module")
+def built(embedder: Embedder, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TextIndex:
+    return build_index(tmp_path_factory.mktemp("index") / "i", corpus, texts(), embedder, IndexSettings())
+
+
+def cosines_to_all(embedder: Embedder, *queries: str) -> Any:
+    return normalised(embedder.encode(queries)) @ normalised(embedder.encode(TEXTS)).T
+
+
+def test_hits_are_those_of_a_plain_search(model: Path, corpus: Path, bertkit: Command) -> None:
+    asked = ["the fine cat", "a list of words"]
+    done = bertkit("search", "--model", model, "--corpus", corpus, *asked, "--top", 5, "--json", "--precision", "fp32")
+    documents = json.loads(done.stdout)
+    encode = package.load(str(model)).encode
+    cosine = normalised(encode(asked)) @ normalised(encode(TEXTS)).T
+    for row, document in enumerate(documents):
+        best = np.argsort(-cosine[row], kind="stable")[:5]
+        assert document["query"] == asked[row]
+        assert [hit["id"] for hit in document["hits"]] == [f"t{number}" for number in best]
+        assert [hit["text"] for hit in document["hits"]] == [TEXTS[number] for number in best]
+        np.testing.assert_allclose([hit["score"] for hit in document["hits"]], cosine[row, best], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["exact", "ivf", "hnsw"])
+def test_every_kind_finds_what_a_search_of_all_finds(kind: Any, tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    points = normalised(generator.normal(size=(2000, 16)).astype(np.float32))
+    asked = points[::50] + 0.05 * generator.normal(size=(40, 16)).astype(np.float32)
+    index = vectors.build(points, kind)
+    if kind != "exact":
+        vectors.write(index, tmp_path / "i")
+        index = vectors.read(tmp_path / "i", count=2000, width=16)
+    vectors.set_probes(index, None)
+    _, found = vectors.nearest(index, asked, 10)
+    expected = np.argsort(-(asked @ points.T), axis=1)[:, :10]
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
+    assert recall == 1.0 if kind == "exact" else recall > 0.9
+    assert vectors.nearest(index, asked, 5000)[1].shape == (40, 2000)
+
+
+def test_the_kind_goes_by_size() -> None:
+    assert [vectors.kind_for("auto", count) for count in (1, 100_000, 100_001)] == ["exact", "exact", "ivf"]
+    assert [vectors.cells_for(count) for count in (1, 1_000_000)] == [4, 4096]
+    with pytest.raises(UsageError, match="needs 40 texts or more, there are 7"):
+        vectors.build(np.eye(7, dtype=np.float32), "ivf")
+
+
+def test_an_index_is_kept_reopened_and_refused_to_another_model(
+    model: Path, corpus: Path, tmp_path: Path, bertkit: Command
+) -> None:
+    directory = tmp_path / "index"
+    done = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory, "--kind", "hnsw", "--json")
+    described = json.loads(done.stdout)
+    assert described == {"index": str(directory), "count": len(TEXTS), "width": 30, "kind": "hnsw", "cut": 0}
+    stamp = (directory / "vectors.npy").stat().st_mtime_ns
+    again = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory, "--kind", "hnsw", "a cat")
+    assert (again.code, (directory / "vectors.npy").stat().st_mtime_ns) == (0, stamp)
+    done = bertkit("search", "--index", directory, "the cat", "--json")
+    assert len(json.loads(done.stdout)[0]["hits"]) == 10
+    other = write_model(tmp_path / "other", max_tokens=44)
+    done = bertkit("search", "--index", directory, "--model", other, "the cat")
+    assert (done.code, "is another model" in done.stderr) == (3, True)
+    done = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory)
+    assert (done.code, "holds an index with another settings" in done.stderr) == (2, True)
+    (directory / "vectors.faiss").write_bytes(b"damaged")
+    done = bertkit("search", "--index", directory, "the cat")
+    assert (done.code, "cannot be read as an index" in done.stderr) == (3, True)
+
+
+def test_queries_come_from_stdin(model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n\nthe word\n")))
+    done = bertkit("search", "--model", model, "--corpus", corpus, "--json", "--top", 1)
+    assert [document["query"] for document in json.loads(done.stdout)] == ["a cat", "the word"]
+
+
+def test_bm25_is_its_formula() -> None:
+    corpus = ["the cat sat on the mat", "a dog", "The cat, the CAT!", ""]
+    found = Bm25.of(corpus).scores("cat the the xyz")
+    documents = [words_of(text) for text in corpus]
+    mean = sum(map(len, documents)) / 4
+    for number, words in enumerate(documents):
+        expected = 0.0
+        for word, times in (("cat", 1), ("the", 2)):
+            df = sum(word in each for each in documents)
+            tf = words.count(word)
+            expected += (
+                times * math.log(1 + (4 - df + 0.5) / (df + 0.5)) * tf / (tf + K1 * (1 - B + B * len(words) / mean))
+            )
+        assert found[number] == pytest.approx(expected, rel=1e-6)
+    assert Bm25.of(corpus).nearest("cat", 5)[0] == [2, 0]
+    assert Bm25.of(corpus).nearest("xyz", 5) == ([], [])
+    assert Bm25.of([""]).nearest("a", 1) == ([], [])
+
+
+def test_bm25_is_kept_with_the_index(built: TextIndex) -> None:
+    fresh, kept = Bm25.of(TEXTS), built.bm25
+    again = TextIndex.open(built.directory).bm25
+    for each in (kept, again):
+        np.testing.assert_array_equal(each.scores("the fine cat"), fresh.scores("the fine cat"))
+
+
+def test_hybrid_joins_reciprocal_ranks(built: TextIndex, embedder: Embedder) -> None:
+    assert query.fused([[7, 3], [3, 5]]) == [
+        (3, pytest.approx(1 / 62 + 1 / 61)),
+        (7, pytest.approx(1 / 61)),
+        (5, pytest.approx(1 / 62)),
+    ]
+    asked = TEXTS[11]
+    (document,) = query.search(built, embedder, [asked], QuerySettings(hybrid=True, top=4))
+    dense = np.argsort(-cosines_to_all(embedder, asked)[0], kind="stable")[:100].tolist()
+    words, _ = Bm25.of(TEXTS).nearest(asked, 100)
+    expected = query.fused([dense, words])[:4]
+    assert [hit["id"] for hit in document["hits"]] == [f"t{number}" for number, _ in expected]
+
+
+def test_a_cross_encoder_orders_the_first_hits(built: TextIndex, embedder: Embedder, tmp_path: Path) -> None:
+    labels = Labels(("0", "1"))
+    directory = write_model(tmp_path / "cross", heads=("sequence_classification",), labels=labels)
+    cross = query.CrossEncoder(str(directory), engine())
+    settings = QuerySettings(top=3, rerank_depth=9)
+    (document,) = query.search(built, embedder, ["a fine cat"], settings, cross_encoder=cross)
+    (before,) = query.search(built, embedder, ["a fine cat"], QuerySettings(top=9))
+    scores = cross.scores("a fine cat", [hit["text"] for hit in before["hits"]])
+    order = sorted(range(9), key=lambda n: -scores[n])[:3]
+    assert [hit["id"] for hit in document["hits"]] == [before["hits"][n]["id"] for n in order]
+    three = write_model(tmp_path / "three", heads=("sequence_classification",), labels=Labels(("a", "b", "c")))
+    with pytest.raises(DataError, match="is no cross-encoder: its head is for classification with 3 outputs"):
+        query.CrossEncoder(str(three), engine())
+
+
+def test_paraphrases_are_the_nearest_of_all_pairs(built: TextIndex, embedder: Embedder) -> None:
+    cosine = cosines_to_all(embedder, *TEXTS)
+    upper = np.triu_indices(len(TEXTS), k=1)
+    best = np.argsort(-cosine[upper], kind="stable")[:7]
+    found = paraphrases(built, PairSettings(max_pairs=7))
+    expected = cosine[upper][best]
+    np.testing.assert_allclose([pair["score"] for pair in found], expected, atol=1e-5)
+    pairs = {frozenset((pair["id1"], pair["id2"])) for pair in found}
+    assert pairs == {frozenset((f"t{upper[0][n]}", f"t{upper[1][n]}")) for n in best}
+    assert all(pair["score"] >= 0.99 for pair in paraphrases(built, PairSettings(min_score=0.99)))
+
+
+def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) -> None:
+    anchors = TEXTS[:6]
+    right = {anchor: {TEXTS[number + 20], TEXTS[number + 21]} for number, anchor in enumerate(anchors)}
+    pairs = [LabelledPair(anchor, TEXTS[number + 20]) for number, anchor in enumerate(anchors)]
+    settings = NegativeSettings(negatives=3, skip=2, depth=40, margin=0.001)
+    cosine = cosines_to_all(embedder, *anchors)
+    for number, (pair, found) in enumerate(hard_negatives(built, embedder, pairs, right, settings)):
+        positive = cosine[number, TEXTS.index(pair.positive)]
+        order = [
+            n for n in np.argsort(-cosine[number], kind="stable") if TEXTS[n] not in {pair.anchor, *right[pair.anchor]}
+        ]
+        expected = [TEXTS[n] for n in order[2:42] if cosine[number, n] <= positive - 0.001][:3]
+        assert [text for text, _ in found] == expected
+
+
+def test_mining_writes_triplets(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("question,answer\n" + "".join(f"{a},{b}\n" for a, b in zip(TEXTS[:9], TEXTS[9:18], strict=True)))
+    out = tmp_path / "triplets.jsonl"
+    options = ("--model", model, "--pairs", path, "--columns", "question,answer", "--margin", "-2")
+    done = bertkit("mine-negatives", *options, "--out", out, "--json")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert json.loads(done.stdout) == {"out": str(out), "count": 9}
+    assert {row["anchor"] for row in rows} == set(TEXTS[:9])
+    assert all(row["negative"] in TEXTS[9:18] and row["negative"] != row["positive"] for row in rows)
+    done = bertkit("mine-negatives", "--model", model, "--pairs", path)
+    assert (done.code, "anchor" in done.stderr) == (3, True)
+
+
+def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, bertkit: Command) -> None:
+    def fails(code: int, message: str, *arguments: object) -> None:
+        done = bertkit("search", *arguments)
+        assert (done.code, message in done.stderr.replace("\n", " ")) == (code, True), done.stderr
+
+    fails(2, "give --corpus FILE", "--model", model, "a")
+    fails(3, "holds no index; build it with --corpus", "--model", model, "--index", tmp_path, "a")
+    fails(3, "no such file", "--model", model, "--corpus", tmp_path / "none.txt", "a")
+    fails(2, "--pairs: compares the texts", "--model", model, "--corpus", corpus, "--pairs", "a")
+    fails(2, "query 1 is empty", "--model", model, "--corpus", corpus, " ")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("")
+    fails(2, "holds other files", "--model", model, "--corpus", corpus, "--index", tmp_path / "other")
+    (tmp_path / "none").write_text("")
+    fails(3, "has no texts", "--model", model, "--corpus", tmp_path / "none", "a")

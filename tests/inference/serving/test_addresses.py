@@ -1,0 +1,271 @@
+"""What the addresses answer: the objects of the commands, OpenAI's embeddings, and the same whatever the company."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from bertkit.inference.serving.served import ServedModel, apart
+from bertkit.inference.serving.service import Service, shortened
+from bertkit.tasks.examples import TaggedExample
+from tests.inference.serving.clients import in_process, post, served
+
+Models = dict[str, ServedModel]
+TEXTS = ["the film was warm", "", "a", "of the story and the actors is not who what Was . , ?" * 5, "fine cat"]
+TOLERANCE = 1e-6
+"""Between predictions alone and in company: products of matrices round by their shape. Vectors are equal to the bit."""
+
+
+def inputs_of(kind: str) -> list[Any]:
+    context = "the fine cat is a warm letter . " * 12
+    return {
+        "classification": ["a fine film", "a cold paper of the cat", " ", "poor"],
+        "regression": ["a fine film", "poor"],
+        "tagging": ["a fine cat. (warm) paper", ["fine", "cat"], {"words": ["cold", "list"], "id": "w"}, ""],
+        "span": [{"question": "what is it ?", "context": context}, {"question": "who ?", "context": "a warm cat"}],
+        "choice": [{"text": "the cat", "endings": ["fine", "cold cat", "a list"]}],
+    }[kind]
+
+
+def vectors_of(response: httpx2.Response) -> np.ndarray[Any, Any]:
+    assert response.status_code == 200, response.text
+    document = response.json()
+    assert [each["index"] for each in document["data"]] == list(range(len(document["data"])))
+    return np.array([each["embedding"] for each in document["data"]], dtype=np.float32)
+
+
+def test_embeddings_are_those_of_encode(models: Models) -> None:
+    base = models["base"]
+    expected = base.model.encode(TEXTS)
+    response = post([base], "/v1/embeddings", {"model": "base", "input": TEXTS})
+    assert np.array_equal(vectors_of(response), expected)
+    document = response.json()
+    lengths = [len(each.ids) for each in base.model.sequences(TEXTS)]
+    assert document["usage"] == {
+        "prompt_tokens": sum(lengths),
+        "total_tokens": sum(lengths),
+        "truncated_inputs": 1,
+    }
+    assert (document["object"], document["model"], document["data"][0]["object"]) == ("list", "base", "embedding")
+    one = post([base], "/v1/embeddings", {"model": "base", "input": TEXTS[0], "user": "somebody"})
+    np.testing.assert_allclose(vectors_of(one), expected[:1], atol=TOLERANCE)
+
+
+def test_token_ids_and_base64(models: Models) -> None:
+    base = models["base"]
+    ids = [each.ids[1:-1] for each in base.model.sequences(["the fine cat", "a list"])]
+    asked = {"model": "base", "input": ids, "encoding_format": "base64"}
+    found = post([base], "/v1/embeddings", asked).json()["data"]
+    decoded = [np.frombuffer(base64.b64decode(each["embedding"]), dtype="<f4") for each in found]
+    assert np.array_equal(np.stack(decoded), base.model.encode(["the fine cat", "a list"]))
+    alone = vectors_of(post([base], "/v1/embeddings", {"model": "base", "input": ids[0]}))
+    np.testing.assert_allclose(alone[0], decoded[0], atol=TOLERANCE)
+    outside = post([base], "/v1/embeddings", {"model": "base", "input": [[0], [10**30]]})
+    assert (outside.status_code, outside.json()["error"]["param"]) == (422, "input")
+    assert "is no token's id" in outside.json()["error"]["message"]
+
+
+def test_dimensions_shorten_vectors_and_keep_their_length(models: Models) -> None:
+    base = models["base"]
+    whole = base.model.encode(["a fine cat"])
+    found = vectors_of(post([base], "/v1/embeddings", {"model": "base", "input": "a fine cat", "dimensions": 7}))
+    assert np.array_equal(found, whole[:, :7])  # not of length one, so only cut
+    unit = whole / np.linalg.norm(whole, axis=-1, keepdims=True)
+    np.testing.assert_allclose(np.linalg.norm(shortened(unit, 7), axis=-1), 1, atol=1e-6)
+    over = post([base], "/v1/embeddings", {"model": "base", "input": "a", "dimensions": 31})
+    assert (over.status_code, over.json()["error"]["param"]) == (422, "dimensions")
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span", "choice"])
+def test_predictions_are_the_objects_of_the_command(kind: str, models: Models) -> None:
+    inputs = inputs_of(kind)
+    response = post([models[kind]], "/predict", {"inputs": inputs})
+    assert response.status_code == 200, response.text
+    expected = json.loads(json.dumps(models[kind].model.predict(inputs)))
+    assert response.json()["predictions"] == expected
+    assert response.json()["usage"]["total_tokens"] > 0
+    if kind == "tagging":
+        assert [(e["start"], e["end"], e["text"]) for e in expected[0]["entities"]] == [
+            (2, 6, "fine"),
+            (13, 17, "warm"),
+        ]
+    best = post([models[kind]], "/predict", {"model": kind, "inputs": inputs, "top": 1}).json()["predictions"]
+    assert best == json.loads(json.dumps(models[kind].model.predict(inputs, top=1)))
+
+
+def test_fills_are_those_of_the_command(models: Models) -> None:
+    text = "the [MASK] of the [MASK]"
+    found = post([models["base"]], "/fill", {"input": [text, "a [MASK]"], "top": 3}).json()["results"]
+    assert [each["text"] for each in found] == [text, "a [MASK]"]
+    assert found[0]["masks"] == models["base"].model.fill(text, top=3)
+    unmasked = post([models["base"]], "/fill", {"input": "a cat"})
+    assert (unmasked.status_code, unmasked.json()["error"]["code"]) == (422, "invalid_value")
+
+
+def test_reranking_by_vectors_and_by_a_cross_encoder(models: Models) -> None:
+    documents = ["a cold list", "the fine cat", "paper", "fine cat"]
+    asked = {"query": "fine cat", "documents": documents, "return_documents": True}
+    found = post([models["base"]], "/rerank", asked).json()["results"]
+    assert found[0]["index"] == 3
+    assert found[0]["relevance_score"] == pytest.approx(1, abs=1e-6)
+    assert [each["document"]["text"] for each in found] == [documents[each["index"]] for each in found]
+    pairs = [{"text": "fine cat", "text_pair": each} for each in documents]
+    scores = [each["prediction"] for each in models["regression"].model.predict(pairs)]
+    found = post([models["regression"]], "/v1/rerank", {**asked, "top_n": 2, "return_documents": False}).json()[
+        "results"
+    ]
+    order = sorted(range(4), key=lambda number: -scores[number])[:2]
+    assert [each["index"] for each in found] == order
+    assert [each["relevance_score"] for each in found] == pytest.approx([scores[n] for n in order], abs=TOLERANCE)
+    assert set(found[0]) == {"index", "relevance_score"}
+
+
+@pytest.mark.parametrize("kind", ["base", "classification", "tagging", "span", "choice"])
+def test_an_answer_is_the_same_alone_and_in_company(kind: str, models: Models) -> None:
+    """Vectors to the bit; numbers of predictions to `TOLERANCE`, their labels, places and order exactly."""
+    model = models[kind]
+    inputs = TEXTS if kind == "base" else inputs_of(kind) * 2
+    path, key = ("/v1/embeddings", "input") if kind == "base" else ("/predict", "inputs")
+
+    async def ask(client: httpx2.AsyncClient, service: Service) -> tuple[list[Any], list[Any], float]:
+        async def one(text: Any) -> Any:
+            response = await client.post(path, json={"model": kind, key: [text]})
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        alone = [await one(text) for text in inputs]
+        together = await asyncio.gather(*(one(text) for text in inputs))
+        (largest,) = (
+            float(line.rsplit(" ", 1)[1])
+            for line in service.metrics.page().decode().splitlines()
+            if line.startswith("bertkit_batch_requests_sum")
+        )
+        (batches,) = (
+            float(line.rsplit(" ", 1)[1])
+            for line in service.metrics.page().decode().splitlines()
+            if line.startswith("bertkit_batch_requests_count")
+        )
+        return alone, together, largest / batches
+
+    alone, together, requests_in_a_batch = in_process([model], ask, wait_ms=300.0)
+    assert requests_in_a_batch > 1.2
+    if kind == "base":
+        assert alone == together
+    for one, other in zip(alone, together, strict=True):
+        _assert_near(one, other)
+
+
+def test_what_a_directory_can_do(directories: dict[str, Path], models: Models, tmp_path: Path) -> None:
+    assert models["base"].abilities == {"embed", "rerank", "fill"}
+    assert models["regression"].abilities == {"predict", "rerank"}
+    assert models["tagging"].abilities == {"predict"}
+    # sentence-transformers 6 writes modules.json for cross-encoders, too, with the Transformer alone.
+    transformer = {
+        "idx": 0,
+        "name": "0",
+        "path": "",
+        "type": "sentence_transformers.base.modules.transformer.Transformer",
+    }
+    pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    cross = tmp_path / "cross"
+    shutil.copytree(directories["regression"] / "model", cross)
+    (cross / "modules.json").write_text(json.dumps([transformer]))
+    assert served("cross", cross).abilities == {"predict", "rerank"}
+    sentences = tmp_path / "sentences"
+    shutil.copytree(directories["base"], sentences)
+    (sentences / "1_Pooling").mkdir()
+    (sentences / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
+    (sentences / "modules.json").write_text(json.dumps([transformer, pooling]))
+    assert served("sentences", sentences).abilities == {"embed", "rerank"}
+
+
+def test_requests_of_several_models_and_kinds_at_once(models: Models) -> None:
+    async def ask(client: httpx2.AsyncClient, _: Service) -> list[httpx2.Response]:
+        bodies = [
+            ("/v1/embeddings", {"model": "base", "input": TEXTS}),
+            ("/predict", {"model": "classification", "inputs": "a fine film"}),
+            ("/predict", {"model": "tagging", "inputs": "a fine film"}),
+            ("/fill", {"input": "a [MASK] cat"}),
+            ("/predict", {"model": "classification", "inputs": [7]}),
+        ] * 4
+        return list(await asyncio.gather(*(client.post(path, json=body) for path, body in bodies)))
+
+    found = in_process(list(models.values()), ask)
+    assert [each.status_code for each in found] == [200, 200, 200, 200, 422] * 4
+
+
+def test_sentences_of_two_requests_are_no_neighbours() -> None:
+    items = [TaggedExample("0", ("a",), document=0), TaggedExample("0", ("b",), document=0)]
+    first, second = apart(items)
+    assert isinstance(first, TaggedExample)
+    assert isinstance(second, TaggedExample)
+    assert first.document != second.document
+
+
+def test_the_model_is_found_by_name_or_by_what_it_can_do(models: Models) -> None:
+    both = [models["base"], models["classification"], models["tagging"]]
+    assert post(both, "/fill", {"input": "a [MASK]"}).json()["model"] == "base"
+    refused = {
+        "missing": {"inputs": "a"},
+        "model_not_found": {"model": "nothing", "inputs": "a"},
+        "model_not_able": {"model": "base", "inputs": "a"},
+    }
+    for code, body in refused.items():
+        response = post(both, "/predict", body)
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == (code, "model")
+        assert "classification, tagging" in error["message"]
+        assert response.status_code == (404 if code == "model_not_found" else 422)
+
+
+def test_pages_about_the_server(models: Models) -> None:
+    async def ask(client: httpx2.AsyncClient, service: Service) -> None:
+        health = await client.get("/health")
+        assert (health.status_code, health.json()) == (200, {"status": "ok", "models": ["base", "span"]})
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [(each["id"], each["answers"]) for each in listed] == [
+            ("base", ["/v1/embeddings", "/rerank", "/fill"]),
+            ("span", ["/predict"]),
+        ]
+        assert (await client.get("/v1/models/span")).json()["id"] == "span"
+        missing = await client.get("/v1/models/a/b")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+        page = (await client.get("/openapi.json")).json()
+        assert {"/v1/embeddings", "/predict", "/rerank", "/fill", "/health", "/metrics"} <= set(page["paths"])
+        assert (await client.get("/docs")).status_code == 200
+        metrics = (await client.get("/metrics")).text
+        assert 'bertkit_requests_total{path="/health",status="200"} 1.0' in metrics
+        await client.get("/made/up/by/a/client")
+        metrics = (await client.get("/metrics")).text
+        assert 'bertkit_requests_total{path="other",status="404"} 2.0' in metrics
+        assert "made" not in metrics
+        service.draining = True
+        stopping = await client.get("/health")
+        assert (stopping.status_code, stopping.json()["status"]) == (503, "stopping")
+        assert stopping.headers["connection"] == "close"
+
+    in_process([models["base"], models["span"]], ask)
+
+
+def _assert_near(one: Any, other: Any) -> None:
+    """Equal documents, numbers within `TOLERANCE`."""
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            _assert_near(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            _assert_near(first, second)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, abs=TOLERANCE)
+    else:
+        assert one == other

@@ -1,0 +1,79 @@
+"""Labels without examples: the outputs for entailment as `transformers` has them, and cosines of vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertkit as package
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.zero_shot import zero_shot
+from bertkit.models.labels import Labels
+from bertkit.models.sentence_files import write_sentence_files
+from bertkit.tasks.examples import TextExample
+from bertkit.training.engine import resolve_engine
+from bertkit.training.engine_config import EngineConfig
+from tests.tasks.tiny_task import write_model
+
+ENGINE = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+TEXTS = ["fine cat list", "poor tensor of words in a matrix", "number"]
+LABELS = ("warm", "cold letter", "paper")
+
+
+@pytest.fixture(scope="module")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    labels = Labels(("contradiction", "entailment", "neutral"), "single_label_classification")
+    return write_model(tmp_path_factory.mktemp("nli") / "model", heads=("sequence_classification",), labels=labels)
+
+
+def predictions(model: Path, template: str | None = None) -> list[dict[str, float]]:
+    predictor = zero_shot(str(model), LABELS, ENGINE, template=template)
+    found = predictor([TextExample(str(i), text) for i, text in enumerate(TEXTS)])
+    assert all(each.prediction == max(each.scores, key=each.scores.get) for each in found)
+    return [each.scores for each in found]
+
+
+@pytest.mark.parametrize("template", [None, "the list is {} ."])
+def test_scores_are_those_of_transformers_pipeline(nli: Path, template: str | None) -> None:
+    transformers = pytest.importorskip("transformers", reason="the oracle is a development dependency")
+    pipeline = transformers.pipeline("zero-shot-classification", model=str(nli), device="cpu")
+    wanted = pipeline(TEXTS, list(LABELS), hypothesis_template=template or "This example is {}.")
+    for own, theirs in zip(predictions(nli, template), wanted, strict=True):
+        scores = dict(zip(theirs["labels"], theirs["scores"], strict=True))
+        assert own == pytest.approx(scores, abs=1e-5)
+
+
+def test_an_embedder_takes_the_nearest_name(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_sentence_files(model, width=30, pooling=("max",), normalise=True, max_tokens=20)
+    loaded = package.load(str(model))
+    texts, names = (loaded.encode(each) for each in (TEXTS, LABELS))
+    for own, wanted in zip(predictions(model), texts @ names.T, strict=True):
+        np.testing.assert_allclose(list(own.values()), wanted, atol=1e-5)
+
+
+def test_what_cannot_be_chosen_among_is_refused(nli: Path, tmp_path: Path) -> None:
+    for labels, fault in ((["a", "b", "a"], "a is named twice"), (["a"], "two labels"), (["a", " "], "two labels")):
+        with pytest.raises(UsageError, match=fault):
+            zero_shot(str(nli), labels, ENGINE)
+    with pytest.raises(UsageError, match=r"one \{\} for the label"):
+        zero_shot(str(nli), LABELS, ENGINE, template="This is it.")
+    other = Labels(("bad", "good"), "single_label_classification")
+    stars = write_model(tmp_path / "stars", heads=("sequence_classification",), labels=other)
+    with pytest.raises(DataError, match="is a classifier for bad, good; --zero-shot needs"):
+        zero_shot(str(stars), LABELS, ENGINE)
+
+
+def test_the_command_prints_a_line_for_each_text(nli: Path, tmp_path: Path, bertkit: Callable[..., Any]) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join([TEXTS[0], "", TEXTS[1]]) + "\n", encoding="utf-8")
+    words = ("predict", "--zero-shot", "--labels", "warm,cold letter", "--model", nli, tmp_path / "texts.txt")
+    done = bertkit(*words)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["prediction"] is None for row in rows] == [False, True, False]
+    assert set(rows[0]["scores"]) == {"warm", "cold letter"}
+    assert bertkit("predict", "--labels", "a,b", "--model", nli, tmp_path / "texts.txt").code == 2

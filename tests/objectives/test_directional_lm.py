@@ -1,0 +1,77 @@
+"""Language modelling of lanes: the token that follows each token, over the ends of sequences, in both directions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText, FullSentences
+from bertkit.data.random import Draw
+from bertkit.data.samples import Lanes, Samples
+from bertkit.data.stream import corrupted
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.transformer_xl import TransformerXlConfig
+from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
+from bertkit.objectives.forward import encode
+from tests.objectives.worded import VOCABULARY, worded_samples
+
+OBJECTIVES = (ForwardLM(), BackwardLM())
+
+
+def samples_of(backwards: list[bool]) -> Samples:
+    count = len(backwards)
+    lanes = Lanes(np.arange(count), np.array(backwards), np.arange(count) + 90, 7)
+    return worded_samples([7] * count).with_changes(lanes=lanes)
+
+
+def test_every_token_of_a_direction_predicts_the_next_one_of_its_lane() -> None:
+    before = samples_of([False, False, True, False, True])
+    samples = corrupted(before, OBJECTIVES, VOCABULARY, Draw(0))
+    np.testing.assert_array_equal(samples.ids_T, before.ids_T)
+    for objective, lanes in ((OBJECTIVES[0], [0, 1, 3]), (OBJECTIVES[1], [2, 4])):
+        targets = samples.targets[objective.term]
+        expected = [(7 * lane + place) for lane in lanes for place in range(7)]
+        assert targets.index_M.tolist() == expected
+        for index, word in zip(expected, targets.id_M.tolist(), strict=True):
+            lane, place = divmod(index, 7)
+            assert word == (before.ids_T[index + 1] if place < 6 else 90 + lane)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_tokens() -> None:
+    samples = corrupted(samples_of([False, False]), OBJECTIVES[:1], VOCABULARY, Draw(0))
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+    config = TransformerXlConfig.model_validate({**sizes, "cutoffs": (90,)})
+    model = HeadedModel(config.build(VOCABULARY.size), ["causal_lm"])
+    model.initialise(0)
+    batch = PackedBatch.from_samples(samples)
+    part = encode(model.eval(), OBJECTIVES[:1], batch)["forward_lm"].loss(OBJECTIVES[0])
+    log_probabilities_TV = model.token_logits("causal_lm", model(batch))
+    expected = -log_probabilities_TV[torch.arange(14), batch.targets["forward_lm"].id_M].sum()
+    torch.testing.assert_close(part.sum, expected)
+    assert part.count == 14
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (DataConfig(layout=FullSentences()), TransformerXlConfig(), "layout.name: continuous"),
+        (DataConfig(layout=ContinuousText()), BertConfig(), "no head causal_lm"),
+        (
+            DataConfig(layout=ContinuousText(bidirectional=True)),
+            TransformerXlConfig(),
+            "reads from left to right alone",
+        ),
+    ],
+)
+def test_errors_name_the_remedy(data: DataConfig, model: TransformerXlConfig | BertConfig, message: str) -> None:
+    (error,) = ForwardLM().errors(data, model)
+    assert message in error
+
+
+def test_a_text_of_one_direction_has_nothing_to_read_backwards() -> None:
+    (error,) = BackwardLM().errors(DataConfig(layout=ContinuousText()), TransformerXlConfig())
+    assert "bidirectional: true" in error
