@@ -20,6 +20,7 @@ from bertkit.models.hub import save_model
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_any, shipped_headers
+from bertkit.training.optimizers.adam import AdamWConfig
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
 
@@ -198,3 +199,17 @@ def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
     optimisation = recipe.optimisation
     assert (optimisation.schedule.peak, optimisation.schedule.warmup_share) == (6.25e-5, 0.002)
     assert (optimisation.batch_sequences, optimisation.epochs) == (32, 3)
+
+
+@pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb"])
+def test_sentence_berts_optimiser_is_that_of_its_released_code(name: str) -> None:
+    optimisation = load_any(name).optimisation
+    optimizer = optimisation.optimizer
+    assert isinstance(optimizer, AdamWConfig)
+    assert (optimizer.bias_correction, optimizer.eps, optimizer.weight_decay, optimizer.clip_norm) == (
+        False,
+        1e-6,
+        0.01,
+        1,
+    )
+    assert (optimisation.schedule.peak, optimisation.batch_sequences) == (2e-5, 16)
