@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.evaluation.babylm.choices import Answered, Choice, Subset, accuracy, weights_of
+from bertkit.evaluation.babylm.choices import AnsweredItem, BabylmItem, SubsetScore, accuracy, weights_of
 from bertkit.evaluation.babylm.readers import read_comps, read_entity_tracking, read_ewok, read_wug_past_tense
 from bertkit.evaluation.babylm.reading import partial_r2
 from bertkit.evaluation.babylm.run import average_of, correlations, evaluate_babylm
@@ -34,9 +34,9 @@ def evaluate(tmp_path: Path, model: HeadedModel, data: Path, **settings: Any) ->
     return done.run.path, done.results
 
 
-def answered(*log_p: float, human: float | None = None) -> Answered:
+def answered(*log_p: float, human: float | None = None) -> AnsweredItem:
     texts = tuple("abcdefg"[: len(log_p)])
-    return Answered(Choice.whole("subset", texts, human), log_p)
+    return AnsweredItem(BabylmItem.whole("subset", texts, human), log_p)
 
 
 def test_a_tie_is_right_officially_shared_in_fairness_and_wrong_in_doubt() -> None:
@@ -45,7 +45,7 @@ def test_a_tie_is_right_officially_shared_in_fairness_and_wrong_in_doubt() -> No
     assert answered(-1.0, -1.0).credit() == (1, 0.5, 0)
     assert answered(-1.0, -3.0, -1.0, -1.0).credit() == (1, 1 / 3, 0)
     assert answered(-2.0, -1.0, -1.0).credit() == (0, 0, 0)  # the tie is not the right text's
-    subset = Subset.of([answered(0, 0), answered(0, -1), answered(-1, 0), answered(0.0, -1e-6)])
+    subset = SubsetScore.of([answered(0, 0), answered(0, -1), answered(-1, 0), answered(0.0, -1e-6)])
     assert list(subset.shares.values()) == [0.75, 0.625, 0.5]
     assert (subset.ties, subset.near_ties) == (1, 1)
 
@@ -56,7 +56,7 @@ def test_groups_weigh_the_same_whatever_the_number_of_their_subsets() -> None:
         zip(names, [1 / 6] * 3 + [1 / 2], strict=True)
     )
     assert weights_of(names) == dict.fromkeys(names, 1 / 4)
-    subset = Subset(101, {"accuracy": 0.5}, 0, 0)
+    subset = SubsetScore(101, {"accuracy": 0.5}, 0, 0)
     value, interval = accuracy({"only": subset}, {"only": 1.0}, "accuracy")
     assert (value, *interval) == pytest.approx((0.5, 0.5 - 1.959964 * 0.05, 0.5 + 1.959964 * 0.05))
 
@@ -112,7 +112,7 @@ def test_the_leaderboards_file_holds_the_chosen_texts_and_says_what_it_lacks(tmp
     assert not submission["complete"]
     assert {"ewok", "aoa", "glue", "blimp"} <= set(submission["missing"])
     assert submission["missing"]["blimp"] == "8 items in 1 subsets; the leaderboard takes 59875 in 67"
-    folder = run / "submission" / "model" / "main" / "zero_shot" / "mlm"
+    folder = (run / submission["file"]).parent / "main" / "zero_shot" / "mlm"
     for place in (
         "blimp/blimp_filtered",
         "blimp/supplement_filtered",

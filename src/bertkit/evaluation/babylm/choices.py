@@ -32,7 +32,7 @@ Z = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BabylmItem:
     """An item: its texts, the right one first.
 
     Attributes:
@@ -50,16 +50,16 @@ class Choice:
     human: float | None = None
 
     @classmethod
-    def whole(cls, subset: str, texts: Sequence[str], human: float | None = None) -> Choice:
+    def whole(cls, subset: str, texts: Sequence[str], human: float | None = None) -> BabylmItem:
         """Texts that are scored from their beginning."""
         return cls(subset, tuple(texts), (0,) * len(texts), tuple(texts), human)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredItem:
     """An item with the log-probability of each of its texts, in nats."""
 
-    choice: Choice
+    choice: BabylmItem
     log_p: tuple[float, ...]
 
     @property
@@ -85,7 +85,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Subset:
+class SubsetScore:
     """How the items of one subset were answered.
 
     Attributes:
@@ -101,16 +101,16 @@ class Subset:
     near_ties: int
 
     @classmethod
-    def of(cls, answered: Sequence[Answered]) -> Subset:
+    def of(cls, answered: Sequence[AnsweredItem]) -> SubsetScore:
         credits = [each.credit() for each in answered]
         shares = {name: math.fsum(each[k] for each in credits) / len(credits) for k, name in enumerate(COUNTS)}
         ties = sum(each.chosen == 0 and each.tied > 1 for each in answered)
         return cls(len(answered), shares, ties, sum(each.is_near_tie for each in answered))
 
 
-def by_subset(answered: Iterable[Answered]) -> dict[str, list[Answered]]:
+def by_subset(answered: Iterable[AnsweredItem]) -> dict[str, list[AnsweredItem]]:
     """The items of each subset, in the order in which they come."""
-    found: dict[str, list[Answered]] = {}
+    found: dict[str, list[AnsweredItem]] = {}
     for each in answered:
         found.setdefault(each.choice.subset, []).append(each)
     return found
@@ -130,7 +130,7 @@ def weights_of(subsets: Iterable[str], groups: Sequence[str] = ()) -> dict[str, 
     return {name: 1 / (len(sizes) * sizes[group_of[name]]) for name in names}
 
 
-def accuracy(subsets: Mapping[str, Subset], weights: Mapping[str, float], count: str) -> tuple[float, list[float]]:
+def accuracy(subsets: Mapping[str, SubsetScore], weights: Mapping[str, float], count: str) -> tuple[float, list[float]]:
     """The task's accuracy and its 95% interval.
 
     The interval is that of a weighted mean of independent shares (normal approximation): the items of a subset are a
@@ -145,7 +145,7 @@ def accuracy(subsets: Mapping[str, Subset], weights: Mapping[str, float], count:
     return mean, [max(0.0, mean - half), min(1.0, mean + half)]
 
 
-def drawn(choices: Sequence[Choice], count: int | None, seed: int) -> list[Choice]:
+def drawn(choices: Sequence[BabylmItem], count: int | None, seed: int) -> list[BabylmItem]:
     """At most `count` items of each subset, drawn at random, in the file's order; more items are these and others."""
     if count is None:
         return list(choices)
@@ -160,8 +160,8 @@ def drawn(choices: Sequence[Choice], count: int | None, seed: int) -> list[Choic
 
 
 def answer(
-    loaded: LoadedModel, choices: Sequence[Choice], rule: str, engine: Engine, progress: Progress
-) -> list[Answered]:
+    loaded: LoadedModel, choices: Sequence[BabylmItem], rule: str, engine: Engine, progress: Progress
+) -> list[AnsweredItem]:
     """Score all texts of all items.
 
     Raises:
@@ -179,4 +179,4 @@ def answer(
             progress=progress,
         )
     )
-    return [Answered(choice, tuple(each.total for each in islice(scores, len(choice.texts)))) for choice in choices]
+    return [AnsweredItem(choice, tuple(each.total for each in islice(scores, len(choice.texts)))) for choice in choices]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.evaluation.babylm.choices import Choice
+from bertkit.evaluation.babylm.choices import BabylmItem
 from bertkit.tasks.minimal_pairs import read_paradigms
 from bertkit.tasks.readers.common import field, json_rows, list_in
 
@@ -41,22 +41,22 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def read_pairs(path: Path) -> list[Choice]:
+def read_pairs(path: Path) -> list[BabylmItem]:
     """BLiMP and its supplement: whole sentences, the grammatical one first."""
-    return [Choice.whole(each.name, (pair.good, pair.bad)) for each in read_paradigms(path) for pair in each.pairs]
+    return [BabylmItem.whole(each.name, (pair.good, pair.bad)) for each in read_paradigms(path) for pair in each.pairs]
 
 
-def read_ewok(path: Path) -> list[Choice]:
+def read_ewok(path: Path) -> list[BabylmItem]:
     """EWoK: one context with the target that fits it and one that does not; the target is scored, with its space."""
     choices = []
     for where, record in _records(path):
         context, domain = _text(record, "Context1", where), _text(record, "Domain", where)
         answers = tuple(f" {_text(record, key, where)}" for key in ("Target1", "Target2"))
-        choices.append(Choice(domain, tuple(context + each for each in answers), (len(context),) * 2, answers))
+        choices.append(BabylmItem(domain, tuple(context + each for each in answers), (len(context),) * 2, answers))
     return choices
 
 
-def read_entity_tracking(path: Path) -> list[Choice]:
+def read_entity_tracking(path: Path) -> list[BabylmItem]:
     """What a box contains after some operations: five endings, of which the first is right."""
     choices = []
     for file in files_of(path):
@@ -67,11 +67,11 @@ def read_entity_tracking(path: Path) -> list[Choice]:
                 raise DataError(f"{where}: options holds {len(options)} endings; expected at least two texts")
             subset = f"{file.stem}_{operations}_ops"
             texts = tuple(prefix + option for option in options)
-            choices.append(Choice(subset, texts, (len(prefix),) * len(options), tuple(options)))
+            choices.append(BabylmItem(subset, texts, (len(prefix),) * len(options), tuple(options)))
     return choices
 
 
-def read_comps(path: Path) -> list[Choice]:
+def read_comps(path: Path) -> list[BabylmItem]:
     """COMPS: a property behind two subjects, of which the first has it; the property alone is scored."""
     choices = []
     for file in files_of(path):
@@ -80,21 +80,21 @@ def read_comps(path: Path) -> list[Choice]:
             phrase = _text(record, "property_phrase", where)
             prefixes = [_text(record, f"prefix_{kind}acceptable", where) for kind in ("", "un")]
             texts = tuple(f"{prefix} {phrase}" for prefix in prefixes)
-            choices.append(Choice(subset, texts, tuple(len(text) - len(phrase) for text in texts), texts))
+            choices.append(BabylmItem(subset, texts, tuple(len(text) - len(phrase) for text in texts), texts))
     return choices
 
 
-def read_wug_adjectives(path: Path) -> list[Choice]:
+def read_wug_adjectives(path: Path) -> list[BabylmItem]:
     """Nouns of invented adjectives: -ity or -ness, with the share of people who prefer the first."""
     return _read_wug(path, "wug_adj")
 
 
-def read_wug_past_tense(path: Path) -> list[Choice]:
+def read_wug_past_tense(path: Path) -> list[BabylmItem]:
     """Past tenses of invented verbs, with the share of people who prefer the first."""
     return _read_wug(path, "wug_past")
 
 
-def _read_wug(path: Path, subset: str) -> list[Choice]:
+def _read_wug(path: Path, subset: str) -> list[BabylmItem]:
     choices = []
     for where, record in _records(path):
         texts, ratio = _text(record, "sentences", where).split("\t"), field(record, "ratio", where)
@@ -102,7 +102,7 @@ def _read_wug(path: Path, subset: str) -> list[Choice]:
             raise DataError(f"{where}: sentences holds {len(texts)} texts between tabs; expected at least two")
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio):
             raise DataError(f"{where}: ratio is {ratio!r}; expected a number")
-        choices.append(Choice.whole(subset, texts, float(ratio)))
+        choices.append(BabylmItem.whole(subset, texts, float(ratio)))
     return choices
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from bertkit.errors import DataError
 from bertkit.evaluation.babylm.choices import (
     COUNTS,
-    Answered,
-    Subset,
+    AnsweredItem,
+    SubsetScore,
     accuracy,
     answer,
     by_subset,
@@ -66,7 +66,7 @@ AVERAGED = ("blimp", "blimp_supplement", "ewok", "entity_tracking", "comps")
 
 
 @dataclass
-class Measurement:
+class BabylmScores:
     """What is found task by task.
 
     Attributes:
@@ -78,7 +78,7 @@ class Measurement:
     """
 
     tasks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    subsets: dict[str, dict[str, Subset]] = field(default_factory=dict)
+    subsets: dict[str, dict[str, SubsetScore]] = field(default_factory=dict)
     items: dict[str, int] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def evaluate_babylm(
     run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
-        measured = Measurement(left_out=left_out)
+        measured = BabylmScores(left_out=left_out)
         for task in TASKS:
             if task.name in found:
                 _measure(run, task, found[task.name], loaded, rule, settings, engine, measured, progress)
@@ -129,7 +129,7 @@ def _measure(
     rule: type[ScoringRule],
     settings: BabylmSettings,
     engine: Engine,
-    measured: Measurement,
+    measured: BabylmScores,
     progress: Progress,
 ) -> None:
     """Score one task; it is left out with its reason where the model cannot read its texts."""
@@ -153,7 +153,7 @@ def _measure(
     except DataError as error:
         measured.left_out[task.name] = str(error)
         return
-    subsets = {name: Subset.of(own) for name, own in by_subset(answered).items()}
+    subsets = {name: SubsetScore.of(own) for name, own in by_subset(answered).items()}
     measured.tasks[task.name] = correlations(answered, settings.seed) if task.correlates else accuracies(task, subsets)
     measured.subsets[task.name] = subsets
     measured.items[task.name] = len(answered)
@@ -161,14 +161,14 @@ def _measure(
     _write_predictions(run, task.name, answered)
 
 
-def accuracies(task: BabylmTask, subsets: Mapping[str, Subset]) -> dict[str, dict[str, Any]]:
+def accuracies(task: BabylmTask, subsets: Mapping[str, SubsetScore]) -> dict[str, dict[str, Any]]:
     """A task's accuracy under each way to count ties."""
     weights = weights_of(subsets, task.groups)
     found = {count: accuracy(subsets, weights, count) for count in COUNTS}
     return {count: measured_once(value) | {"interval": interval} for count, (value, interval) in found.items()}
 
 
-def correlations(answered: Sequence[Answered], seed: int) -> dict[str, dict[str, Any]]:
+def correlations(answered: Sequence[AnsweredItem], seed: int) -> dict[str, dict[str, Any]]:
     """Spearman's rho of the model's and people's shares for the first text; undefined where either is constant.
 
     `spearman` ranks the shares in single precision as the official code does, where many round to 0 or 1 and tie;
@@ -186,7 +186,7 @@ def correlations(answered: Sequence[Answered], seed: int) -> dict[str, dict[str,
     return found
 
 
-def _logit(answered: Answered) -> float:
+def _logit(answered: AnsweredItem) -> float:
     """Log-odds of the first text against the others."""
     first, *others = answered.log_p
     top = max(others)
@@ -221,7 +221,7 @@ def average_of(values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _results(
-    run: RunDirectory, loaded: LoadedModel, rule: type[ScoringRule], settings: BabylmSettings, measured: Measurement
+    run: RunDirectory, loaded: LoadedModel, rule: type[ScoringRule], settings: BabylmSettings, measured: BabylmScores
 ) -> dict[str, Any]:
     """The contents of results.json; writes subsets.csv and the submission on the way."""
     rows = [
@@ -283,7 +283,7 @@ def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, An
     }
 
 
-def _write_predictions(run: RunDirectory, task: str, answered: Sequence[Answered]) -> None:
+def _write_predictions(run: RunDirectory, task: str, answered: Sequence[AnsweredItem]) -> None:
     """One line an item: the scores of its texts, and the number of the one that is chosen."""
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)

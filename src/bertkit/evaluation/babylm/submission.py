@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.evaluation.babylm.choices import Answered, by_subset
+from bertkit.evaluation.babylm.choices import AnsweredItem, by_subset
 from bertkit.evaluation.babylm.tasks import READING, TASKS, BabylmTask
 from bertkit.files import write_text
 
@@ -31,7 +31,7 @@ FOLDER = "submission"
 Floats = NDArray[np.float64]
 
 
-def choice_predictions(task: BabylmTask, answered: Sequence[Answered]) -> dict[str, Any]:
+def choice_predictions(task: BabylmTask, answered: Sequence[AnsweredItem]) -> dict[str, Any]:
     """A task's part of the document: ids count within a subset, in the file's order."""
     return {
         name: {"predictions": [_prediction(task, f"{name}_{number}", each) for number, each in enumerate(own)]}
@@ -76,12 +76,12 @@ def write_submission(run: Path, model: str, backend: str, parts: Mapping[str, Ma
     return {"file": str(file), "complete": not missing, "missing": missing}
 
 
-def _prediction(task: BabylmTask, name: str, answered: Answered) -> dict[str, Any]:
+def _prediction(task: BabylmTask, name: str, answered: AnsweredItem) -> dict[str, Any]:
     prediction: dict[str, Any] = {"id": name, "pred": answered.choice.answers[answered.chosen]}
     return prediction | ({"prob": first_share(answered)} if task.correlates else {})
 
 
-def first_share(answered: Answered) -> float:
+def first_share(answered: AnsweredItem) -> float:
     """The probability of the first text among the texts of the item, in single precision as the official code."""
     log_p = np.array(answered.log_p, dtype=np.float32)
     share = np.exp(log_p - log_p.max())

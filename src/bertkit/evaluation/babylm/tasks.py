@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm import readers
-from bertkit.evaluation.babylm.choices import Choice
+from bertkit.evaluation.babylm.choices import BabylmItem
 
 READING = "reading"
 
@@ -42,7 +42,7 @@ class BabylmTask:
     official: tuple[str, str]
     items: int
     subsets: int
-    read: Callable[[Path], list[Choice]] | None
+    read: Callable[[Path], list[BabylmItem]] | None
     groups: tuple[str, ...] = ()
     correlates: bool = False
 
