@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constr
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test lint types tests lines bench clean
+.PHONY: help setup quickstart test lint types tests fuzz faults soak lines bench clean
 
 help: ## List the targets
 	@awk -F ': .*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,18 @@ types: $(STAMP)
 # Two processes with one thread each: sums come out the same however many cores there are.
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# What docs/reliability.md reports. All of it stays below one temporary directory, under limits of memory and time.
+fuzz: $(STAMP) ## Attack every command and reader with generated input for an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.attack 1000000 3600
+
+faults: $(STAMP) ## Kill, fill the disk and damage files at every moment of every command (some hours)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.corruption 2400
+	@set -e; for fault in kill ENOSPC EIO EROFS; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.disturbed $$fault 1000; done
+
+soak: $(STAMP) ## Train for two hours with a kill every few minutes; tokenise 50,000 files and ten million documents
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --minutes 120 --files 50000 --documents 10000000
 
 lines: $(STAMP) ## Write the lines on which functions stand into the links of docs/objectives.md
 	$(BIN)/python -m tests.objectives.page_lines

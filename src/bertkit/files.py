@@ -189,7 +189,8 @@ def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            # No more than there is: a buffer of the bound would be made for every small file.
+            content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if len(content) > max_bytes:

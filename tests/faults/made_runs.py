@@ -70,8 +70,7 @@ def _evaluated(place: Path) -> Path:
     tokenizer = tiny_tokenizer()
     save_tiny(tiny_model(tokenizer), tokenizer, place / "model")
     request = EvalArguments(model=str(place / "model"), device="cpu", runs_root=place / "runs", command=["x"])
-    evaluate_mlm(request, MlmSettings(data=[str(write_documents(place))]), progress=silent_progress)
-    return next((place / "runs").iterdir())
+    return evaluate_mlm(request, [str(write_documents(place))], MlmSettings()).run.path
 
 
 def _studied(place: Path) -> Path:

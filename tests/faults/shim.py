@@ -5,7 +5,8 @@ inside the child. Only paths below one directory are touched, and a "full disk" 
 machine's own disk is never filled.
 
 A moment is (operation, kind of file, how manieth of these), so that it is the same in each run, whatever the order of
-threads. TensorBoard writes in a thread of its own and decides nothing: its files are left alone.
+threads. TensorBoard writes in a thread of its own and decides nothing: its moments are not counted, but a fault that
+lasts holds for its files, too.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Shim:
             path = os.path.join(os.readlink(f"/proc/self/fd/{directory}"), os.fsdecode(path))
         whole = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(path)))), "")
         whole += os.path.basename(os.fsdecode(path))
-        if not whole.startswith(self._prefix) or "/tensorboard" in whole:
+        if not whole.startswith(self._prefix):
             return None
         return whole.removeprefix(self._prefix)
 
@@ -84,8 +85,10 @@ class Shim:
             return
         with self._lock:
             key = (operation, kind_of(name))
-            self.counts[key] += 1
-            now = self.at is not None and self.at == (key, self.counts[key])
+            counted = "/tensorboard" not in name
+            if counted:
+                self.counts[key] += 1
+            now = counted and self.at is not None and self.at == (key, self.counts[key])
             if self.fault == "kill" and now:
                 if partly is not None:
                     partly()

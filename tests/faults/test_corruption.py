@@ -27,6 +27,16 @@ def test_each_corruption_is_named_or_harmless(tmp_path: Path, kind: str, count: 
     assert {"log.txt", "metrics.jsonl", "files.json", "run.json", "environment.json"} <= kinds
 
 
+def test_a_run_of_a_suite_that_is_no_run_any_more_is_missed(tmp_path: Path) -> None:
+    suite = RunDirectory.create(tmp_path, identity())
+    with suite.recording():
+        suite.write_environment()
+        inner = finished_run(suite.path / "runs")
+    verify_run(suite.path).raise_for_errors()
+    (inner.path / "run.json").unlink()
+    assert any(str(inner.path / "run.json") in error for error in verify_run(suite.path).errors)
+
+
 def test_a_running_or_killed_run_is_sealed_as_far_as_its_last_checkpoint(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, identity())
     with run.recording(), MetricsLog(run.metrics) as metrics:

@@ -86,7 +86,6 @@ def main(count: int, seconds: float, first_seed: int = 0) -> int:
     warnings.simplefilter("ignore")
     faulthandler.enable()
     counted: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
     findings: dict[str, str] = {}
     ends = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as name:
@@ -96,14 +95,13 @@ def main(count: int, seconds: float, first_seed: int = 0) -> int:
         surfaces = made_surfaces(Path(name) / "home")
         shares = sum(surface.share for surface in surfaces)
         rounds = 0
-        with limited():
-            while time.monotonic() < ends and counted.total() < count:
-                for surface in surfaces:
-                    if time.monotonic() > ends:
-                        break
-                    size = max(10, round(surface.share / shares * min(count, 4000)))
-                    _attack(surface, size, first_seed + rounds, counted, refused, findings, ends)
-                rounds += 1
+        while time.monotonic() < ends and counted.total() < count:
+            for surface in surfaces:
+                size = max(10, round(surface.share / shares * min(count, 4000)))
+                if time.monotonic() < ends:
+                    with limited():
+                        _attack(surface, size, first_seed + rounds, counted, findings, ends)
+            rounds += 1
     print("| surface | inputs |\n|---|---|")
     for name_, number in sorted(counted.items()):
         print(f"| {name_} | {number:,} |")
@@ -114,8 +112,7 @@ def main(count: int, seconds: float, first_seed: int = 0) -> int:
 
 
 def _attack(
-    surface: Surface, size: int, number: int, counted: Counter[str], refused: Counter[str], findings: dict[str, str],
-    ends: float,
+    surface: Surface, size: int, number: int, counted: Counter[str], findings: dict[str, str], ends: float,
 ) -> None:  # fmt: skip
     @seed(number)
     @given(surface.inputs)

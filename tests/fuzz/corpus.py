@@ -7,4 +7,5 @@ from typing import Any
 CORPUS: list[tuple[str, Any]] = [
     ("recipes", {1: 2, "extends": "bert-tiny"}),
     ("--set", ("objective.²", 1)),
+    ("--set", ("objective.0.masked_lm", "\udcff")),
 ]

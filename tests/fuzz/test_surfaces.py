@@ -31,15 +31,18 @@ def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sur
         yield {surface.name: surface for surface in made_surfaces(home)}
 
 
+def attack(surface: Surface) -> None:
+    @given(surface.inputs)
+    @FEW
+    def attacked(drawn: object) -> None:
+        assert tried(surface, drawn) is None
+
+    attacked()
+
+
 def test_no_input_ends_in_a_traceback(surfaces: dict[str, Surface]) -> None:
     for surface in surfaces.values():
-
-        @given(surface.inputs)
-        @FEW
-        def attack(drawn: object, surface: Surface = surface) -> None:
-            assert tried(surface, drawn) is None
-
-        attack()
+        attack(surface)
 
 
 @pytest.mark.parametrize(("name", "drawn"), CORPUS)

@@ -269,3 +269,18 @@ def test_a_directory_in_which_a_run_was_killed_as_it_began_is_taken_by_the_next(
     assert sorted(path.name for path in place.iterdir()) == sorted(
         [".lock", "files.json", "log.txt", "recipe.yaml", "run.json"]
     )
+
+
+def test_a_full_disk_as_a_run_begins_is_an_error_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bertkit.run import seal
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = RunDirectory.create(tmp_path, identity())
+    monkeypatch.setattr(seal, "write_self_hashed", refuse)
+    with pytest.raises(OSError, match="No space left"), run.recording():
+        raise AssertionError("it does not begin")
+    assert RunDirectory.open(run.path).status == "failed"

@@ -62,3 +62,14 @@ def test_age_counts_from_the_end_of_a_run(tmp_path: Path) -> None:
     run.record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - 3 * 86_400))
     assert is_older(run, 2.9)
     assert not is_older(run, 3.1)
+
+
+def test_what_was_freed_on_purpose_is_not_missed(tmp_path: Path) -> None:
+    from bertkit.run.housekeeping import free_parts
+
+    run = finished_run(tmp_path)
+    free_parts(run, ["model"])
+    report = verify_run(run.path)
+    report.raise_for_errors()
+    assert not run.model.exists()
+    assert next(check for check in report.checks if check.name == "model").verdict == "not checked"

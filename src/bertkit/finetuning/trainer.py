@@ -144,7 +144,7 @@ class Finetuner(Trainer[TaskBatch]):
         """
         if isinstance(self.recipe.method, Setfit):
             return PairTerms(task_trainer.task)
-        return TaskTerms(task_trainer.task, companion)
+        return TaskTerms(task_trainer.task, companion, causal=self.recipe.causal)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]

@@ -32,6 +32,8 @@ RECIPE = "recipe.yaml"
 RESULTS = "results.json"
 ENVIRONMENT = "environment.json"
 FORMAT = 1
+FREED = "freed"
+"""Of run.json: directories that were deleted on purpose once the run was done."""
 
 log = logging.getLogger(__name__)
 
@@ -264,14 +266,14 @@ class RunDirectory:
             self._lock = None
 
     def _begin(self, command: Sequence[str]) -> None:
-        self._seal = RunSeal(self.path)
-        self._seal.open()
         attempts = self.record["attempts"]
         # Of a run that two versions of the code have worked on, none is the one that made it.
         code = code_sha256() if self.record.get("code_sha256") == code_sha256() else None
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
         attempts.append({"started": _now(), "ended": None, "command": _shareable(command), "status": "running"})
+        self._seal = RunSeal(self.path)
+        self._seal.open()
         self.update(status="running", exit_reason=None, ended=None, attempts=attempts, code_sha256=code, sealed=True)
 
     def _end(self, status: str, reason: str) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from datetime import datetime
 
 from bertkit.errors import DataError
-from bertkit.run.directory import RunDirectory
+from bertkit.run.directory import FREED, RunDirectory, write_record
 from bertkit.run.lock import RunLock
 
 _DAY = 86_400
@@ -37,6 +38,21 @@ def delete_run(run: RunDirectory) -> None:
     lock = RunLock(run.path)
     try:
         shutil.rmtree(run.path)
+    finally:
+        lock.release()
+
+
+def free_parts(run: RunDirectory, names: Sequence[str]) -> None:
+    """Delete directories of a finished run that nobody wants kept, and record it, so that `runs verify` misses none.
+
+    Raises:
+        UsageError: a process is writing the run.
+    """
+    lock = RunLock(run.path)
+    try:
+        write_record(run.path, {**run.record, FREED: sorted({*run.record.get(FREED, ()), *names})})
+        for name in names:
+            shutil.rmtree(run.path / name, ignore_errors=True)
     finally:
         lock.release()
 

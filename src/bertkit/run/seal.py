@@ -4,7 +4,8 @@ Own design (contract: `bertkit runs verify`). Files that only grow are sealed by
 so that a killed run has a seal, too; all others when the run ends. What has hashes of its own is left to them: the
 model and the recipe in run.json, checkpoints in their manifests. Sibling verify.py compares.
 
-    files.json   {"format": 1, "whole": true, "files": {"log.txt": {"bytes": 9, "sha256": H}}, "links": {}, "sha256": H}
+    files.json   {"format": 1, "whole": true, "files": {"log.txt": {"bytes": 9, "sha256": H}}, "links": {}, "runs": [],
+                  "sha256": H}
 
 A JSON file that holds its own hash is in one form only: any other byte in it is damage. Imports the standard library.
 """
@@ -89,7 +90,8 @@ class RunSeal:
 
     def _write(self, files: Mapping[str, Any], *, whole: bool) -> None:
         links = {name: os.readlink(self._run / name) for name in _links(self._run)} if whole else {}
-        value = {"format": FORMAT, "whole": whole, "files": dict(files), "links": links}
+        runs = [path.relative_to(self._run).as_posix() for path in runs_within(self._run)] if whole else []
+        value = {"format": FORMAT, "whole": whole, "files": dict(files), "links": links, "runs": runs}
         write_self_hashed(self._run / SEAL, value, private=True)
 
     def _names(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from bertkit.errors import BertkitError, CheckError, DataError
 from bertkit.files import file_within, read_json, sha256_of
-from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RESULTS, RunDirectory
+from bertkit.run.directory import ENVIRONMENT, FREED, RECIPE, RECORD, RESULTS, RunDirectory
 from bertkit.run.metrics import METRICS_FILE, metrics_errors
 from bertkit.run.seal import OWN_HASH, SEAL, grows, prefix_error, read_seal, runs_within, self_hash_error
 
@@ -60,7 +60,7 @@ def verify_run(path: Path) -> RunReport:
         "metrics": _metrics,
         "checkpoints": _checkpoints,
         "results": _results,
-        "model": _model,
+        "model": _kept_model,
         "files": _files,
         "shards": _shards,
     }
@@ -124,7 +124,8 @@ def _sealed(run: RunDirectory, of: Callable[[str], bool]) -> Iterator[str]:
         return  # `_files` tells it
     may_grow = run.status != "done"
     for name, entry in seal.get("files", {}).items():
-        if of(name):
+        freed = Path(name).parts[0] in run.record.get(FREED, ()) and not (run.path / name).exists()
+        if of(name) and not freed:
             error = prefix_error(run.path / name, entry, may_be_longer=may_grow and grows(name))
             if error is not None:
                 yield error
@@ -143,6 +144,9 @@ def _files(run: RunDirectory) -> Iterator[str]:
     for name, target in seal["links"].items():
         if not (run.path / name).is_symlink() or str((run.path / name).readlink()) != target:
             yield f"{run.path / name}: is not the link to {target} that the run made"
+    for name in seal.get("runs", ()):
+        if not (run.path / name / RECORD).is_file():
+            yield f"{run.path / name / RECORD}: missing"
     if not seal["whole"]:
         raise _NotChecked("the run has not ended, or was killed: only logs and metrics are sealed, up to a checkpoint")
 
@@ -206,6 +210,12 @@ def _model(run: RunDirectory) -> Iterator[str]:
             yield str(error)
         else:
             yield from _hash_errors(path, digest)
+
+
+def _kept_model(run: RunDirectory) -> Iterator[str]:
+    if run.model.name in run.record.get(FREED, ()) and not run.model.exists():
+        raise _NotChecked("it was deleted on purpose")
+    yield from _model(run)
 
 
 def _shards(run: RunDirectory) -> Iterator[str]:

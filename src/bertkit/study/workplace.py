@@ -20,6 +20,7 @@ from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.run.housekeeping import free_parts
 from bertkit.study.measuring import Measurer
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe
@@ -130,9 +131,17 @@ class Workplace:
         if keep == "checkpoints":
             return
         for path in (self.directory / MEASURED / study_run.name).glob("*/model"):
-            shutil.rmtree(path)
+            _free_part(path)
         run = self.run_of(study_run)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
         if keep == "scores" or study_run.candidate is not None:
             for path in run.glob("*/config.json"):
-                shutil.rmtree(path.parent)
+                _free_part(path.parent)
+
+
+def _free_part(directory: Path) -> None:
+    """Delete a directory of a run; what is not in a run goes as it is."""
+    if (directory.parent / RECORD).is_file():
+        free_parts(RunDirectory.open(directory.parent), [directory.name])
+    else:
+        shutil.rmtree(directory)

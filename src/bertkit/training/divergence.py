@@ -61,6 +61,10 @@ class DivergenceRecord:
     Args:
         path: of the record; made with the first event. What a kill left of a last line is removed.
 
+    Attributes:
+        events: all of them.
+        rolled_back: the roll-backs among them.
+
     Raises:
         DataError: a line is damaged.
     """
@@ -72,20 +76,23 @@ class DivergenceRecord:
         if whole < len(contents):
             os.truncate(path, whole)
         self.events: list[dict[str, Any]] = []
+        self.rolled_back: list[dict[str, Any]] = []
+        self._since_roll_back: set[tuple[str, int]] = set()
         for number, line in enumerate(contents[:whole].splitlines(), start=1):
             event = parse_json(line, f"{path}, line {number}")
             if not _is_event(event):
                 raise DataError(f"{path}, line {number}: not an event of a run; restore the file from a copy")
-            self.events.append(event)
+            self._take(event)
 
-    @property
-    def rolled_back(self) -> list[dict[str, Any]]:
-        """The roll-backs."""
-        return [event for event in self.events if event["event"] == ROLLED_BACK]
+    def forget(self) -> None:
+        """Have no events from now on; the file stays as it is."""
+        self.events.clear()
+        self.rolled_back.clear()
+        self._since_roll_back.clear()
 
     def has(self, event: str, step: int) -> bool:
         """Whether this event of this update happened since the last roll-back."""
-        return any((each["event"], each["step"]) == (event, step) for each in self._since_roll_back())
+        return (event, step) in self._since_roll_back
 
     def rate_factor(self, step: int) -> float:
         """The factor of the learning rate of update number `step`, counted from 0."""
@@ -112,11 +119,15 @@ class DivergenceRecord:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
-        self.events.append(entry)
+        self._take(entry)
 
-    def _since_roll_back(self) -> list[dict[str, Any]]:
-        last = max((n for n, event in enumerate(self.events) if event["event"] == ROLLED_BACK), default=-1)
-        return self.events[last + 1 :]
+    def _take(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        if event["event"] == ROLLED_BACK:
+            self.rolled_back.append(event)
+            self._since_roll_back.clear()
+        else:
+            self._since_roll_back.add((event["event"], event["step"]))
 
 
 def _is_event(event: Any) -> bool:

@@ -100,7 +100,7 @@ def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
     batches = unpacked(saved.state.get(BATCH), saved.tensors.get(BATCH, {}), trainer.batch_class)
     trainer.start_average()
     trainer.restore(saved)
-    trainer.divergence.events.clear()  # a skipped update is computed, not skipped
+    trainer.divergence.forget()  # a skipped update is computed, not skipped
     with trainer.session(), closing(trainer.batches()) as updates:
         next(updates)  # the stage begins; what it reads is not wanted
         torch.set_rng_state(saved.tensors["generators"]["cpu"])
