@@ -27,6 +27,8 @@ from bertkit.run.metrics import read_metrics
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import RECIPE, write_text
 
+SECONDS = 900
+"""For processes to end, on a machine that others use too."""
 MACHINE = {"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"}
 WITHOUT_DROPOUT = (
     RECIPE.replace("  max_position_embeddings: 40\n", "  max_position_embeddings: 40\n  hidden_dropout_prob: 0.0\n"
@@ -49,7 +51,7 @@ def environments(count: int) -> list[dict[str, str]]:
 def test_what_the_ranks_tell_one_another(tmp_path: Path) -> None:
     script = [sys.executable, "-m", "tests.training.rank_script", str(tmp_path)]
     processes = [subprocess.Popen(script, env=environment) for environment in environments(3)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=SECONDS) for process in processes] == [0, 0, 0]
     seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text(encoding="utf-8")) for rank in range(3)]
     assert seen[0].pop("order") == []
     assert all(each.pop("order")[0] == "turn-0" for each in seen[1:])
@@ -72,8 +74,8 @@ def test_what_the_ranks_tell_one_another(tmp_path: Path) -> None:
 
 OBJECTIVES = {
     "pairs": "[masked_lm: {max_predictions: 4}, next_sentence]",
-    "generator": "[replaced_token]",
-    "spans": "[masked_lm: {strategy: spans}, span_boundary]",
+    "generator": "[masked_lm, replaced_token]",
+    "spans": "[masked_lm: {units: {name: spans}}, span_boundary]",
     "order": "[masked_lm, word_order]",
     "random": "[random_token_detection]",
 }
@@ -168,13 +170,13 @@ def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the
     run = alone / "killed"
     process = started(command(alone, "killed", "--nproc", "2", "--json"), alone)
     metrics = run / "metrics.jsonl"
-    until = time.monotonic() + 300
+    until = time.monotonic() + SECONDS
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 4) and time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     killed = rank_process(process.pid, 1)
     killed.send_signal(signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
     assert f"rank 1 (process {killed.pid}" in stderr
     assert "checkpoint saved" in stderr
@@ -205,12 +207,12 @@ def test_two_ranks_make_the_run_of_one_and_one_that_differs_is_refused_before_th
         })
         for seed, environment in zip(seeds, environments(2), strict=True)
     ]  # fmt: skip
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
     assert stdout == f"{alone / 'two'}\n", "one result, of the first rank"
     assert_same_losses(alone / "two", alone / "alone")
     assert (alone / "two" / "model" / "model.safetensors").exists()
-    stories = [each.communicate(timeout=300)[1] for each in differing]
+    stories = [each.communicate(timeout=SECONDS)[1] for each in differing]
     assert [each.returncode for each in differing] == [2, 2], stories
     assert "recipe.seed: 0, there 1" in stories[0]
     assert not (alone / "differing").exists()

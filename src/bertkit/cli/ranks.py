@@ -32,8 +32,8 @@ Request = TypeVar("Request", bound="RunArguments[Any]")
 _EXIT_FILE = "BERTKIT_EXIT_FILE"
 """Where the first rank leaves its exit code for the process that started it."""
 
-_SHUTDOWN_SECONDS = 600
-"""For the first rank to write a checkpoint after another one was lost, before it is killed."""
+_SHUTDOWN_SECONDS = 120
+"""For the first rank to write a checkpoint after another one was lost, before all that is left is killed."""
 
 
 def trained(request: Request, train: Callable[[Request], FinishedRun]) -> FinishedRun | None:
@@ -95,7 +95,8 @@ def start_ranks(count: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what happened is said here
+    for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what happened is said here
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     config = LaunchConfig(
@@ -107,7 +108,7 @@ def start_ranks(count: int) -> int:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
+        shutdown_timeout=int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_SECONDS)),
     )
     with tempfile.TemporaryDirectory(prefix="bertkit-") as directory:
         exit_file = Path(directory) / "exit"

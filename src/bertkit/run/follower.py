@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,9 @@ class FollowedRun(RunDirectory):
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
         """The scratch directory is there while the body runs."""
         for path in self.leader.iterdir():
-            if path.is_file() and path.name not in _NOT_COPIED:
-                shutil.copy(path, self.path)
+            if path.name not in _NOT_COPIED and path.is_file():
+                with suppress(FileNotFoundError):  # what the first rank is replacing at this moment
+                    shutil.copy(path, self.path)
         try:
             yield
         finally:
