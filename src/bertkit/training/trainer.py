@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
-from bertkit.run.checkpoint import Checkpoint, go_back, load_newest_checkpoint, save_checkpoint
+from bertkit.run.checkpoint import Checkpoint, go_back, load_newest_checkpoint, remove_checkpoints, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
@@ -137,7 +137,7 @@ class Trainer(ABC, Generic[Batch]):
                 self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.engine.intervals.keep_checkpoints:
-            shutil.rmtree(self.run.checkpoints, ignore_errors=True)
+            remove_checkpoints(self.run.checkpoints)
         return results
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
