@@ -14,6 +14,7 @@ from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.models.bert import BertConfig
+from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.recipe.dump import dump_recipe
@@ -50,6 +51,22 @@ def write_five_layers(directory: Path) -> Path:
         initializer_range=0.1,
     )
     model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), ("masked_lm",))
+    model.initialise(seed=3)
+    save_model(model, tokenizer, directory)
+    return directory
+
+
+def write_gpt(directory: Path) -> Path:
+    tokenizer = tiny_tokenizer()
+    config = Gpt2Config(
+        hidden_size=18,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=40,
+        initializer_range=0.1,
+    )
+    model = HeadedModel(config.build(tokenizer.vocab_size), ("causal_lm",))
     model.initialise(seed=3)
     save_model(model, tokenizer, directory)
     return directory
@@ -118,8 +135,8 @@ def test_a_recipe_opens_with_its_paper_and_command(name: str) -> None:
     recipe = recipe_of(name)
     assert recipe.title
     assert recipe.paper
-    assert recipe.arxiv is not None
-    assert recipe.arxiv in comment
+    assert recipe.arxiv is not None or name == "gpt-task"  # GPT's paper is not there
+    assert recipe.arxiv is None or recipe.arxiv in comment
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,7 +156,7 @@ def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path
     else:
         for spec in recipe.specs:
             DATA[spec.name](tmp_path / "data")
-    model = write_five_layers(tmp_path / "small")
+    model = (write_gpt if recipe.causal else write_five_layers)(tmp_path / "small")
     changed = {**SMALL, **SMALL_METHODS.get(recipe.method.name, {})}
     words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
     run = tmp_path / "run"
@@ -172,3 +189,12 @@ def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
     assert optimisation.optimizer is not None
     assert (optimisation.optimizer.weight_decay, optimisation.optimizer.clip_norm) == (0.1, None)
     assert optimisation.keeps_best
+
+
+def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
+    recipe = recipe_of("gpt-task")
+    assert recipe.causal is not None
+    assert (recipe.causal.lm_weight, recipe.causal.delimiters) == (0.5, True)
+    optimisation = recipe.optimisation
+    assert (optimisation.schedule.peak, optimisation.schedule.warmup_share) == (6.25e-5, 0.002)
+    assert (optimisation.batch_sequences, optimisation.epochs) == (32, 3)

@@ -24,7 +24,7 @@ from bertkit.generation.masked import (
     metropolis_hastings,
     parallel,
 )
-from bertkit.generation.masked_text import MaskedPredictor, MaskedText, Place
+from bertkit.generation.masked_text import MaskedPredictor, Place, TextWithMasks
 from bertkit.generation.sampling import Sampling
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
@@ -49,8 +49,8 @@ class ToyConditionals:
         return self.table[[position for _, position in places], others]
 
 
-def toy_texts(count: int) -> list[MaskedText]:
-    return [MaskedText([CLS, MASK, MASK, SEP], [1, 2], 0, number) for number in range(count)]
+def toy_texts(count: int) -> list[TextWithMasks]:
+    return [TextWithMasks([CLS, MASK, MASK, SEP], [1, 2], 0, number) for number in range(count)]
 
 
 def frequencies(fillings: Sequence[Filling]) -> np.ndarray:
@@ -135,7 +135,7 @@ def text_filler(made: HeadedModel, sampling: Sampling | None = None) -> MaskFill
     return MaskFiller(predictor, MASK, sampling or Sampling(), Draw(3))
 
 
-def texts() -> list[MaskedText]:
+def texts() -> list[TextWithMasks]:
     """Masks among words, masks alone, one mask, and a copy as another sample."""
     rows = [
         [CLS, 10, MASK, 11, MASK, MASK, 12, SEP],
@@ -144,7 +144,7 @@ def texts() -> list[MaskedText]:
         [CLS, *[MASK] * 11, SEP],
     ]
     return [
-        MaskedText(
+        TextWithMasks(
             ids,
             [i for i, token in enumerate(ids) if token == MASK],
             min(number, 2) if number < 3 else 1,
@@ -183,7 +183,7 @@ def test_every_mask_is_filled_nothing_else_changes_and_company_decides_nothing(m
 @pytest.mark.parametrize("masks", [1, 2, 7, 10, 13])
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4, 10])
 def test_mask_predict_masks_exactly_as_many_as_the_paper(masks: int, rounds: int) -> None:
-    text = MaskedText([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
+    text = TextWithMasks([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
     seen: list[int] = []
 
     def conditionals(ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
@@ -199,7 +199,7 @@ def test_mask_predict_masks_exactly_as_many_as_the_paper(masks: int, rounds: int
 
 
 def test_mask_predict_masks_the_least_probable_and_keeps_the_others_probabilities() -> None:
-    filling = Filling.of(MaskedText([CLS, *[MASK] * 4, SEP], [1, 2, 3, 4], 0))
+    filling = Filling.of(TextWithMasks([CLS, *[MASK] * 4, SEP], [1, 2, 3, 4], 0))
     filling.log_p = {1: -0.5, 2: -3.0, 3: -0.1, 4: -2.0}
     assert masked_again(filling, 0, 4) == []
     assert masked_again(filling, 1, 4) == [2, 4, 1]
@@ -214,7 +214,7 @@ def test_diffusion_keeps_the_most_confident_an_equal_number_in_each_step(
     masks: int, steps: int, block: int | None
 ) -> None:
     """As LLaDA's generate.py, for one text and the most probable tokens."""
-    text = MaskedText([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
+    text = TextWithMasks([CLS, *[MASK] * masks, SEP], list(range(1, masks + 1)), 0)
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(masks + 2, 9, generator=generator).index_fill(1, torch.tensor(SPECIAL), -torch.inf)
     left: list[list[int]] = []

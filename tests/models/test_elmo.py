@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from bertkit.data.batch import BatchLanes, PackedBatch
+from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.models.character_cnn import (
     PADDING,
     TEXT_BEGINS,
@@ -26,6 +27,7 @@ from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.projected_lstm import ProjectedLstm
+from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.recorder import Recorder
 from bertkit.models.sampled_softmax import draw_words, expected_counts, sampled_cross_entropy
 from bertkit.models.vocabulary import VocabularyProjection
@@ -251,6 +253,33 @@ def test_a_task_reads_the_sum_of_all_three_layers() -> None:
     shares = torch.softmax(torch.tensor([0.3, -1.0, 0.5]), 0)
     expected = 1.7 * sum(share * state for share, state in zip(shares, states, strict=True))
     torch.testing.assert_close(recorder.kept["features.hook_read"], expected, **TOLERANCE)
+
+
+def test_a_model_for_a_task_has_all_of_it_in_its_directory(tmp_path: Path) -> None:
+    """The method of fine-tuning puts the frozen model below an LSTM; a directory gives the same states."""
+    method = FeatureBased(layers="weighted-sum-with-embeddings", lstm_width=3, lstm_layers=1)
+    encoder = model_of().encoder
+    task_model = HeadedModel(encoder, ["token_classification"])
+    task_model.initialise(1, only={"token_classification.output.weight"})
+    model = method.prepare(task_model, seed=0)
+    assert {name for name, _ in model.encoder.named_parameters() if "mix" in name} == {"mix.weight", "mix.scale"}
+    save_model(model, tokenizer(), tmp_path)
+    loaded, report = load_model(tmp_path)
+    assert not report.missing
+    batch = PackedBatch.from_ids(ids_of(4, 6))
+    assert torch.equal(loaded(batch), model(batch))
+
+
+def test_a_sentence_is_scored_from_left_to_right() -> None:
+    """What the words before predict, from the forward direction alone."""
+    model, known = model_of(), tokenizer()
+    (score,) = score_texts(model, known, ["axyz b c"])
+    ids = [known.cls_id, *(known.id(word) for word in ("axyz", "b", "c"))]
+    assert all(number is not None for number in ids)
+    batch = PackedBatch.from_ids([[int(number or 0) for number in ids]])
+    log_probabilities = model.token_logits("causal_lm", model(batch)).detach().log_softmax(-1)
+    expected = [float(log_probabilities[place, ids[place + 1] or 0]) for place in range(3)]
+    assert score.total == pytest.approx(sum(expected), rel=1e-4)
 
 
 def test_initial_weights_are_those_of_the_released_code() -> None:

@@ -91,6 +91,26 @@ def test_without_a_beginning_token_the_first_one_is_given() -> None:
 
 
 @pytest.mark.parametrize("rule", SCORING_RULES)
+def test_the_end_of_a_text_scores_what_it_does_in_the_whole_text(rule: str) -> None:
+    tokenizer = tiny_tokenizer()
+    causal = SCORING_RULES[rule].head == "causal_lm"
+    model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer, heads=(SCORING_RULES[rule].head,))
+    model.extras[SCORING_RULE] = rule
+    starts = [len(text) - length for text, length in zip(TEXTS, (9, 1, 4, 30, 3, 20), strict=True)]
+    twice = [*TEXTS, *TEXTS]
+    found = score_texts(model, tokenizer, twice, rule=rule, starts=[*starts, *[0] * len(TEXTS)], max_batch_tokens=90)
+    whole = score_texts(model, tokenizer, TEXTS, rule=rule)
+    for text, start, end, same, all_of_it in zip(TEXTS, starts, found, found[len(TEXTS) :], whole, strict=False):
+        offsets = tokenizer.encodings_plain([text])[0].offsets
+        kept = sum(stop > start for _, stop in offsets)
+        assert 0 < kept == end.tokens < len(offsets)
+        np.testing.assert_allclose(end.log_p_N, all_of_it.log_p_N[-kept:], atol=1e-5)
+        np.testing.assert_allclose(same.log_p_N, all_of_it.log_p_N, atol=1e-5)
+    with pytest.raises(DataError, match="no token to score"):
+        score_texts(model, tokenizer, TEXTS[:1], rule=rule, starts=[len(TEXTS[0])])
+
+
+@pytest.mark.parametrize("rule", SCORING_RULES)
 def test_scores_do_not_depend_on_the_batch_or_the_order(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     causal = SCORING_RULES[rule].head == "causal_lm"

@@ -85,6 +85,7 @@ class Console:
         self.has_result = False
         """Whether anything of the command's result is on stdout."""
         self._verbosity = 0
+        self._speaker = ""
         self._level_before = logger.level
         self._rich: rich.console.Console | None = None
 
@@ -113,6 +114,7 @@ class Console:
         self.close()
         self.log_file = None
         self.has_result = False
+        self._speaker = ""
         logger.addHandler(_ConsoleHandler(self))
         self._level_before = logger.level
         logger.setLevel(logging.DEBUG)
@@ -138,6 +140,16 @@ class Console:
         if verbosity < 0:
             quiet_library_bars()
 
+    def speak_for(self, rank: int) -> None:
+        """Of several processes that do the same, the first is shown; of the others what goes wrong, with their rank."""
+        if rank:
+            self.set_verbosity(-1)
+            for handler in logger.handlers:
+                if isinstance(handler, _ConsoleHandler):
+                    handler.setLevel(logging.ERROR)
+            self._speaker = f"rank {rank}: "
+            self.has_result = True  # the first rank's
+
     def debug(self, text: str) -> None:
         """Shown with -v only."""
         logger.debug("%s", text)
@@ -156,7 +168,8 @@ class Console:
 
     def stopped(self, text: str) -> None:
         """Shown always: the command ends early, by the user's wish or a limit that the user set."""
-        self._write(text)
+        if not self._speaker:
+            self._write(text)
 
     def announce(self, text: str) -> None:
         """Shown always: a line that scripts wait for."""
@@ -227,7 +240,7 @@ class Console:
             self._write("  ".join(padded).rstrip())
 
     def _write(self, text: str, style: str | None = None) -> None:
-        text = visible_lines(text)
+        text = visible_lines(f"{self._speaker}{text}")
         if self.is_terminal:
             self.rich.print(text, style=style, markup=False, soft_wrap=True)
         else:

@@ -25,6 +25,7 @@ from bertkit.cli.options import (
     option,
     runs_root,
 )
+from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
 
@@ -136,7 +137,9 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
-    finished = run_pretraining(request, progress=console.progress, on_start=keep_log)
+    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=keep_log))
+    if finished is None:
+        return
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
 
@@ -150,7 +153,9 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = finetune(request, progress=console.progress, on_start=keep_log)
+    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=keep_log))
+    if outcome is None:
+        return
     print_scores(outcome)
     _print_teacher(outcome.results)
     common.finish(outcome.run, outcome.results)

@@ -16,6 +16,7 @@ from bertkit.tasks.catalogue import TASKS
 SUITES = {
     "glue": "bertkit.cli.eval_tasks:glue",
     "blimp": "bertkit.cli.eval_suites:blimp",
+    "babylm": "bertkit.cli.eval_babylm:babylm",
     "mlm": "bertkit.cli.eval_suites:mlm",
     "lm": "bertkit.cli.eval_suites:lm",
     "speed": "bertkit.cli.eval_speed:speed",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured(Options):
+class MeasuredVectors(Options):
     """What is measured."""
 
     model: Model = None
@@ -70,7 +70,7 @@ def sts(
         str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,score).")
     ] = None,
     *,
-    measured: Measured,
+    measured: MeasuredVectors,
     settings: Annotated[StsSettings, spelled(only="--only NAME")],
     common: Measuring,
 ) -> None:
@@ -107,7 +107,7 @@ def pairs(
         str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,label).")
     ] = None,
     *,
-    measured: Measured,
+    measured: MeasuredVectors,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
@@ -127,7 +127,7 @@ def triplets(
         str | None, option("--columns", metavar="A,B,C", help="Its columns (default: anchor,positive,negative).")
     ] = None,
     *,
-    measured: Measured,
+    measured: MeasuredVectors,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
@@ -151,7 +151,7 @@ def retrieval(
         ),
     ],
     *,
-    measured: Measured,
+    measured: MeasuredVectors,
     settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N")],
     common: Measuring,
 ) -> None:

@@ -24,13 +24,17 @@ def export(
         typer.Option("--to", metavar="DIR", show_default=False, help="Directory to write; replaces an earlier export."),
     ],
     kind: Annotated[
-        Literal["hf", "int8", "onnx"],
+        Literal["hf", "int8", "onnx", "static"],
         typer.Option(
             "--format",
             help="hf: a Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone;"
-            " onnx: an ONNX graph (needs the extra `onnx`).",
+            " onnx: an ONNX graph (needs the extra `onnx`); static: a table of token vectors, for `embed` and"
+            " sentence-transformers.",
         ),
     ] = "hf",
+    width: Annotated[
+        int | None, typer.Option("--width", min=1, help="With --format static: of the vectors (default: 256).")
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
     *,
     common: Common,
@@ -39,8 +43,17 @@ def export(
     from bertkit.errors import UsageError
     from bertkit.inference.export.export import Format, export_model
 
-    if int8 and kind == "hf":
+    if int8 and kind in ("hf", "static"):
         raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")
+    if width is not None and kind != "static":
+        raise UsageError("--width: goes with --format static")
+    if kind == "static":
+        from bertkit.inference.static_embeddings import WIDTH, write_static
+
+        made = write_static(model, to, width=width or WIDTH, offline=common.offline, progress=console.progress)
+        console.info(f"{made['tokens']:,} tokens, vectors of {made['width']}")
+        result({"to": to, **made} if common.as_json else to, as_json=common.as_json)
+        return
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
     record = export_model(model, to, kind=written, offline=common.offline)
     if record["weights"]["unexpected"]:

@@ -30,6 +30,7 @@ from bertkit.cli.options import (
     runs_root,
     seed_numbers,
 )
+from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -225,7 +226,9 @@ def finetune(
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = run_finetuning(request, progress=console.progress, on_start=keep_log)
+    outcome = trained(request, lambda each: run_finetuning(each, progress=console.progress, on_start=keep_log))
+    if outcome is None:
+        return
     print_scores(outcome)
     common.finish(outcome.run, outcome.results)
 

@@ -163,6 +163,7 @@ BatchTokens = Annotated[
     int | Literal["auto"] | None,
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
 ]
+Processes = Annotated[int | None, FromField(_ENGINE, "engine.ranks", "--nproc N", panel=COMMON_PANEL)]
 Fresh = Annotated[
     bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
 ]
@@ -288,6 +289,7 @@ class Training(Common):
     seed: Seed = None
     device: Device = None
     precision: Precision = None
+    nproc: Processes = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
 

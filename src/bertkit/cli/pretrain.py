@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
 from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def pretrain(
     if common.plan:
         common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
         return
-    finished = run_pretraining(request, progress=console.progress, on_start=keep_log)
+    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=keep_log))
+    if finished is None:
+        return
     print_held_out(finished.results)
     common.finish(finished.run, finished.results)
 

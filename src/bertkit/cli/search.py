@@ -18,7 +18,7 @@ from bertkit.cli.console import console, figure, result
 from bertkit.cli.embed import Computing, TextReading
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Model, model_or_default, option
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
 
 if TYPE_CHECKING:
@@ -122,7 +122,14 @@ def opened(
         directory = Path(passing) / "index" if index is None else index
         texts = reading.texts(corpus)
         read_as = {name: value for name, value in vars(reading).items() if value is not None}
-        found = build_index(directory, corpus, texts, embedder, settings, read_as=read_as, progress=console.progress)
+        try:
+            found = build_index(
+                directory, corpus, texts, embedder, settings, read_as=read_as, progress=console.progress
+            )
+        except StoppedError as stopped:
+            if index is not None:
+                raise
+            raise StoppedError(stopped.reason, "nothing is kept of a passing index; give --index DIR") from stopped
         yield found, embedder
 
 

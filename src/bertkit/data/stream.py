@@ -33,6 +33,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.data.split import range_tokens
 from bertkit.errors import DataError
 from bertkit.files import replacing
+from bertkit.ranks import current, share_of
 
 
 class Corruption(Protocol):
@@ -178,7 +179,9 @@ class SampleStream:
 
 
 class StepBatches(Dataset[list[PackedBatch]]):
-    """Step number in, that step's micro-batches out.
+    """Step number in, that step's micro-batches out; of several ranks, those of this rank's share of the sequences.
+
+    A sample and its corruption depend on its own address alone, so a rank makes its share and no more.
 
     Args:
         stream: of the stage's samples.
@@ -211,6 +214,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         self.first_step = first_step
         self.run_steps = run_steps
         self.sizes = sizes
+        self.rank, self.rank_count = current().rank, current().count  # plain numbers: this travels to workers
 
     def stretch(self, step: int) -> tuple[int, int]:
         """The first sample in the stage's stream of a step of the stage, and how many the step has."""
@@ -229,11 +233,24 @@ class StepBatches(Dataset[list[PackedBatch]]):
 
     def samples(self, step: int) -> Samples:
         """The whole batch of a step of the stage, corrupted, before it is split."""
-        samples, draw = self.uncorrupted(step), self.stream.spec.draw
+        return self._corrupted(step, *self.stretch(step))
+
+    def share(self, step: int) -> Samples | None:
+        """This rank's part of `samples`; None where there are fewer sequences than ranks, and it has none."""
+        first, count = self.stretch(step)
+        begin, end = share_of(count, self.rank, self.rank_count)
+        return self._corrupted(step, first + begin, end - begin) if begin < end else None
+
+    def _corrupted(self, step: int, first: int, count: int) -> Samples:
+        """So many samples of the stage's stream, as they are read in this step."""
+        samples = self.stream.samples(first, count, self.vocabulary)
+        draw = self.stream.spec.draw
         return corrupted(samples, self.corruptions, self.vocabulary, draw, progress=self.progress(step))
 
     def __getitem__(self, step: int) -> list[PackedBatch]:
-        return [PackedBatch.from_samples(part) for part in self.samples(step).split(self.micro_batch_tokens)]
+        samples = self.share(step)
+        parts = () if samples is None else samples.split(self.micro_batch_tokens)
+        return [PackedBatch.from_samples(part) for part in parts]
 
     def check_enough(self) -> None:
         """Raise DataError if the corpus is shorter than one batch."""

@@ -19,23 +19,44 @@ USUAL_LENGTH = 128
 """The length of the figure and of the compression table where it is among those that are measured."""
 
 
+RuleName = Literal[
+    "original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token", "energy"
+]
+_RULE = (
+    "How a sentence is scored (default: as the model's config.json says it was trained, else original with a masked-LM"
+    " head, else left_to_right)."
+)
+
+
 class BlimpSettings(Settings):
     """What `bertkit eval blimp` scores."""
 
-    rule: (
-        Literal["original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token", "energy"]
-        | None
-    ) = Field(
-        None,
-        description="How a sentence is scored (default: as the model's config.json says it was trained, else original"
-        " with a masked-LM head, else left_to_right).",
-    )
+    rule: RuleName | None = Field(None, description=_RULE)
     pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random (default: all).")
     only: list[str] = Field(
         default_factory=list,
         description="Paradigms, fields or phenomena, as patterns such as `anaphor_*` (default: all).",
     )
     seed: int = Field(0, ge=0, description="Seed of the draw of pairs.")
+
+
+class BabylmSettings(Settings):
+    """What `bertkit eval babylm` scores."""
+
+    rule: RuleName | None = Field(None, description=_RULE)
+    sample: Literal["full", "fast"] = Field(
+        "full", description="The sets of the final score, or the samples that the challenge scores checkpoints on."
+    )
+    only: list[str] = Field(
+        default_factory=list, description="These tasks only, such as blimp or entity_tracking (default: all)."
+    )
+    items: int | None = Field(
+        None,
+        ge=1,
+        description="Items of each subset, drawn at random, for a quick look (default: all). Reading times are always"
+        " scored whole.",
+    )
+    seed: int = Field(0, ge=0, description="Seed of the draw of items, and of resamples.")
 
 
 class MlmSettings(Settings):

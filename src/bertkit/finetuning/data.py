@@ -166,6 +166,9 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     config, contents = read_config(directory)
     preparation.check_start(directory, contents)
     tokenizer = load_tokenizer(directory, offline=offline)
+    if recipe.causal is not None:
+        recipe.causal.check(config)
+        tokenizer = recipe.causal.framed(tokenizer)
     names = ("train", *watched, *recipe.data.predict)
     log.info("reading %s: %s", spec.name, ", ".join(dict.fromkeys(names)))
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}

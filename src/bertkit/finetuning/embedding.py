@@ -12,7 +12,7 @@ from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import PoolingMode, read_pooling
+from bertkit.models.sentence import PoolingMode, is_embedder, read_pooling
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
@@ -78,7 +78,7 @@ def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
         DataError: it has modules that are not trained here.
     """
     root = directory if (directory / MODULES_FILE).is_file() else directory.parent
-    if not (root / MODULES_FILE).is_file() or encoder_directory(root) != directory:
+    if not is_embedder(root) or encoder_directory(root) != directory:
         return ("mean",), False
     pooling, others = read_pooling(root)
     foreign = [kind for kind in others if kind != "Normalize"]

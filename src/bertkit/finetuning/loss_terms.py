@@ -1,4 +1,4 @@
-"""The loss terms of fine-tuning: the task's own loss.
+"""The loss terms of fine-tuning: the task's own loss, and of a causal model its own beside it.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/loss_terms.py) adds
 comparisons with a teacher.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bertkit.finetuning.causal import HEAD, CausalFinetuning, causal_loss, predicted_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
@@ -29,19 +30,22 @@ class TaskTerms(LossTerms[TaskBatch]):
     Args:
         task: what is learnt.
         companion: name of the run's model's companion that has the task's head; None where the model itself has it.
+        causal: whose own loss is added, of a causal model; None: the task's alone.
     """
 
-    def __init__(self, task: Task, companion: str | None = None) -> None:
+    def __init__(self, task: Task, companion: str | None = None, *, causal: CausalFinetuning | None = None) -> None:
         self.task = task
         self.companion = companion
-        self.weights: Mapping[str, float] = {TASK: 1.0}
+        self.causal = causal if causal is not None and causal.lm_weight else None
+        self.weights: Mapping[str, float] = {TASK: 1.0, **({HEAD: self.causal.lm_weight} if self.causal else {})}
 
     def owner(self, model: HeadedModel) -> HeadedModel:
         """The model that has the task's head."""
         return model if self.companion is None else model.named_companions()[self.companion]
 
     def counts(self, batch: TaskBatch) -> Mapping[str, int]:
-        return {TASK: self.task.count(batch)}
+        own = {HEAD: predicted_tokens(batch.packed)} if self.causal else {}
+        return {TASK: self.task.count(batch), **own}
 
     def losses(
         self, model: HeadedModel, batch: TaskBatch, recorder: Recorder | None = None, *, train_encoder: bool = True
@@ -51,8 +55,12 @@ class TaskTerms(LossTerms[TaskBatch]):
             logits = self._logits_of_parts(owner, batch, train_encoder=train_encoder)
             return {TASK: self.task.loss_with(owner, logits, batch)}
         with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
-            hidden_TD = owner.states(self.task.head, batch.packed, recorder)
-        return {TASK: self.task.loss(owner, hidden_TD, batch)}
+            if self.causal is not None:
+                hidden_TD = owner(batch.packed, recorder)
+                own = {HEAD: causal_loss(owner, hidden_TD, batch.packed)}
+            else:
+                hidden_TD, own = owner.states(self.task.head, batch.packed, recorder), {}
+        return {TASK: self.task.loss(owner, hidden_TD, batch), **own}
 
     def _logits_of_parts(self, owner: HeadedModel, batch: TaskBatch, *, train_encoder: bool) -> Tensor:
         """The logits of a batch whose parts are computed one after the other, and once more for the gradient.

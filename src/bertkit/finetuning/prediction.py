@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
+from bertkit.ranks import current
 from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
 
@@ -41,14 +42,19 @@ def predict(
 ) -> list[NDArray[Any]]:
     """The head's outputs for each item, without dropout; `label` names the pass on the display.
 
-    In single precision even where training is not, so that a run's predictions equal those of `predict` and `eval`.
+    Several ranks share the work. In single precision even where training is not, so that a run's predictions equal
+    those of `predict` and `eval`.
     """
     model.eval()
+    ranks = current()
     outputs: dict[int, NDArray[Any]] = {}
     with progress(label, total=features.num_examples, unit="sequences") as meter:
-        for items in prediction_batches(features, engine.micro_batch_tokens):
+        for number, items in enumerate(prediction_batches(features, engine.micro_batch_tokens)):
+            if number % ranks.count != ranks.rank:
+                continue
             batch = features.batch(items).to(engine.device)
             found = task.decode(model, model.states(task.head, batch.packed), batch)
             outputs.update(zip(items.tolist(), found, strict=True))
             meter.update(len(outputs))
+    outputs = {item: found for own in ranks.gathered(outputs) for item, found in own.items()}
     return [outputs[item] for item in range(features.num_examples)]

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
+from bertkit.finetuning.causal import CausalFinetuning
 from bertkit.finetuning.inputs import FinetuneInputs, OwnTask
 from bertkit.finetuning.methods import AnyMethod
 from bertkit.metrics import METRICS
@@ -64,11 +65,14 @@ class FinetuneRecipe(FinetuneInputs):
         description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
         " not decide the result.",
     )
+    causal: CausalFinetuning | None = Field(
+        None, description="Of a causal model: its own loss beside the task's, and GPT's tokens around the texts."
+    )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
     optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"embedding"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"causal", "embedding"})
 
     @field_validator("metrics", mode="after")
     @classmethod
@@ -89,6 +93,18 @@ class FinetuneRecipe(FinetuneInputs):
         if optimisation.schedule.clock != "updates":
             raise ValueError("schedule.clock: a run on a task counts its updates; leave it out")
         return optimisation
+
+    @model_validator(mode="after")
+    def _causal_fits(self) -> FinetuneRecipe:
+        if self.causal is None:
+            return self
+        if self.kind != "finetune":
+            raise ValueError("causal: a student learns from its teacher, not from the texts; leave it out")
+        if isinstance(self.task, tuple):
+            raise ValueError("causal: goes with one task, and this is a list; name one, or leave causal out")
+        if self.method.name != "full":
+            raise ValueError(f"causal: goes with method.name full, not {self.method.name}; leave one of the two out")
+        return self
 
     @model_validator(mode="after")
     def _sections_fit(self) -> FinetuneRecipe:

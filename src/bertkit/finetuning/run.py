@@ -23,6 +23,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import SweepRun, folds_of, suite_results, sweep_runs
 from bertkit.finetuning.trainer import ADDITIONAL_METRICS, Finetuner, metric_fingerprints
 from bertkit.progress import Progress
+from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
 from bertkit.run.code import code_sha256
@@ -31,9 +32,14 @@ from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     FinishedRun,
     OnStart,
+    compare_ranks,
     deadline_after,
     finished_of,
     identity_of,
+    new_run,
+    own_run,
+    path_of,
+    require_ranks,
     require_unchanged,
     resumed_recipe,
     run_of,
@@ -69,12 +75,13 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     runs = _Runs(arguments, progress, on_start, deadline_after(arguments.max_minutes))
     if arguments.resume is None:
         recipe = arguments.new_recipe()
+        require_ranks(recipe)
         if len(arguments.seeds) > 1 or arguments.grid or folds_of(recipe) != [None]:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
         if finished := runs.finished_alike(recipe, identity):
             return finished
-        return runs.train(recipe, RunDirectory.create(arguments.runs_root, identity, arguments.run_dir))
+        return runs.train(recipe, new_run(arguments.runs_root, identity, arguments.run_dir))
     run = run_of(arguments)
     is_suite = (run.path / SUITE_FILE).exists()
     if is_suite:
@@ -82,6 +89,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
             return finished
         runs.check_suite(run)
     recipe = resumed_recipe(arguments, run)
+    require_ranks(recipe)
     if finished := FinishedRun.done(run):
         return finished
     return runs.resume_suite(run, recipe) if is_suite else runs.train(recipe, run)
@@ -105,17 +113,25 @@ class _Runs:
         parts = recipe.model_dump(mode="json", include=_READ)
         key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
         if key != self._data_key:
-            self._prepared = tuple(self.arguments.prepare(each) for each in recipe.alone)
+            with current().in_turn():
+                self._prepared = tuple(self.arguments.prepare(each) for each in recipe.alone)
             self._data_key = key
         return self._prepared
 
     def fingerprints(self, recipe: FinetuneRecipe) -> dict[str, str]:
-        """Of data, tokenizer and model."""
-        return joint_fingerprints(self.data(recipe))
+        """Of data, tokenizer and model; the same on all ranks.
+
+        Raises:
+            UsageError: they are not.
+        """
+        found = joint_fingerprints(self.data(recipe))
+        compare_ranks(recipe, found)
+        return found
 
     def train(self, recipe: FinetuneRecipe, run: RunDirectory) -> FinishedRun:
         """Train one run to its end, after the one whose model it starts from, if any."""
         require_unchanged(run, self.fingerprints(recipe))
+        run = own_run(run)
 
         def trainer() -> Finetuner:
             before = self.arguments.before(recipe)
@@ -131,29 +147,34 @@ class _Runs:
             progress=self.progress,
             on_start=self.on_start,
             deadline=self.deadline,
+            timeout_seconds=recipe.engine.rank_timeout_seconds,
         )
 
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
         """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
-        arguments = self.arguments
-        path = whole.path / _RUNS / name
-        root = whole.path if arguments.fresh else arguments.runs_root
-        done = finished_run(root, whole.path, recipe, lambda: self.data(recipe))
+        arguments, ranks = self.arguments, current()
+        path = path_of(whole) / _RUNS / name
+        root = path_of(whole) if arguments.fresh else arguments.runs_root
+        if ranks.count > 1:
+            self.data(recipe)  # by all, before the first rank alone looks at it
+        done = ranks.led(
+            lambda: finished_run(root, path_of(whole), recipe, lambda: self.data(recipe)),
+            lambda run: None if run is None else run.path,
+            lambda found: None if found is None else RunDirectory.open(found),
+        )
         if done is not None:
             log.info("finished already: %s", done.path)
             return done
-        if (path / "run.json").exists():
+        if ranks.from_first((path / "run.json").exists):
             run = RunDirectory.open(path)
         else:
             path.parent.mkdir(exist_ok=True)
-            run = RunDirectory.create(
-                arguments.runs_root, identity_of(arguments, recipe, self.fingerprints(recipe)), path
-            )
+            run = new_run(arguments.runs_root, identity_of(arguments, recipe, self.fingerprints(recipe)), path)
         try:
             return self.train(recipe, run).run
         except StoppedError as stopped:
-            remedy = f"go on with `bertkit {arguments.kind} --resume {whole.path}`"
-            raise StoppedError(stopped.reason, remedy) from stopped
+            remedy = f"go on with `bertkit {arguments.kind} --resume {path_of(whole)}`"
+            raise type(stopped)(stopped.reason, remedy) from stopped
 
     def finished_alike(self, recipe: FinetuneRecipe, identity: RunIdentity) -> FinishedRun | None:
         """A finished run, or suite, that reported all of the additional metrics; see `finished_of`."""
@@ -178,7 +199,7 @@ class _Runs:
         identity = replace(identity, what_hash=hashlib.sha256(plan.encode()).hexdigest(), seed=seeds[0])
         if finished := self.finished_alike(recipe, identity):
             return finished
-        suite = RunDirectory.create(self.arguments.runs_root, identity, self.arguments.run_dir)
+        suite = new_run(self.arguments.runs_root, identity, self.arguments.run_dir)
         write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
         return self.resume_suite(suite, recipe)
 
@@ -195,6 +216,7 @@ class _Runs:
 
     def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:
         """Finish the runs of a suite, and choose among them."""
+        suite = own_run(suite)
         plan = read_json(suite.path / SUITE_FILE)
         runs = sweep_runs(recipe, plan["seeds"], plan["grid"])
         log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)

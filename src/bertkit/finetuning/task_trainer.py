@@ -18,6 +18,7 @@ from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import calibration, split_report
 from bertkit.metrics.statistics import no_better_than_constant
+from bertkit.models.conversion import with_more_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.progress import Progress
@@ -150,7 +151,10 @@ class TaskTrainer:
     def read_model(self, directory: Path, seed: int, *, new_head: bool) -> HeadedModel:
         """The model of a directory with the task's head, new or its own; the seed draws what is new."""
         prepared, head = self.prepared, self.task.head
-        model, report = load_model(directory, heads=(head,), labels=self.task.labels, new=(head,), is_trained=True)
+        heads = (head, *(self.recipe.causal.heads if self.recipe.causal else ()))
+        model, report = load_model(directory, heads=heads, labels=self.task.labels, new=(head,), is_trained=True)
+        if self.recipe.causal is not None and prepared.tokenizer.vocab_size > model.encoder.vocab_size:
+            model = with_more_tokens(model, prepared.tokenizer.vocab_size, seed=seed)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
         anew = set(report.newly_initialised)

@@ -36,6 +36,7 @@ from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.ranks import current
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
@@ -143,7 +144,7 @@ class Finetuner(Trainer[TaskBatch]):
         """
         if isinstance(self.recipe.method, Setfit):
             return PairTerms(task_trainer.task)
-        return TaskTerms(task_trainer.task, companion)
+        return TaskTerms(task_trainer.task, companion, causal=self.recipe.causal)
 
     def loss_terms(self, step: int) -> LossTerms[TaskBatch]:
         return self.terms[self.order.task(step)]
@@ -168,9 +169,13 @@ class Finetuner(Trainer[TaskBatch]):
                 yield next(prepared)
 
     def _batches(self, step: int) -> list[TaskBatch]:
-        """The micro-batches of an update."""
+        """The micro-batches of an update, of several ranks those of this one's share of the items."""
         task_trainer = self.task_trainers[self.order.task(step)]
-        parts = task_trainer.prepared.train.features.cut(self.order.items(step), self.engine.micro_batch_tokens)
+        items = self.order.items(step)
+        begin, end = current().share(items.size)
+        if begin == end:
+            return []
+        parts = task_trainer.prepared.train.features.cut(items[begin:end], self.engine.micro_batch_tokens)
         if task_trainer.task.reads_whole_batch:
             return [self.joined_batch(task_trainer, parts)]
         epoch, seed = self.order.epoch(step), self.recipe.seed
@@ -354,6 +359,10 @@ class Finetuner(Trainer[TaskBatch]):
         self.best_weights = checkpoint.tensors.get("best", {})
         state = checkpoint.state
         self.evaluations = list(state["evaluations"] if "evaluations" in state else state["looks"])
+
+    def cannot_share(self) -> str | None:
+        comparing = [each.name for each in self.task_trainers if each.task.reads_whole_batch]
+        return f"the loss of {comparing[0]} compares all examples of a batch" if comparing else None
 
     def session(self) -> AbstractContextManager[None]:
         prepared = [task_trainer.prepared for task_trainer in self.task_trainers]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.random import Draw
-from bertkit.generation.masked_text import Conditionals, MaskedText, Place
+from bertkit.generation.masked_text import Conditionals, Place, TextWithMasks
 from bertkit.generation.sampling import Sampling
 
 _MOST_POSITIONS = 1 << 16
@@ -45,13 +45,13 @@ class Filling:
         energy: of the whole text, by methods that have one.
     """
 
-    text: MaskedText
+    text: TextWithMasks
     ids: list[int]
     log_p: dict[int, float]
     energy: float | None = None
 
     @classmethod
-    def of(cls, text: MaskedText) -> Filling:
+    def of(cls, text: TextWithMasks) -> Filling:
         return cls(text, list(text.ids), {})
 
     @property
@@ -116,7 +116,7 @@ class MaskFiller:
         return self.conditionals([each.ids for each in fillings], places)
 
 
-def gibbs(filler: MaskFiller, texts: Sequence[MaskedText], *, iterations: int, burn_in: int) -> list[Filling]:
+def gibbs(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: int, burn_in: int) -> list[Filling]:
     """Each iteration masks one position of every text at random and draws it again.
 
     Args:
@@ -138,14 +138,14 @@ def gibbs(filler: MaskFiller, texts: Sequence[MaskedText], *, iterations: int, b
     return fillings
 
 
-def left_to_right(filler: MaskFiller, texts: Sequence[MaskedText]) -> list[Filling]:
+def left_to_right(filler: MaskFiller, texts: Sequence[TextWithMasks]) -> list[Filling]:
     """The masks are filled in their order, each once."""
     fillings = [Filling.of(text) for text in texts]
     _fill_the_rest(filler, fillings, 0)
     return fillings
 
 
-def parallel(filler: MaskFiller, texts: Sequence[MaskedText], *, iterations: int) -> list[Filling]:
+def parallel(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: int) -> list[Filling]:
     """Every iteration draws all positions at once: from the masks first, then from the text as it is."""
     fillings = [Filling.of(text) for text in texts]
     for step in range(iterations):
@@ -155,7 +155,7 @@ def parallel(filler: MaskFiller, texts: Sequence[MaskedText], *, iterations: int
 
 
 def metropolis_hastings(
-    filler: MaskFiller, texts: Sequence[MaskedText], *, sweeps: int, energy: str = "normalised"
+    filler: MaskFiller, texts: Sequence[TextWithMasks], *, sweeps: int, energy: str = "normalised"
 ) -> list[Filling]:
     """Samples of the distribution exp(-E): all masks are filled in a random order first, then sweeps propose each
     position anew, again in a random order, and take or leave it.
@@ -183,7 +183,7 @@ def metropolis_hastings(
     return fillings
 
 
-def mask_predict(filler: MaskFiller, texts: Sequence[MaskedText], *, rounds: int) -> list[Filling]:
+def mask_predict(filler: MaskFiller, texts: Sequence[TextWithMasks], *, rounds: int) -> list[Filling]:
     """The most probable token at every mask, then rounds that predict the least probable ones again.
 
     Args:
@@ -215,7 +215,7 @@ def masked_again(filling: Filling, step: int, rounds: int) -> list[int]:
 
 
 def diffusion(
-    filler: MaskFiller, texts: Sequence[MaskedText], *, steps: int, block_length: int | None = None
+    filler: MaskFiller, texts: Sequence[TextWithMasks], *, steps: int, block_length: int | None = None
 ) -> list[Filling]:
     """Every step predicts all masks of a block and keeps the tokens of greatest probability, as many in each step.
 
@@ -311,7 +311,7 @@ def _set_energies(filler: MaskFiller, fillings: Sequence[Filling], kind: str) ->
         each.energy = energy
 
 
-def _energies(filler: MaskFiller, texts: Sequence[tuple[MaskedText, list[int]]], kind: str) -> list[float]:
+def _energies(filler: MaskFiller, texts: Sequence[tuple[TextWithMasks, list[int]]], kind: str) -> list[float]:
     """Goyal et al. 2021, equations 2 and 3: as many copies of a text as it has filled positions."""
     rows: list[list[int]] = []
     places: list[Place] = []

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class MaskedText:
+class TextWithMasks:
     """A text in which masks are to be filled.
 
     Attributes:
@@ -134,7 +134,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 def masked_texts(
     tokenizer: Tokenizer, prompts: Sequence[str], masks: int, *, samples: int, max_tokens: int
-) -> list[MaskedText]:
+) -> list[TextWithMasks]:
     """The texts of each prompt, one for each sample: with its own masks, or that many behind it.
 
     Raises:
@@ -156,5 +156,5 @@ def masked_texts(
                 f"prompt {number} ({prompt[:40]!r}...) has {len(ids)} tokens with {len(free)} masks and its special"
                 f" tokens, and the model reads at most {max_tokens}; shorten it, or lower --max-new-tokens"
             )
-        texts += [MaskedText(ids, free, number, sample) for sample in range(samples)]
+        texts += [TextWithMasks(ids, free, number, sample) for sample in range(samples)]
     return texts

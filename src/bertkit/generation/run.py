@@ -18,7 +18,7 @@ from bertkit.generation import masked
 from bertkit.generation.beam import beam_search
 from bertkit.generation.causal import Generated, Prompt, decode
 from bertkit.generation.masked import Filling, MaskFiller
-from bertkit.generation.masked_text import MaskedPredictor, MaskedText, masked_texts
+from bertkit.generation.masked_text import MaskedPredictor, TextWithMasks, masked_texts
 from bertkit.generation.sampling import Sampling
 from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
 from bertkit.generation.text import PromptTokens
@@ -192,7 +192,7 @@ def _filled(
     return documents
 
 
-def _by_method(filler: MaskFiller, texts: Sequence[MaskedText], settings: GenerationSettings) -> list[Filling]:
+def _by_method(filler: MaskFiller, texts: Sequence[TextWithMasks], settings: GenerationSettings) -> list[Filling]:
     if settings.method == "gibbs":
         return masked.gibbs(filler, texts, iterations=settings.rounds, burn_in=settings.burn_in_iterations)
     if settings.method == "metropolis-hastings":

@@ -275,7 +275,7 @@ def _keep_in_bf16(model: nn.Module) -> None:
 
 def _fingerprint(model: SentenceModel, weights: str, tokenizer: str) -> str:
     modules = [
-        (type(part).__name__, {name: _bytes_hash(each) for name, each in part.state_dict().items()})
+        (repr(part), {name: _bytes_hash(each) for name, each in part.state_dict().items()})
         for part in model.after_pooling
     ]
     content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, model.lowercases]

@@ -27,8 +27,8 @@ from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
-from bertkit.models.sentence import load_sentence_model
+from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.models.sentence import is_embedder, load_sentence_model
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
@@ -138,12 +138,13 @@ def zero_shot(
     directory = find_model(name, offline=offline)
     config, contents = read_config(encoder_directory(directory))
     known = [each.casefold() for each in Labels.from_hub(contents).names]
-    if ENTAILMENT in known and not (directory / MODULES_FILE).is_file():
+    embeds = is_embedder(directory)
+    if ENTAILMENT in known and not embeds:
         plain = Predictor.load(name, engine, offline=offline)
         parts = {each.name: getattr(plain, each.name) for each in fields(Predictor)}
         parts |= {"columns": InputColumns()}
         return EntailedLabels(**parts, names=names, template=template or "This example is {}.")
-    if contents.get("id2label") and not (directory / MODULES_FILE).is_file():
+    if contents.get("id2label") and not embeds:
         raise DataError(
             f"{name}: is a classifier for {', '.join(known[:5])}; --zero-shot needs a model of natural language"
             " inference (a label `entailment`) or an embedder"

@@ -197,6 +197,29 @@ def with_vocabulary(
     return remade.eval(), counts
 
 
+def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> HeadedModel:
+    """The model with rows for tokens behind its vocabulary, drawn by the family's rules; all else stays to the bit.
+
+    Args:
+        model: the trained one; it is not changed.
+        vocab_size: of the longer vocabulary.
+        seed: of the rows that are drawn.
+    """
+    config = model.encoder.config
+    longer = _built(model, config, vocab_size, pad_id=config.default_pad_id)
+    axes = vocabulary_axes(config, model.head_names)
+    longer.initialise(seed, only=set(axes))
+    source = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in longer.named_parameters():
+            if name in axes:
+                rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
+                rows[: old_rows.shape[0]] = old_rows
+            else:
+                parameter.copy_(source[name])
+    return longer.eval()
+
+
 def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:
     """The parameters that have a row or column per token, and along which axis."""
     with torch.device("meta"):

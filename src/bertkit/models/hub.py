@@ -42,6 +42,7 @@ from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
+from bertkit.models.static import StaticConfig
 from bertkit.models.untrained import untrained_parts
 from bertkit.models.weights import WeightReport, compare_weights, load_weights
 from bertkit.text.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ _KINDS: dict[str, type[EncoderConfig]] = {
     **FAMILIES,
     BilstmConfig.model_type: BilstmConfig,
     FeatureLstmConfig.model_type: FeatureLstmConfig,
+    StaticConfig.model_type: StaticConfig,
     "gpt_bert": GptBertConfig,
 }
 """By model_type, all that can be read: the families, the two that no recipe pretrains and the Hub has no class for, and

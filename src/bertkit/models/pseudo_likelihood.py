@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Encoding
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
@@ -150,10 +151,11 @@ class EnergyPredictor:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts of one length: their ids, and for each token the number of its word."""
+    """Texts of one length: their ids, for each token the number of its word, and of each the first that is scored."""
 
     ids_KN: Int64s
     word_KN: Int64s
+    first_K: Int64s
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,19 @@ class ScoringRule(ABC):
         return 0
 
     @abstractmethod
-    def copies_per_text(self, length: int) -> int:
-        """The number of copies of a text of N tokens."""
-
-    @abstractmethod
     def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
         """The copies with these numbers, counted from 0 over all texts, in the order of texts and tokens."""
+
+    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+        """The numbers of the copies that are needed, in order; here the one copy of each text."""
+        return np.arange(len(texts.ids_KN))
+
+    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+        """Of each text the scores of its tokens from `first_K` on, from those of all its copies."""
+        log_p_KN = log_p_C.reshape(len(texts.ids_KN), -1)
+        unscored = texts.ids_KN.shape[1] - log_p_KN.shape[1]
+        skipped_K = np.maximum(texts.first_K - unscored, 0)
+        return [log_p_N[skipped:] for log_p_N, skipped in zip(log_p_KN, skipped_K.tolist(), strict=True)]
 
 
 class MaskedRule(ScoringRule):
@@ -217,8 +226,14 @@ class MaskedRule(ScoringRule):
     def special_tokens(self) -> int:
         return 2
 
-    def copies_per_text(self, length: int) -> int:
-        return length
+    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+        count, length = texts.ids_KN.shape
+        token_C = np.tile(np.arange(length), count)
+        return np.flatnonzero(token_C >= np.repeat(texts.first_K, length))
+
+    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+        ends_K = np.cumsum(texts.ids_KN.shape[1] - texts.first_K)
+        return np.split(log_p_C, ends_K[:-1])
 
     def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
         text_R, token_R = np.divmod(copy_R, texts.ids_KN.shape[1])
@@ -274,6 +289,9 @@ class LeftToRight(ScoringRule):
     """The likelihood of a causal model: each token from those before it.
 
     The first one is predicted from the tokenizer's token for the start of a text; where it has none, it is given.
+
+    Attributes:
+        before: the id of that token; empty where there is none.
     """
 
     name = "left_to_right"
@@ -284,21 +302,18 @@ class LeftToRight(ScoringRule):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         names = [tokenizer.roles["cls"]] if "cls" in tokenizer.roles else _STARTS
-        self._start = [known for name in names if (known := tokenizer.id(name)) is not None][:1]
+        self.before = [known for name in names if (known := tokenizer.id(name)) is not None][:1]
 
     @property
     def special_tokens(self) -> int:
-        return len(self._start)
+        return len(self.before)
 
     @property
     def unscored_tokens(self) -> int:
-        return 1 - len(self._start)
-
-    def copies_per_text(self, length: int) -> int:
-        return 1
+        return 1 - len(self.before)
 
     def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
-        start_R1 = np.tile(np.array(self._start, dtype=np.int64), (copy_R.size, 1))
+        start_R1 = np.tile(np.array(self.before, dtype=np.int64), (copy_R.size, 1))
         ids_RL = np.concatenate([start_R1, texts.ids_KN[copy_R]], axis=1)
         # The state of each token predicts the next one; the last one has none to predict.
         position_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
@@ -335,9 +350,6 @@ class Energy(ScoringRule):
 
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> EnergyPredictor:
         return EnergyPredictor(model, self.head, device=device)
-
-    def copies_per_text(self, length: int) -> int:
-        return 1
 
     def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
         ids_RN = texts.ids_KN[copy_R]
@@ -410,16 +422,19 @@ def score_texts(
     texts: Sequence[str],
     *,
     rule: str | None = None,
+    starts: Sequence[int] | None = None,
     max_batch_tokens: int = 4096,
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[TextScore]:
-    """The score of each text, in their order.
+    """The score of each text, or of the end of each, in their order.
 
     Args:
         model: with a masked-LM or a causal-LM head, or one whose config.json names its rule.
         texts: scored as they are; a special token written out in one is just text.
         rule: a name in SCORING_RULES; by the model's config.json or head where None.
+        starts: for each text the character at which the part that is scored begins; all before it is context. A token
+            that reaches beyond this character is scored, though it may begin before it. The whole text where None.
         max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
         device: where to compute.
         progress: the display, in scored tokens.
@@ -436,9 +451,10 @@ def score_texts(
     encodings = tokenizer.encodings_plain(texts)
     ids = [each.ids for each in encodings]
     words = [[-1 if word is None else word for word in each.word_ids] for each in encodings]
-    _check_lengths(ids, texts, scoring, model.encoder.max_tokens)
+    first = None if starts is None else [_token_at(e, start) for e, start in zip(encodings, starts, strict=True)]
+    _check_lengths(ids, texts, scoring, model.encoder.max_tokens, first)
     predict = scoring.predictor(model, device=device)
-    found = score_ids(predict, scoring, ids, words, max_batch_tokens=max_batch_tokens, progress=progress)
+    found = score_ids(predict, scoring, ids, words, first, max_batch_tokens=max_batch_tokens, progress=progress)
     return [TextScore(log_p_N, max(1, len(text.split()))) for log_p_N, text in zip(found, texts, strict=True)]
 
 
@@ -447,6 +463,7 @@ def score_ids(
     rule: ScoringRule,
     ids: Sequence[Sequence[int]],
     words: Sequence[Sequence[int]],
+    first: Sequence[int] | None = None,
     *,
     max_batch_tokens: int,
     progress: Progress = silent_progress,
@@ -458,24 +475,26 @@ def score_ids(
         rule: which copies of a text are made.
         ids: of each text, without special tokens and no longer than the model reads.
         words: for each token the number of its word.
+        first: of each text the first token that is scored; all are where None.
         max_batch_tokens: tokens computed at once, at least those of one copy.
     """
     length_of = np.array([len(row) for row in ids])
+    first = [0] * len(ids) if first is None else first
     found: list[Floats] = [np.empty(0, np.float32)] * len(ids)
     done = 0
     with progress("score", int(length_of.sum()), "tokens") as meter:
         for length in np.unique(length_of)[::-1].tolist():  # the longest first, so that too large a batch fails at once
             members = np.flatnonzero(length_of == length).tolist()
-            rows = np.array([[*ids[k], *words[k]] for k in members], dtype=np.int64)
+            rows = np.array([[*ids[k], *words[k], first[k]] for k in members], dtype=np.int64)
             distinct, row_of = np.unique(rows, axis=0, return_inverse=True)
-            texts = EncodedTexts(distinct[:, :length], distinct[:, length:])
+            texts = EncodedTexts(distinct[:, :length], distinct[:, length:-1], distinct[:, -1])
             parts = []
             for part_N in _score_one_length(texts, rule, predict, max_batch_tokens):
                 parts.append(part_N)
                 meter.update(done + sum(map(len, parts)) * len(members) // max(1, len(distinct)))
-            found_KN = np.concatenate(parts).reshape(len(distinct), -1)
+            own = rule.per_text(texts, np.concatenate(parts))
             for k, row in zip(members, row_of.ravel().tolist(), strict=True):
-                found[k] = found_KN[row]
+                found[k] = own[row]
             done += length * len(members)
     return found
 
@@ -484,21 +503,32 @@ def _score_one_length(
     texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor | EnergyPredictor, max_batch_tokens: int
 ) -> Iterator[Floats]:
     """Log-probabilities in the order of texts and tokens, a batch at a time."""
-    count, length = texts.ids_KN.shape
-    total = count * rule.copies_per_text(length)
+    length = texts.ids_KN.shape[1]
+    copy_C = rule.scored_copies(texts)
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
-    for first in range(0, total, at_once):
-        copies = rule.copies(texts, np.arange(first, min(first + at_once, total)))
+    for first in range(0, copy_C.size, at_once):
+        copies = rule.copies(texts, copy_C[first : first + at_once])
         index_RM = copies.position_RM + np.arange(len(copies.ids_RL))[:, None] * copies.ids_RL.shape[1]
         yield predict(copies.ids_RL.tolist(), index_RM.ravel(), copies.target_RM.ravel()).log_p_M
 
 
-def _check_lengths(ids: list[list[int]], texts: Sequence[str], rule: ScoringRule, max_tokens: int) -> None:
-    for row, text in zip(ids, texts, strict=True):
-        if len(row) + rule.special_tokens > max_tokens:
+def _token_at(encoding: Encoding, start: int) -> int:
+    """The first token that reaches beyond this character; the number of tokens where none does."""
+    return next((number for number, (_, end) in enumerate(encoding.offsets) if end > start), len(encoding.ids))
+
+
+def _check_lengths(
+    ids: list[list[int]],
+    texts: Sequence[str],
+    scoring: ScoringRule,
+    max_tokens: int,
+    first: Sequence[int] | None,
+) -> None:
+    for number, (row, text) in enumerate(zip(ids, texts, strict=True)):
+        if len(row) + scoring.special_tokens > max_tokens:
             raise DataError(
-                f"{text[:40]!r}... has {len(row)} tokens and {rule.special_tokens} special ones around, the model reads"
-                f" at most {max_tokens}; shorten it"
+                f"{text[:40]!r}... has {len(row)} tokens and {scoring.special_tokens} special ones around, the model"
+                f" reads at most {max_tokens}; shorten it"
             )
-        if len(row) <= rule.unscored_tokens:
+        if len(row) <= max(scoring.unscored_tokens, 0 if first is None else first[number]):
             raise DataError(f"{text!r} has no token to score")

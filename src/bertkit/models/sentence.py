@@ -24,6 +24,7 @@ from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
+from bertkit.models.static import load_static
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -133,6 +134,8 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         return SentenceModel(model).eval()
     listed = directory / MODULES_FILE
     steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
+    if steps and steps[0][0] == "StaticEmbedding":
+        return SentenceModel(load_static(steps[0][1]), modules=[_step(kind, path) for kind, path in steps[1:]]).eval()
     if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
         raise DataError(
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
@@ -148,6 +151,13 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         max_tokens=settings.get("max_seq_length") or _tokenizer_limit(root),
         lowercases=bool(settings.get("do_lower_case", False)),
     ).eval()
+
+
+def is_embedder(directory: Path) -> bool:
+    """Whether a directory of `sentence-transformers` pools states; a cross-encoder of its version 6 has modules.json,
+    too, with its Transformer alone."""
+    listed = directory / MODULES_FILE
+    return listed.is_file() and any(module.kind in ("Pooling", "StaticEmbedding") for module in read_modules(listed))
 
 
 def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, ...]]:

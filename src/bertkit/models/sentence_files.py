@@ -38,10 +38,15 @@ def write_sentence_files(
     modes = {key: mode in pooling for key, mode in OLD_POOLING_KEYS.items()}
     write_json(directory / paths[1] / CONFIG_FILE, {"word_embedding_dimension": width, **modes, "include_prompt": True})
     write_json(directory / SETTINGS_FILE, {"max_seq_length": max_tokens, "do_lower_case": False})
-    settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    write_json(directory / VERSION_FILE, {"__version__": {"sentence_transformers": _OLDEST}, **settings})
+    write_json(directory / VERSION_FILE, version_settings())
     entries = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     write_json(directory / MODULES_FILE, entries)
+
+
+def version_settings() -> dict[str, Any]:
+    """The contents of the file that names the version."""
+    settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    return {"__version__": {"sentence_transformers": _OLDEST}, **settings}

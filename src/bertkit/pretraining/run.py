@@ -16,15 +16,20 @@ from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import Progress
+from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import (
     FinishedRun,
     OnStart,
+    compare_ranks,
     deadline_after,
     finished_of,
     identity_of,
+    new_run,
+    own_run,
+    require_ranks,
     require_unchanged,
     resumed_recipe,
     run_of,
@@ -51,13 +56,19 @@ def run_pretraining(
     recipe = arguments.new_recipe() if run is None else as_begun(resumed_recipe(arguments, run), run)
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
-    models = arguments.fingerprints(recipe)
+    require_ranks(recipe)
+    with current().in_turn():
+        models = arguments.fingerprints(recipe)
     commits = None if run is None else run.record.get("commits")
     if commits is None:
         languages = recipe.data.languages
         sources = [source for own in languages.values() for source in own] if languages else recipe.data.sources
-        commits = hub_commits(sources, offline=arguments.offline)
-    shards = open_shards(recipe, cache=arguments.cache, offline=arguments.offline, progress=progress, commits=commits)
+        commits = current().from_first(lambda: hub_commits(sources, offline=arguments.offline))
+    with current().in_turn():
+        shards = open_shards(
+            recipe, cache=arguments.cache, offline=arguments.offline, progress=progress, commits=commits
+        )
+    compare_ranks(recipe, {"data": shards.fingerprint, **models})
     if run is None:
         fingerprints = {
             "data": shards.fingerprint,
@@ -67,8 +78,9 @@ def run_pretraining(
         identity = identity_of(arguments, recipe, fingerprints)
         if finished := finished_of(arguments, recipe, identity):
             return finished
-        run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+        run = new_run(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, {"data": shards.fingerprint, **models})
+    run = own_run(run)
 
     def trainer(run: RunDirectory = run) -> Pretrainer:
         run.update(
@@ -85,6 +97,7 @@ def run_pretraining(
         progress=progress,
         on_start=on_start,
         deadline=deadline_after(arguments.max_minutes),
+        timeout_seconds=recipe.engine.rank_timeout_seconds,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.layouts.lanes import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
@@ -166,6 +167,12 @@ class Pretrainer(Trainer[PackedBatch]):
         self._set_rates(self.current)
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
+    def cannot_share(self) -> str | None:
+        for stage_run in self.stages:
+            if isinstance(layout := stage_run.stage.recipe.data.layout, LaneLayout):
+                return f"data.layout {layout.choice} reads on from batch to batch, with states that one process carries"
+        return None
+
     def check_data(self) -> None:
         for stage_run in self.stages:
             _ = stage_run.held_out
@@ -314,17 +321,18 @@ class Pretrainer(Trainer[PackedBatch]):
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
         for name, companion in self.model.named_companions().items():
-            if not companion.encoder.has_hub_class:
+            if not companion.encoder.has_hub_class or not self.ranks.is_first:
                 continue
             write_whole(self.run.path / name, partial(save_model, companion, self.tokenizer))
         self.write_model(partial(save_model, self.model, self.tokenizer))
         results = self.results()
-        draw_curves(
-            self.run.metrics,
-            self.run.path / "figures",
-            title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
-            baseline=results["held_out"].get("accuracy/unigram"),
-        )
+        if self.ranks.is_first:
+            draw_curves(
+                self.run.metrics,
+                self.run.path / "figures",
+                title=f"{self.recipe.name}: {self.step:,} steps, {self.tokens:,} tokens",
+                baseline=results["held_out"].get("accuracy/unigram"),
+            )
         return results
 
     def results(self) -> dict[str, Any]:

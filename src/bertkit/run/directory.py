@@ -162,8 +162,8 @@ class RunDirectory:
         return self.path / METRICS_FILE
 
     @property
-    def tensorboard(self) -> Path:
-        """Directory of the event files."""
+    def tensorboard(self) -> Path | None:
+        """Directory of the event files; None where there are none."""
         return self.path / "tensorboard"
 
     @property

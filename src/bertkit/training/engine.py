@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bertkit.errors import UsageError
+from bertkit.ranks import Launch
 from bertkit.training.compiled import bound_compiled_products
 from bertkit.training.config import EngineConfig
 
@@ -64,7 +65,20 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")
+    if config.shard:
+        raise UsageError(
+            "engine.shard: weights and moments cannot be sharded over ranks yet; leave it out: each rank holds all of"
+            " them"
+        )
     device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
+    launch = Launch.of_environment()
+    if launch is not None and device.type == "cuda":
+        if launch.local_rank >= torch.cuda.device_count():
+            raise UsageError(
+                f"rank {launch.rank} is number {launch.local_rank + 1} of its machine, which has"
+                f" {torch.cuda.device_count()} GPU; start as many ranks as there are GPUs, or use --device cpu"
+            )
+        device = torch.device("cuda", launch.local_rank)
     default_tokens = _CUDA_MICRO_BATCH_TOKENS if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
     spare_cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1
     given = {name: getattr(config, name) for name in vars(auto) if getattr(config, name) != "auto"}

@@ -65,3 +65,19 @@ class EngineConfig(Settings):
         description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
         " in every pass.",
     )
+    ranks: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Processes of this machine that train together, each on its share of every batch; torchrun starts"
+        " them on several machines.",
+    )
+    rank_timeout_seconds: float = Field(
+        600.0,
+        ge=1,
+        le=86_400,
+        description="With several ranks: one that does not answer for so long is lost, and the run stops.",
+    )
+    shard: bool = Field(
+        False, description="With several ranks: spread weights and moments over them; not available yet."
+    )

@@ -19,16 +19,20 @@ from pydantic import BaseModel
 from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
+from bertkit.ranks import Launch, RanksNeededError, current
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.renamed import new_key
 from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
+from bertkit.run import NEWEST
+from bertkit.run.code import code_sha256
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_to_resume
 from bertkit.run.finished import Objection, finished_before
+from bertkit.run.follower import FollowedRun
 from bertkit.run.verify import model_errors
 from bertkit.training.divergence import RolledBackError
 from bertkit.training.trainer import Trainer
@@ -183,10 +187,65 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         # A run of this recipe under another hash fits, so that its differing keys are named.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
-    run = run_to_resume(
-        arguments.resume, arguments.runs_root, arguments.kind, run_dir=arguments.run_dir, fitting=fitting
+    def found() -> RunDirectory:
+        run = run_to_resume(
+            arguments.resume or NEWEST, arguments.runs_root, arguments.kind, run_dir=arguments.run_dir, fitting=fitting
+        )
+        return continued_in(run, arguments.run_dir)
+
+    return current().led(found, lambda run: run.path, RunDirectory.open)
+
+
+def new_run(runs_root: Path, identity: RunIdentity, path: Path | None) -> RunDirectory:
+    """A new run, as `RunDirectory.create` makes it on the first rank."""
+    return current().led(
+        lambda: RunDirectory.create(runs_root, identity, path), lambda run: run.path.resolve(), FollowedRun
     )
-    return continued_in(run, arguments.run_dir)
+
+
+def own_run(run: RunDirectory) -> RunDirectory:
+    """The run as this rank writes it: itself on the first rank."""
+    return run if current().is_first or isinstance(run, FollowedRun) else FollowedRun(run.path)
+
+
+def path_of(run: RunDirectory) -> Path:
+    """The directory of a run on any rank."""
+    return run.leader if isinstance(run, FollowedRun) else run.path
+
+
+def require_ranks(recipe: RecipeHeader) -> None:
+    """Check that the processes which the recipe is to be trained by are there.
+
+    Raises:
+        RanksNeededError: they are to be started.
+    """
+    engine = getattr(recipe, "engine", None)
+    wanted = 1 if engine is None else engine.ranks
+    if wanted > 1 and current().count == 1 and Launch.of_environment() is None:
+        raise RanksNeededError(wanted)
+
+
+def compare_ranks(recipe: RecipeHeader, fingerprints: Mapping[str, str | None]) -> None:
+    """Check that all ranks train the same recipe, on the same data, by the same code.
+
+    Raises:
+        UsageError: they do not; what differs is named.
+    """
+    ranks = current()
+    if ranks.count > 1:
+        settings = {f"recipe.{key}": value for key, value in _flat(recipe.model_dump(mode="json")).items()}
+        ranks.require_same({**settings, **fingerprints, "code": code_sha256()[:16]})
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree of settings, by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
@@ -223,7 +282,7 @@ def identity_of(
 
 _SPEED_ALONE = frozenset(
     {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
-    | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb"}
+    | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
 )
 """Settings of the engine that show neither in the results nor in the files that stay."""
 
@@ -254,7 +313,11 @@ def finished_of(
 
     if arguments.fresh:
         return None
-    found = finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+    found = current().led(
+        lambda: finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs),
+        lambda run: None if run is None else run.path,
+        lambda path: None if path is None else RunDirectory.open(path),
+    )
     return None if found is None else FinishedRun.of(found)
 
 
@@ -292,6 +355,7 @@ def train_run(
     progress: Progress,
     on_start: OnStart,
     deadline: float | None,
+    timeout_seconds: float = 600.0,
 ) -> FinishedRun:
     """Train a run to its end.
 
@@ -302,20 +366,28 @@ def train_run(
         progress: the display.
         on_start: called before the training starts.
         deadline: of `deadline_after`; the run then stops with a checkpoint.
+        timeout_seconds: after which a rank that does not answer is lost.
 
     Raises:
         StoppedError, DivergedError, DataError: see `Trainer.train`.
     """
-    log.info("run directory %s", run.path)
+    ranks, path = current(), path_of(run)
+    log.info("run directory %s", path)
     on_start(run)
     started = time.monotonic()
     with run.recording(command):
         run.write_environment()
+        if ranks.count > 1 or "ranks" in run.record:
+            run.update(ranks=ranks.count)
+        if ranks.count > 1:
+            ranks.begin(timeout_seconds=timeout_seconds)
+            log.info("%d ranks train together", ranks.count)
         results = None
         while results is None:
             minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
             results = _results(make_trainer, progress, minutes_left)
         run.update(seconds=round(time.monotonic() - started, 1))
+    run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait for its end
     return FinishedRun(run, results, (run,))
 
 

@@ -1,7 +1,8 @@
 """One training step: micro-batches in, one update out.
 
 Losses are sums; the step divides each term once, by its count over all micro-batches, which is known before the first
-is computed. So the update is the same however the batch is cut. Serves every command; nothing here follows a paper.
+is computed. So the update is the same however the batch is cut, and by however many ranks it is computed: each has its
+share of the batch, and counts, gradients and sums are added up. Serves every command; nothing here follows a paper.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
+from bertkit.ranks import current
 from bertkit.training.clipping import Clipping
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
@@ -76,7 +78,7 @@ class Step:
         """Update `number` (from 0), over the micro-batches of one batch; one that is not finite is skipped.
 
         Args:
-            batches: the micro-batches.
+            batches: the micro-batches, of several ranks those of this one's share: there may be none.
             terms: of the loss.
             learning_rate: of this update.
             number: of this update, from 0.
@@ -85,10 +87,12 @@ class Step:
         self.model.train()
         train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
         self.model.encoder.train(train_encoder)
+        ranks = current()
         counts = [terms.counts(batch) for batch in batches]
+        whole = ranks.sum_counts([sum(count[term] for count in counts) for term in terms.weights])
         scales = {
-            term: TermScale(weight, max(1, sum(count[term] for count in counts)))
-            for term, weight in terms.weights.items()
+            term: TermScale(weight, max(1, count))
+            for (term, weight), count in zip(terms.weights.items(), whole, strict=True)
         }
         totals: dict[str, TermTotal] = {}
         for batch in batches:
@@ -100,6 +104,8 @@ class Step:
 
             for term, part in self.gradient.add(loss, moved, scales, number).items():
                 totals[term] = totals[term] + part if term in totals else part
+        ranks.sum_gradients(self.clipping.parameters)
+        tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), totals)))
         norm = self.clipping.clip()
         finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
         if finite:
@@ -108,18 +114,32 @@ class Step:
             self.optimizer.step()
         self.clipping.clear()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(totals, norm, sum(batch.num_tokens for batch in batches), finite)
+        return StepOutcome(totals, norm, tokens, finite)
+
+
+def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
+    """Tokens, and each term's total, of all ranks together."""
+    first, *others = parts
+    tokens, totals = first
+    for more, part in others:
+        tokens += more
+        totals = {**totals, **{term: totals[term] + total if term in totals else total for term, total in part.items()}}
+    return tokens, totals
 
 
 @torch.no_grad()
 def evaluate(
     model: HeadedModel, terms: LossTerms[Batch], batches: Iterable[Batch], engine: Engine
 ) -> dict[str, TermTotal]:
-    """Each term's total over these batches, without dropout."""
+    """Each term's total over these batches, without dropout; the same batches on every rank, which share the work."""
     model.eval()
+    ranks = current()
     totals = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number % ranks.count != ranks.rank:
+            continue
         with engine.autocast():
             for term, part in terms.losses(model, batch.to(engine.device)).items():
                 totals[term] += TermTotal.of(part)
+    _, totals = added([(0, own) for own in ranks.gathered(totals)])
     return totals

@@ -6,8 +6,10 @@ terms, their learning rate and their evaluation: hooks of a subclass.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -22,7 +24,15 @@ from torch import Tensor, nn
 from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
-from bertkit.run.checkpoint import Checkpoint, go_back, load_newest_checkpoint, remove_checkpoints, save_checkpoint
+from bertkit.ranks import RankLostError, current
+from bertkit.run.checkpoint import (
+    Checkpoint,
+    go_back,
+    load_checkpoint,
+    load_newest_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+)
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
@@ -76,12 +86,15 @@ class Trainer(ABC, Generic[Batch]):
     def __init__(self, run: RunDirectory, engine: Engine) -> None:
         self.run = run
         self.engine = engine
+        self.ranks = current()
         self.meter = WindowMeter()
         self.average: WeightAverage | None = None
         self.clock: RunClock | None = None
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
         self.losses_so_far: dict[str, RunningLoss] = {}
         self.step = self.tokens = self._skipped_in_a_row = 0
+        self._begun_with: Step | None = None
+        """The step's parts when the last update was made."""
         self._last_sound = 0
         """The step of the checkpoint to roll back to: the last one that was saved when due, and not in a row of
         skipped updates. So it does not depend on where the run was stopped."""
@@ -89,13 +102,20 @@ class Trainer(ABC, Generic[Batch]):
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
         """Train to the end and write the model; returns the contents of results.json.
 
+        Several ranks do all of this together: each computes its share of every update and evaluation, has the same
+        weights after it, and takes the same decisions. What they write goes where their `RunDirectory` has it.
+
         Raises:
             StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            RankLostError: another rank was lost.
+            UsageError: several ranks cannot train this, or do not begin alike.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
             RolledBackError: the same, and the recipe says to go back; a new trainer then goes on.
             DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
+        if self.ranks.count > 1 and (reason := self.cannot_share()) is not None:
+            raise UsageError(f"engine.ranks: {self.ranks.count} ranks cannot share an update: {reason}; train with one")
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)
@@ -103,6 +123,7 @@ class Trainer(ABC, Generic[Batch]):
         if checkpoint is not None:
             self.restore(checkpoint)
             log.info("resuming from %s", checkpoint.path)
+        self._compare_ranks()
         self.log_start()
         with (
             self.timed(),
@@ -120,15 +141,15 @@ class Trainer(ABC, Generic[Batch]):
                 if self.step >= self.steps:
                     break
                 waited_seconds = watch.lap()
-                outcome = self.take_step(batches)
+                outcome = self._step_of_all(batches)
                 self.meter.add(
                     outcome,
                     computed_seconds=watch.lap(),
                     waited_seconds=waited_seconds,
-                    flops=self.flops(batches),
+                    flops=self.flops(batches) if batches else 0.0,
                 )
                 self._after_step(meter)
-                reason = self._stop_request.reason
+                reason = self._reason_to_stop()
                 if reason is not None and self.step < self.steps:
                     self._stop(reason)
                 watch.lap()
@@ -136,9 +157,44 @@ class Trainer(ABC, Generic[Batch]):
                 results = self.finish()
                 self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
-        if not self.engine.intervals.keep_checkpoints:
+        if not self.engine.intervals.keep_checkpoints and self.ranks.is_first:
             remove_checkpoints(self.run.checkpoints)
         return results
+
+    def _compare_ranks(self) -> None:
+        """Raise UsageError, on all ranks, unless they begin with the same weights and compute alike."""
+        if self.ranks.count > 1:
+            digest = hashlib.sha256(str(self.step).encode())
+            for tensor in self.weights().values():
+                digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            same = {"step and weights": digest.hexdigest()[:16], "engine.precision": self.engine.precision}
+            self.ranks.require_same({**same, "version of torch": str(torch.__version__)})
+
+    def _step_of_all(self, batches: Sequence[Batch]) -> StepOutcome:
+        """`take_step`; where another rank is lost in it, the first one saves the state before it."""
+        if self.ranks.count > 1:
+            # Dropout of each rank is a function of seed, rank and step: it needs no state, for any number of ranks.
+            words = f"{self.recipe.seed}/ranks/{self.ranks.rank}/{self.step}"
+            torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
+        try:
+            outcome = self.take_step(batches)
+        except RankLostError as lost:
+            if not self.ranks.is_first or self._begun_with is not self.training_step:
+                raise  # at the beginning of a stage the model may have changed since its last update
+            self.save_checkpoint()
+            when = f"at step {self.step} of {self.steps}"
+            remedy = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`"
+            raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", remedy) from lost
+        self._begun_with = self.training_step
+        return outcome
+
+    def _reason_to_stop(self) -> str | None:
+        """Why to stop after this update; of several ranks all stop after the same one."""
+        reason = self._stop_request.reason
+        if self.ranks.count == 1:
+            return reason
+        self.ranks.wants_stop = reason is not None
+        return (reason or "a signal to another rank") if self.ranks.all_stop else None
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
         """One update over these micro-batches, counted.
@@ -188,7 +244,8 @@ class Trainer(ABC, Generic[Batch]):
             return
         factor = settings.rate_factor ** (before + 1)
         self.divergence.add(self.step, ROLLED_BACK, to=self._last_sound, rate_factor=factor, reason=why)
-        go_back(self.run.checkpoints, self._last_sound)
+        if self.ranks.is_first:
+            go_back(self.run.checkpoints, self._last_sound)
         raise RolledBackError(
             f"{why}; back to step {self._last_sound} with {factor:g} of the learning rate"
             f" ({before + 1} of at most {settings.at_most} times)"
@@ -219,7 +276,10 @@ class Trainer(ABC, Generic[Batch]):
 
     def _save_batch(self, batches: Sequence[Batch], generators: dict[str, Tensor]) -> None:
         """Keep the batch of the update that was just tried, with the state before it; a full disk is a warning."""
-        outline, tensors = packed_up(batches)
+        parts = self.ranks.gathered(list(batches))
+        if not self.ranks.is_first:
+            return
+        outline, tensors = packed_up([batch for own in parts for batch in own])
         state = {**self._state(), BATCH: outline}
         contents = {**self._tensors(generators), BATCH: tensors}
         try:
@@ -229,6 +289,13 @@ class Trainer(ABC, Generic[Batch]):
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         """The checkpoint to resume from: after a roll-back none of before it, should a kill have left one."""
+        return self.ranks.led(
+            self._own_newest_checkpoint,
+            lambda found: None if found is None else found.path,
+            lambda path: None if path is None else load_checkpoint(path),
+        )
+
+    def _own_newest_checkpoint(self) -> Checkpoint | None:
         checkpoint = load_newest_checkpoint(self.run.checkpoints)
         step = None if checkpoint is None else self.divergence.goes_back(checkpoint.state)
         if step is None:
@@ -271,6 +338,10 @@ class Trainer(ABC, Generic[Batch]):
     def check_data(self) -> None:
         """Raise DataError if there are too few data."""
 
+    def cannot_share(self) -> str | None:
+        """Why several ranks cannot compute parts of an update; None where they can."""
+        return None
+
     def session(self) -> AbstractContextManager[None]:
         """A context that is open while the run lasts."""
         return nullcontext()
@@ -289,6 +360,7 @@ class Trainer(ABC, Generic[Batch]):
             schedule.hours,
             schedule.at_progress,
             follows=None if follows is None else Path(follows).expanduser() / TIMES_FILE,
+            now=lambda: self.ranks.seconds(time.monotonic),
         )
         try:
             self._mark_time()
@@ -347,7 +419,8 @@ class Trainer(ABC, Generic[Batch]):
         intervals, last = self.engine.intervals, self.step == self.steps
         meter.update(self.step, note=self._note())
         if last or self.step % intervals.log_every_steps == 0:
-            self._metrics.log(self.step, self._line())
+            if self.ranks.is_first:
+                self._metrics.log(self.step, self._line())
             self.meter.reset()
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
@@ -394,7 +467,7 @@ class Trainer(ABC, Generic[Batch]):
         return {"tokens": self.tokens, "lr": self.rate(self.step - 1), **self.losses(), **costs}
 
     def _stop(self, reason: str) -> None:
-        self.save_checkpoint()
+        self.ranks.from_first(self.save_checkpoint)  # the others end after it, for the first would be killed then
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
 
     def _stopped(self, reason: str, when: str) -> StoppedError:
@@ -419,11 +492,15 @@ class Trainer(ABC, Generic[Batch]):
 
     def write_model(self, save: Callable[[Path], object]) -> None:
         """Write the finished model into the run's directory."""
+        if not self.ranks.is_first:
+            return
         write_whole(self.run.model, save)
         self.run.seal_model()
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
+        if not self.ranks.is_first:
+            return
         self._metrics.sync()
         if self.clock is not None:
             self.clock.sync()

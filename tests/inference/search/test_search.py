@@ -17,6 +17,7 @@ import bertkit as package
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.embed import InputText
 from bertkit.inference.embedder import Embedder
+from bertkit.inference.search import index as index_module
 from bertkit.inference.search import query, vectors
 from bertkit.inference.search.bm25 import K1, B, Bm25, words_of
 from bertkit.inference.search.index import TextIndex, build_index
@@ -120,6 +121,23 @@ def test_an_index_is_kept_reopened_and_refused_to_another_model(
     (directory / "vectors.faiss").write_bytes(b"damaged")
     done = bertkit("search", "--index", directory, "the cat")
     assert (done.code, "cannot be read as an index" in done.stderr) == (3, True)
+
+
+def test_vectors_that_are_there_are_not_computed_again(
+    embedder: Embedder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, settings = tmp_path / "index", IndexSettings(kind="hnsw")
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(directory, corpus, texts(), embedder, settings)
+    monkeypatch.setattr(index_module, "embed_to_file", stopped)
+    built = build_index(directory, corpus, texts(), embedder, settings)
+    assert (built.count, built.faiss.ntotal, built.at([3])) == (len(TEXTS), len(TEXTS), [("t3", TEXTS[3])])
 
 
 def test_queries_come_from_stdin(model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command) -> None:

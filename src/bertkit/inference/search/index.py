@@ -4,7 +4,7 @@ Own design. index.json is written last, and says which model the vectors are of:
 vectors of the same weights, pooling and tokenizer, so any other model is refused by its fingerprint.
 
     DIR/index.json      model, fingerprint, settings, kind, count, width, sha256 of the corpus
-    DIR/vectors.npy     float32, length one
+    DIR/vectors.npy     float32, length one; vectors.json once all are there
     DIR/vectors.faiss   of ivf and hnsw
     DIR/texts.jsonl     id and text, one line each; texts.npy has where each begins
     DIR/bm25.npz        with bm25.json, from the first hybrid search on
@@ -37,7 +37,8 @@ from bertkit.progress import Progress, silent_progress
 log = logging.getLogger(__name__)
 
 DESCRIPTION = "index.json"
-_VECTORS, _FAISS, _TEXTS, _STARTS = "vectors.npy", "vectors.faiss", "texts.jsonl", "texts.npy"
+_VECTORS, _EMBEDDED, _FAISS = "vectors.npy", "vectors.json", "vectors.faiss"
+_TEXTS, _STARTS = "texts.jsonl", "texts.npy"
 _FORMAT = 1
 
 
@@ -194,21 +195,39 @@ def build_index(
     if directory.is_dir() and not _is_ours(directory):
         raise UsageError(f"--index {directory}: holds other files; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
-    kept = _kept(texts, directory)
-    described = {"path": str(corpus.resolve()), "sha256": source}
-    out = directory / _VECTORS
-    written = embed_to_file(embedder, kept, out, embed_settings(settings), source=described, progress=progress)
-    if not written.count:
-        raise DataError(f"{corpus}: has no texts")
-    kind = vectors.kind_for(settings.kind, written.count)
+    counts = _embedded(directory, deciding)
+    if counts is None:
+        described = {"path": str(corpus.resolve()), "sha256": source}
+        written = embed_to_file(
+            embedder,
+            _kept(texts, directory),
+            directory / _VECTORS,
+            embed_settings(settings),
+            source=described,
+            progress=progress,
+        )
+        if not written.count:
+            raise DataError(f"{corpus}: has no texts")
+        counts = {"count": written.count, "width": written.width, "cut": written.cut}
+        write_json(directory / _EMBEDDED, {**deciding, **counts})
+    kind = vectors.kind_for(settings.kind, counts["count"])
     if kind != "exact":
-        made = vectors.build(np.load(out, mmap_mode="r"), kind, progress=progress)
+        made = vectors.build(np.load(directory / _VECTORS, mmap_mode="r"), kind, progress=progress)
         vectors.write(made, directory / _FAISS)
     local = Path(embedder.name).expanduser()
     name = str(local.absolute()) if local.exists() else embedder.name
-    more = {"model": name, "kind": kind, "count": written.count, "width": written.width, "cut": written.cut}
-    write_json(directory / DESCRIPTION, {**deciding, **more})
+    write_json(directory / DESCRIPTION, {**deciding, **counts, "model": name, "kind": kind})
     return TextIndex.open(directory)
+
+
+def _embedded(directory: Path, deciding: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The counts of vectors that are all there while their index is not; None where some are missing."""
+    if not ((directory / _EMBEDDED).is_file() and (directory / _VECTORS).is_file()):
+        return None
+    found = read_json(directory / _EMBEDDED)
+    if any(found.get(key) != value for key, value in deciding.items()):
+        return None
+    return {key: found[key] for key in ("count", "width", "cut")}
 
 
 def _is_ours(directory: Path) -> bool:

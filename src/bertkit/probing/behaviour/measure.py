@@ -133,7 +133,8 @@ def _token_scores(
     word_KN = np.tile(np.arange(length), (len(texts), 1))
     for row_N, text in zip(word_KN, texts, strict=True):
         row_N[list(text.places)] = text.places[0]
-    encoded = EncodedTexts(np.stack([text.ids_N for text in texts]), word_KN)
+    ids_KN, first_K = np.stack([text.ids_N for text in texts]), np.zeros(len(texts), dtype=np.int64)
+    encoded = EncodedTexts(ids_KN, word_KN, first_K)
     tokens = [(number, place) for number, text in enumerate(texts) for place in text.places]
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
     for first in range(0, len(tokens), at_once):

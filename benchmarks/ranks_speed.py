@@ -1,0 +1,84 @@
+"""Two ranks of one thread against one rank of two threads: tokens per second, alternating, and the ratio of medians.
+
+Pretraining 256 x 4, length 128, without dropout, so that the losses can be compared too. On a quiet machine, from the
+checkout:
+
+    python -m benchmarks.ranks_speed --rounds 5 --steps 60 [--precision bf16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RECIPE = """
+title: two ranks against two threads
+tokenizer: {vocab_size: 8192, min_frequency: 1}
+data: {layout: {name: full-sentences}, sequence_length: 128}
+model: {family: bert, hidden_size: 256, num_hidden_layers: 4, num_attention_heads: 4, intermediate_size: 1024,
+        hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}
+objective: [masked_lm]
+optimisation:
+  optimizer: {name: adamw}
+  schedule: {name: linear, peak: 1.0e-4, warmup_steps: 10}
+  batch_sequences: 64
+  steps: 60
+engine:
+  device: cpu
+  log_every_steps: 10
+  evaluate_every_steps: 100000
+  save_every_steps: 100000
+  pseudo_perplexity_sequences: 0
+"""
+SKIPPED_LINES = 1
+"""Of each run: the first updates compile products and fill caches."""
+
+
+def measured(directory: Path, name: str, ranks: int, arguments: argparse.Namespace) -> tuple[float, list[float]]:
+    """Median tokens per second of a run, and its logged losses."""
+    run = directory / name
+    words = ["pretrain", str(directory / "recipe.yaml"), "--data", arguments.data, "--run-dir", str(run), "--fresh"]
+    words += ["--nproc", str(ranks), "--max-steps", str(arguments.steps), "--precision", arguments.precision, "-q"]
+    threads = {"OMP_NUM_THREADS": str(2 // ranks)}
+    subprocess.run([sys.executable, "-m", "bertkit", *words], env={**os.environ, **threads}, check=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = [line for line in lines if "tokens_per_s" in line]
+    return statistics.median(line["tokens_per_s"] for line in trained[SKIPPED_LINES:]), [
+        line["loss"] for line in trained
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--data", default="builtin:pydocs")
+    arguments = parser.parse_args()
+    speeds: dict[int, list[float]] = {1: [], 2: []}
+    losses: dict[int, list[float]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        (directory / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+        for number in range(arguments.rounds):
+            for ranks in (1, 2) if number % 2 == 0 else (2, 1):
+                speed, losses[ranks] = measured(directory, f"{ranks}-{number}", ranks, arguments)
+                speeds[ranks].append(speed)
+    medians = {ranks: statistics.median(own) for ranks, own in speeds.items()}
+    differences = [abs(a - b) for a, b in zip(losses[1], losses[2], strict=True)]
+    for ranks, own in speeds.items():
+        shown = ", ".join(f"{each:,.0f}" for each in own)
+        print(f"{ranks} rank(s) x {2 // ranks} thread(s): {medians[ranks]:,.0f} tokens/s ({shown})")
+    print(
+        f"ratio {medians[2] / medians[1]:.3f} (target: 0.95 or more); losses differ by at most {max(differences):.2g}"
+    )
+
+
+if __name__ == "__main__":
+    main()

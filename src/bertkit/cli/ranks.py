@@ -1,0 +1,137 @@
+"""Training by several processes: `--nproc N` starts torchrun's agent for this machine, and a started process joins in.
+
+Nothing here follows a paper. What the ranks do together is in training/rank_group.py; nothing heavy is imported here
+before it must.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from bertkit.cli.console import console
+from bertkit.errors import BertkitError, StoppedError
+from bertkit.ranks import Launch, Ranks, RanksNeededError, acting
+from bertkit.run import NEWEST
+
+if TYPE_CHECKING:
+    from bertkit.training.run import FinishedRun, RunArguments
+
+Request = TypeVar("Request", bound="RunArguments[Any]")
+
+_EXIT_FILE = "BERTKIT_EXIT_FILE"
+"""Where the first rank leaves its exit code for the process that started it."""
+
+_SHUTDOWN_SECONDS = 600
+"""For the first rank to write a checkpoint after another one was lost, before it is killed."""
+
+
+def trained(request: Request, train: Callable[[Request], FinishedRun]) -> FinishedRun | None:
+    """The finished run of a command, by as many processes as its recipe wants; None on all ranks but the first.
+
+    Args:
+        request: the command's.
+        train: the command's work.
+
+    Raises:
+        typer.Exit: other processes have done the work, with this exit code.
+    """
+    launch = Launch.of_environment()
+    if launch is None:
+        try:
+            return train(request)
+        except RanksNeededError as needed:
+            count = needed.count
+        raise typer.Exit(start_ranks(count))
+    from bertkit.training.rank_group import joined
+
+    console.speak_for(launch.rank)
+    try:
+        with joined(launch) as ranks, acting(ranks):
+            finished = train(_restarted(request, launch, ranks))
+    except BertkitError as error:
+        if launch.rank == 0 and _EXIT_FILE in os.environ:
+            Path(os.environ[_EXIT_FILE]).write_text(str(error.exit_code), encoding="ascii")
+        raise
+    return finished if launch.rank == 0 else None
+
+
+def _restarted(request: Request, launch: Launch, ranks: Ranks) -> Request:
+    """The request; after a restart by torchrun it resumes the run that it had begun."""
+    if launch.restart == 0 or request.resume is not None or not ranks.from_first(lambda: _has_begun(request)):
+        return request
+    return replace(request, resume=NEWEST, fresh=False)
+
+
+def _has_begun(request: RunArguments[Any]) -> bool:
+    from bertkit.run.directory import RECORD
+    from bertkit.run.find import find_runs
+
+    if request.run_dir is not None:
+        return (request.run_dir / RECORD).is_file()
+    name, kind = request.requested().name, request.kind
+    runs = find_runs(request.runs_root)
+    return any((run.record["recipe"], run.record["kind"]) == (name, kind) and run.status != "done" for run in runs)
+
+
+def start_ranks(count: int) -> int:
+    """Run this command in so many processes of this machine, and wait for them; returns the exit code.
+
+    torchrun's agent starts them, passes signals on, and ends all where one ends.
+    """
+    import logging
+
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what happened is said here
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+    )
+    with tempfile.TemporaryDirectory(prefix="bertkit-") as directory:
+        exit_file = Path(directory) / "exit"
+        os.environ[_EXIT_FILE] = str(exit_file)
+        try:
+            launch_agent(config, sys.executable, ["-m", "bertkit", *sys.argv[1:]])
+        except ChildFailedError as failed:
+            code = _code_of(failed)
+        except SignalException as stopped:
+            code = 128 + int(stopped.sigval)
+        else:
+            return 0
+        with suppress(OSError, ValueError):
+            code = int(exit_file.read_text(encoding="ascii"))
+        return code
+
+
+def _code_of(failed: Any) -> int:
+    """The exit code of the rank that failed first; of one that was killed that of a stopped run."""
+    rank, failure = failed.get_first_failure()
+    if failure.exitcode >= 0:
+        return int(failure.exitcode)
+    number = -failure.exitcode
+    with suppress(ValueError):
+        number = signal.Signals(number).name
+    console.error(f"rank {rank} (process {failure.pid}) was killed by {number}; go on with --resume")
+    return StoppedError.exit_code

@@ -1,0 +1,182 @@
+"""Choices: texts of which a model should find the first the most probable, and how right answers are counted.
+
+The official pipeline (github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/sentence_zero_shot) puts the right
+text first in every task and takes the first maximum, so that a tie counts as right: a model that gives all texts one
+score gets 100%. Here the same answers are counted three ways; what differs is the ties alone.
+
+Shapes: none; an item has two texts or more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from bertkit.data.random import Draw
+from bertkit.evaluation.blimp import NEAR_TIE
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.progress import Progress
+from bertkit.training.engine import Engine
+
+COUNTS = ("accuracy", "accuracy_ties_shared", "accuracy_ties_wrong")
+"""Ways to count: ties as right (official); 1/m where m texts tie for the first place, the right one among them; ties
+as wrong."""
+
+Z = 1.959963984540054
+"""The normal quantile of a 95% interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An item: its texts, the right one first.
+
+    Attributes:
+        subset: what it is counted under (the official UID).
+        texts: to choose from.
+        starts: of each text the character at which the scored part begins; what is before it is context.
+        answers: what the leaderboard's file calls each text.
+        human: the share of people who preferred the first text; None where that is not asked.
+    """
+
+    subset: str
+    texts: tuple[str, ...]
+    starts: tuple[int, ...]
+    answers: tuple[str, ...]
+    human: float | None = None
+
+    @classmethod
+    def whole(cls, subset: str, texts: Sequence[str], human: float | None = None) -> Choice:
+        """Texts that are scored from their beginning."""
+        return cls(subset, tuple(texts), (0,) * len(texts), tuple(texts), human)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An item with the log-probability of each of its texts, in nats."""
+
+    choice: Choice
+    log_p: tuple[float, ...]
+
+    @property
+    def chosen(self) -> int:
+        """The first of the most probable texts, which is the official answer."""
+        return self.log_p.index(max(self.log_p))
+
+    @property
+    def tied(self) -> int:
+        """How many texts are the most probable; 1 without a tie."""
+        return self.log_p.count(max(self.log_p))
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether the decision could come out otherwise on another machine, by its rounding."""
+        best, second = sorted(self.log_p, reverse=True)[:2]
+        return 0 < best - second < NEAR_TIE
+
+    def credit(self) -> tuple[float, float, float]:
+        """What it adds under each of COUNTS."""
+        right = self.chosen == 0
+        return float(right), right / self.tied, float(right and self.tied == 1)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """How the items of one subset were answered.
+
+    Attributes:
+        items: their number.
+        shares: the accuracy under each of COUNTS.
+        ties: items whose right text is among several that are the most probable.
+        near_ties: decided items that rounding could decide otherwise.
+    """
+
+    items: int
+    shares: Mapping[str, float]
+    ties: int
+    near_ties: int
+
+    @classmethod
+    def of(cls, answered: Sequence[Answered]) -> Subset:
+        credits = [each.credit() for each in answered]
+        shares = {name: math.fsum(each[k] for each in credits) / len(credits) for k, name in enumerate(COUNTS)}
+        ties = sum(each.chosen == 0 and each.tied > 1 for each in answered)
+        return cls(len(answered), shares, ties, sum(each.is_near_tie for each in answered))
+
+
+def by_subset(answered: Iterable[Answered]) -> dict[str, list[Answered]]:
+    """The items of each subset, in the order in which they come."""
+    found: dict[str, list[Answered]] = {}
+    for each in answered:
+        found.setdefault(each.choice.subset, []).append(each)
+    return found
+
+
+def weights_of(subsets: Iterable[str], groups: Sequence[str] = ()) -> dict[str, float]:
+    """The weight of each subset in its task's accuracy.
+
+    Args:
+        subsets: their names.
+        groups: beginnings of names; the mean is taken within each group and then over the groups that there are. All
+            subsets weigh the same where there are none.
+    """
+    names = list(subsets)
+    group_of = {name: next((group for group in groups if name.startswith(group)), "") for name in names}
+    sizes = {group: list(group_of.values()).count(group) for group in group_of.values()}
+    return {name: 1 / (len(sizes) * sizes[group_of[name]]) for name in names}
+
+
+def accuracy(subsets: Mapping[str, Subset], weights: Mapping[str, float], count: str) -> tuple[float, list[float]]:
+    """The task's accuracy and its 95% interval.
+
+    The interval is that of a weighted mean of independent shares (normal approximation): the items of a subset are a
+    sample of those that could be written, the subsets are given.
+    """
+    mean = math.fsum(weights[name] * subset.shares[count] for name, subset in subsets.items())
+    variance = math.fsum(
+        weights[name] ** 2 * subset.shares[count] * (1 - subset.shares[count]) / max(1, subset.items - 1)
+        for name, subset in subsets.items()
+    )
+    half = Z * math.sqrt(variance)
+    return mean, [max(0.0, mean - half), min(1.0, mean + half)]
+
+
+def drawn(choices: Sequence[Choice], count: int | None, seed: int) -> list[Choice]:
+    """At most `count` items of each subset, drawn at random, in the file's order; more items are these and others."""
+    if count is None:
+        return list(choices)
+    places: dict[str, list[int]] = {}
+    for place, choice in enumerate(choices):
+        places.setdefault(choice.subset, []).append(place)
+    kept: list[int] = []
+    for name, own in places.items():
+        chosen = Draw(seed, name).permuted("babylm-items", np.arange(min(count, len(own))), size=len(own))
+        kept += [own[index] for index in chosen.tolist()]
+    return [choices[place] for place in sorted(kept)]
+
+
+def answer(
+    loaded: LoadedModel, choices: Sequence[Choice], rule: str, engine: Engine, progress: Progress
+) -> list[Answered]:
+    """Score all texts of all items.
+
+    Raises:
+        DataError: the model cannot score text, or reads fewer tokens than a text has.
+    """
+    scores = iter(
+        score_texts(
+            loaded.model,
+            loaded.tokenizer,
+            [text for choice in choices for text in choice.texts],
+            rule=rule,
+            starts=[start for choice in choices for start in choice.starts],
+            max_batch_tokens=engine.micro_batch_tokens,
+            device=engine.device,
+            progress=progress,
+        )
+    )
+    return [Answered(choice, tuple(each.total for each in islice(scores, len(choice.texts)))) for choice in choices]

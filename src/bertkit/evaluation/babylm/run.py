@@ -1,0 +1,307 @@
+"""`bertkit eval babylm`: every task of the BabyLM evaluation whose files are there, in one run.
+
+The challenge: Charpentier et al. 2025, arXiv:2502.10645. Scores are counted as the official pipeline counts them
+(github.com/babylm-org/babylm-eval, strict/) and beside it with ties made harmless; all in single precision. How a text
+is scored is in models/pseudo_likelihood.py; a further way of scoring, such as that of a masked diffusion model, is a
+rule there, and its official name an entry of submission.BACKENDS.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.evaluation.babylm.choices import (
+    COUNTS,
+    Answered,
+    Subset,
+    accuracy,
+    answer,
+    by_subset,
+    drawn,
+    weights_of,
+)
+from bertkit.evaluation.babylm.published import BASELINES
+from bertkit.evaluation.babylm.reading import read_reading, reading_gains, surprisals
+from bertkit.evaluation.babylm.submission import (
+    BACKENDS,
+    choice_predictions,
+    first_share,
+    reading_predictions,
+    write_submission,
+)
+from bertkit.evaluation.babylm.tasks import NOT_SCORED, TASKS, BabylmTask, find_tasks
+from bertkit.evaluation.blimp import NEAR_TIE
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
+from bertkit.evaluation.settings import BabylmSettings
+from bertkit.files import sha256_of
+from bertkit.metrics.regression import spearman_value
+from bertkit.metrics.statistics import bootstrap_interval
+from bertkit.models.headed import SCORING_RULE
+from bertkit.models.pseudo_likelihood import ScoringRule, choose_rule
+from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory
+from bertkit.tables import write_csv
+from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
+
+SUITE = "babylm"
+AVERAGED = ("blimp", "blimp_supplement", "ewok", "entity_tracking", "comps")
+"""The tasks whose accuracies are averaged."""
+
+
+@dataclass
+class Measurement:
+    """What is found task by task.
+
+    Attributes:
+        tasks: metrics of the contract, each with its interval.
+        subsets: of each task, how the items of each subset were answered.
+        items: of each task, how many were scored.
+        parts: predictions as the leaderboard takes them.
+        left_out: why the other tasks have no score.
+    """
+
+    tasks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    subsets: dict[str, dict[str, Subset]] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def evaluate_babylm(
+    arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Score what is there and write the run: results.json, subsets.csv, predictions/TASK.jsonl and submission/.
+
+    Args:
+        arguments: the model, and where to compute and write.
+        data: the challenge's `evaluation_data`, or a folder with its parts.
+        settings: which parts, and how they are scored.
+        progress: the display.
+
+    Raises:
+        DataError: no data, faulty ones, or a model that cannot score text.
+        UsageError: the rule does not fit the model, or the run directory is taken.
+    """
+    found, left_out = find_tasks(data, settings.sample, settings.only)
+    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+    rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
+    engine = arguments.engine()
+    files = {str(file): sha256_of(file) for path in found.values() for file in _files(path)}
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        measured = Measurement(left_out=left_out)
+        for task in TASKS:
+            if task.name in found:
+                _measure(run, task, found[task.name], loaded, rule, settings, engine, measured, progress)
+        if not measured.tasks:
+            raise DataError("; ".join(dict.fromkeys(measured.left_out.values())))
+        results = _results(run, loaded, rule, settings, measured)
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def _measure(
+    run: RunDirectory,
+    task: BabylmTask,
+    path: Path,
+    loaded: LoadedModel,
+    rule: type[ScoringRule],
+    settings: BabylmSettings,
+    engine: Engine,
+    measured: Measurement,
+    progress: Progress,
+) -> None:
+    """Score one task; it is left out with its reason where the model cannot read its texts."""
+    if task.read is None:
+        words = read_reading(path)
+        try:
+            surprisal_N, previous_N = surprisals(loaded, words, rule.name, engine, progress)
+        except DataError as error:
+            measured.left_out[task.name] = str(error)
+            return
+        gains = reading_gains(words, surprisal_N, previous_N, settings.seed)
+        measured.tasks[task.name] = {
+            name: measured_once(value) | {"interval": interval} for name, (value, *interval) in gains.items()
+        }
+        measured.items[task.name] = len(surprisal_N)
+        measured.parts[task.name] = reading_predictions(surprisal_N, previous_N)
+        return
+    choices = drawn(task.read(path), settings.items, settings.seed)
+    try:
+        answered = answer(loaded, choices, rule.name, engine, progress)
+    except DataError as error:
+        measured.left_out[task.name] = str(error)
+        return
+    subsets = {name: Subset.of(own) for name, own in by_subset(answered).items()}
+    measured.tasks[task.name] = correlations(answered, settings.seed) if task.correlates else accuracies(task, subsets)
+    measured.subsets[task.name] = subsets
+    measured.items[task.name] = len(answered)
+    measured.parts[task.name] = choice_predictions(task, answered)
+    _write_predictions(run, task.name, answered)
+
+
+def accuracies(task: BabylmTask, subsets: Mapping[str, Subset]) -> dict[str, dict[str, Any]]:
+    """A task's accuracy under each way to count ties."""
+    weights = weights_of(subsets, task.groups)
+    found = {count: accuracy(subsets, weights, count) for count in COUNTS}
+    return {count: measured_once(value) | {"interval": interval} for count, (value, interval) in found.items()}
+
+
+def correlations(answered: Sequence[Answered], seed: int) -> dict[str, dict[str, Any]]:
+    """Spearman's rho of the model's and people's shares for the first text; undefined where either is constant.
+
+    `spearman` ranks the shares in single precision as the official code does, where many round to 0 or 1 and tie;
+    `spearman_unrounded` ranks their logits, in double precision.
+    """
+    human = [math.nan if each.choice.human is None else each.choice.human for each in answered]
+    shares = {"spearman": [first_share(each) for each in answered], "spearman_unrounded": [_logit(a) for a in answered]}
+    found = {}
+    for name, model in shares.items():
+        value = spearman_value(model, human) if len(human) > 1 else math.nan
+        interval = bootstrap_interval(model, human, spearman_value, seed=seed) if math.isfinite(value) else None
+        found[name] = measured_once(value if math.isfinite(value) else None) | {
+            "interval": None if interval is None else list(interval)
+        }
+    return found
+
+
+def _logit(answered: Answered) -> float:
+    """Log-odds of the first text against the others."""
+    first, *others = answered.log_p
+    top = max(others)
+    return first - top - math.log(math.fsum(math.exp(each - top) for each in others))
+
+
+def rule_warning(loaded: LoadedModel, rule: type[ScoringRule]) -> str | None:
+    """That the model was not trained for this rule, as far as its config.json and its head tell; None where it was."""
+    trained = loaded.model.extras.get(SCORING_RULE)
+    usual = choose_rule(loaded.model, None, source=loaded.name).name
+    masked = {"original", "within_word_l2r"}
+    if rule.name == usual or {rule.name, usual} <= masked:
+        return None
+    why = (
+        f"its config.json names {trained}" if trained else f"its head is scored by {usual} where nothing else is known"
+    )
+    return (
+        f"{loaded.name} is scored by the rule {rule.name}, but {why}: unless it was trained for {rule.name} too, the"
+        " scores are those of predictions that it never learnt"
+    )
+
+
+def average_of(values: Mapping[str, float]) -> dict[str, Any]:
+    """The mean accuracy over those tasks of AVERAGED that there are, with the names of the others."""
+    over = [name for name in AVERAGED if name in values]
+    return {
+        "value": math.fsum(values[name] for name in over) / len(over) if over else None,
+        "over": over,
+        "lacking": [name for name in AVERAGED if name not in values],
+        "definition": "mean accuracy of BLiMP, its supplement, EWoK, entity tracking and COMPS, as officially counted",
+    }
+
+
+def _results(
+    run: RunDirectory, loaded: LoadedModel, rule: type[ScoringRule], settings: BabylmSettings, measured: Measurement
+) -> dict[str, Any]:
+    """The contents of results.json; writes subsets.csv and the submission on the way."""
+    rows = [
+        (task, name, subset.items, *(subset.shares[count] for count in COUNTS), subset.ties, subset.near_ties)
+        for task, own in measured.subsets.items()
+        for name, subset in own.items()
+    ]
+    write_csv(run.path / "subsets.csv", ("task", "subset", "items", *COUNTS, "ties", "near_ties"), rows)
+    values = {task: row[COUNTS[0]]["mean"] for task, row in measured.tasks.items() if COUNTS[0] in row}
+    average = average_of(values)
+    warnings = [text for text in (rule_warning(loaded, rule),) if text is not None]
+    backend = BACKENDS.get(rule.name)
+    if backend is None:
+        warnings.append(f"the official pipeline has no backend that scores as the rule {rule.name} does: no submission")
+    submission = None
+    if backend is not None and settings.sample == "full":
+        submission = write_submission(run.path, loaded.label or "model", backend, measured.parts)
+    return {
+        "suite": SUITE,
+        "model": loaded.name,
+        "average": None if average["lacking"] else average["value"],
+        "averages": {"accuracy": average},
+        "tasks": measured.tasks,
+        "subsets": {
+            task: {
+                name: {"items": subset.items, **subset.shares, "ties": subset.ties, "near_ties": subset.near_ties}
+                for name, subset in own.items()
+            }
+            for task, own in measured.subsets.items()
+        },
+        "items": measured.items,
+        "left_out": measured.left_out | ({} if settings.only else NOT_SCORED),
+        "warnings": warnings,
+        "submission": submission,
+        "protocol": _protocol(rule, settings),
+        "trained": loaded.training,
+        "references": [dict(row) for row in BASELINES] if settings.sample == "full" and settings.items is None else [],
+    }
+
+
+def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, Any]:
+    """How the scores were computed."""
+    return {
+        "rule": rule.name,
+        "statement": rule.statement,
+        "official_backend": BACKENDS.get(rule.name),
+        "sample": settings.sample,
+        "items": "all" if settings.items is None else f"at most {settings.items} of each subset, seed {settings.seed}",
+        "compared": "sum of log-probabilities of the tokens of the completion, in nats",
+        "temperature": 1.0,
+        "dtype": "float32 model and log-softmax, float64 sums",
+        "accuracy": "as the official pipeline counts: the right text comes first, and a tie is right",
+        "accuracy_ties_shared": "1/m where the right text is one of m that are the most probable",
+        "accuracy_ties_wrong": "a tie is wrong",
+        "near_ties": f"decided items whose best two texts differ by less than {NEAR_TIE} nats",
+        "entity_tracking": "mean over numbers of operations in each of the three files, then over the files",
+        "reading": "gain in R2 over the greatest possible, which is the squared partial correlation; a share",
+        "interval": "95%; accuracies: normal, items drawn within subsets; others: bootstrap, 1,000 resamples",
+    }
+
+
+def _write_predictions(run: RunDirectory, task: str, answered: Sequence[Answered]) -> None:
+    """One line an item: the scores of its texts, and the number of the one that is chosen."""
+    directory = run.path / "predictions"
+    directory.mkdir(exist_ok=True)
+    counts: dict[str, int] = {}
+    with (directory / f"{task}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for each in answered:
+            subset = each.choice.subset
+            row = {
+                "task": task,
+                "subset": subset,
+                "id": f"{subset}_{counts.setdefault(subset, 0)}",
+                "prediction": each.chosen,
+                "tied": each.tied,
+                "nats": list(each.log_p),
+            }
+            counts[subset] += 1
+            file.write(json.dumps(row) + "\n")
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())

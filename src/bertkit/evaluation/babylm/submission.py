@@ -1,0 +1,94 @@
+"""The files that the BabyLM leaderboard takes: one predictions.json a task, and all of them in one document.
+
+github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py: a list of `{"id", "pred"}` under
+`predictions` of each subset of each task, with the probability of the first text for the WUG tasks. The folders are
+those that it reads, so that its own script can add what is fine-tuned elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertkit.evaluation.babylm.choices import Answered, by_subset
+from bertkit.evaluation.babylm.tasks import READING, TASKS, BabylmTask
+from bertkit.files import write_text
+
+BACKENDS = {
+    "original": "mlm",
+    "masked_next_token": "mntp",
+    "left_to_right": "causal",
+    "encoder_left_to_right": "causal",
+}
+"""The official backend of each rule that has one."""
+
+FOLDER = "submission"
+Floats = NDArray[np.float64]
+
+
+def choice_predictions(task: BabylmTask, answered: Sequence[Answered]) -> dict[str, Any]:
+    """A task's part of the document: ids count within a subset, in the file's order."""
+    return {
+        name: {"predictions": [_prediction(task, f"{name}_{number}", each) for number, each in enumerate(own)]}
+        for name, own in by_subset(answered).items()
+    }
+
+
+def reading_predictions(surprisal_N: Floats, previous_N: Floats) -> dict[str, Any]:
+    """The same of reading times: the surprisal of each word, and of the one before it (NaN where there is none)."""
+    rows = zip(surprisal_N.tolist(), previous_N.tolist(), strict=True)
+    return {READING: {"predictions": [{"id": k, "pred": own, "prev_pred": prev} for k, (own, prev) in enumerate(rows)]}}
+
+
+def write_submission(run: Path, model: str, backend: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Write RUN/submission: a folder a task, as the official pipeline writes it, and the document of all.
+
+    Args:
+        run: the run directory.
+        model: the name that the files are under.
+        backend: the official one.
+        parts: predictions by task.
+
+    Returns:
+        `{"file", "complete": bool, "missing": {task: reason}}`; paths below the run.
+    """
+    root = Path(FOLDER) / model
+    for task in TASKS:
+        if task.name in parts:
+            folder = root / "main" / "zero_shot" / backend / task.official[0] / task.official[1]
+            _write(run / folder / "predictions.json", parts[task.name])
+    file = root / f"all_full_preds_{backend}.json"
+    _write(run / file, parts)
+    missing = {task.name: "not scored" for task in TASKS if task.name not in parts}
+    missing |= {"aoa": "not scored", "glue": "not scored"}
+    for task in TASKS:
+        own = parts.get(task.name, {})
+        count = sum(len(subset["predictions"]) for subset in own.values())
+        if own and (count, len(own)) != (task.items, task.subsets):
+            missing[task.name] = (
+                f"{count} items in {len(own)} subsets; the leaderboard takes {task.items} in {task.subsets}"
+            )
+    return {"file": str(file), "complete": not missing, "missing": missing}
+
+
+def _prediction(task: BabylmTask, name: str, answered: Answered) -> dict[str, Any]:
+    prediction: dict[str, Any] = {"id": name, "pred": answered.choice.answers[answered.chosen]}
+    return prediction | ({"prob": first_share(answered)} if task.correlates else {})
+
+
+def first_share(answered: Answered) -> float:
+    """The probability of the first text among the texts of the item, in single precision as the official code."""
+    log_p = np.array(answered.log_p, dtype=np.float32)
+    share = np.exp(log_p - log_p.max())
+    return float(share[0] / share.sum())
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # NaN stands for a word without one before it, as there, so this is no strict JSON.
+    write_text(path, json.dumps(value) + "\n")

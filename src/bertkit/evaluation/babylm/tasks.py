@@ -1,0 +1,161 @@
+"""The tasks of the BabyLM evaluation: where their files are, who reads them, and what the official pipeline calls them.
+
+Names of folders: the challenge's `evaluation_data` (osf.io/ryjfm), with `full_eval` and `fast_eval` in it. Sizes:
+github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py, which refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.babylm import readers
+from bertkit.evaluation.babylm.choices import Choice
+
+READING = "reading"
+
+
+@dataclass(frozen=True)
+class BabylmTask:
+    """A task.
+
+    Attributes:
+        name: in results, and in the leaderboard's file.
+        title: for tables.
+        full: its folder or file in the full evaluation, any of these.
+        fast: likewise in the fast one; none where it has no part there.
+        official: the names of its task and of its data in the official results' paths.
+        items: of the full set.
+        subsets: of the full set.
+        read: its reader; None of reading times, which are no choices.
+        groups: beginnings of the subsets' names; see `choices.weights_of`.
+        correlates: whether it is a rank correlation with people's shares, and no accuracy.
+    """
+
+    name: str
+    title: str
+    full: tuple[str, ...]
+    fast: tuple[str, ...]
+    official: tuple[str, str]
+    items: int
+    subsets: int
+    read: Callable[[Path], list[Choice]] | None
+    groups: tuple[str, ...] = ()
+    correlates: bool = False
+
+
+_ADJECTIVES = ("wug_adj_nominalization", "wug_adj_nominalization.jsonl")
+_PAST = ("wug_past_tense", "wug_past_tense.jsonl")
+_READING = ("reading/reading_data.csv", "reading_data.csv", "reading_data.csv.xz")
+
+TASKS = (
+    BabylmTask(
+        "blimp",
+        "BLiMP",
+        ("blimp_filtered",),
+        ("blimp_fast",),
+        ("blimp", "blimp_filtered"),
+        59_875,
+        67,
+        readers.read_pairs,
+    ),
+    BabylmTask(
+        "blimp_supplement",
+        "BLiMP supplement",
+        ("supplement_filtered",),
+        ("supplement_fast",),
+        ("blimp", "supplement_filtered"),
+        5_218,
+        5,
+        readers.read_pairs,
+    ),
+    BabylmTask(
+        "ewok", "EWoK", ("ewok_filtered",), ("ewok_fast",), ("ewok", "ewok_filtered"), 7_618, 11, readers.read_ewok
+    ),
+    BabylmTask(
+        "entity_tracking",
+        "entity tracking",
+        ("entity_tracking",),
+        ("entity_tracking_fast",),
+        ("entity_tracking", "entity_tracking"),
+        9_483,
+        18,
+        readers.read_entity_tracking,
+        ("regular", "ambiref", "move_contents"),
+    ),
+    BabylmTask("comps", "COMPS", ("comps",), (), ("comps", "comps"), 91_028, 4, readers.read_comps),
+    BabylmTask(
+        "wug_adj",
+        "WUG adjectives",
+        _ADJECTIVES,
+        _ADJECTIVES,
+        ("wug_adj", "wug_adj_nominalization"),
+        200,
+        1,
+        readers.read_wug_adjectives,
+        correlates=True,
+    ),
+    BabylmTask(
+        "wug_past",
+        "WUG past tense",
+        _PAST,
+        _PAST,
+        ("wug_past", "wug_past_tense"),
+        50,
+        1,
+        readers.read_wug_past_tense,
+        correlates=True,
+    ),
+    BabylmTask(READING, "reading times", _READING, _READING, (READING, ""), 1_726, 1, None),
+)
+"""In the order of tables."""
+
+NOT_SCORED = {
+    "aoa": "age of acquisition needs the 19 checkpoints of a run at the words that the track asks for; not scored here",
+    "glue": "the GLUE subset is fine-tuned, not scored as the model is: bertkit eval glue, or finetune with its files",
+}
+"""Parts of the official score that no model alone has a score in, and why."""
+
+
+def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dict[str, Path], dict[str, str]]:
+    """Where the files of each task are, and why the others are left out, by name.
+
+    Raises:
+        UsageError: a name in `only` is no task.
+        DataError: no folder is given, or nothing of the evaluation is in it.
+    """
+    every = [task.name for task in TASKS]
+    for name in only:
+        if name not in every:
+            near = get_close_matches(name, every, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"--only {name}: {NOT_SCORED.get(name, 'no such task')}; one of {', '.join(every)}{hint}")
+    known = "; ".join(f"{task.name}: {' or '.join(_names(task, sample))}" for task in TASKS if _names(task, sample))
+    if data is None:
+        raise DataError(f"no evaluation data: give --data-dir DIR, the challenge's evaluation_data, with {known}")
+    if not data.is_dir():
+        raise DataError(f"{data}: no such directory; give the challenge's evaluation_data, with {known}")
+    found: dict[str, Path] = {}
+    left_out: dict[str, str] = {}
+    places = [data, *(data / below for below in (f"{sample}_eval", f"evaluation_data/{sample}_eval"))]
+    for task in TASKS:
+        if only and task.name not in only:
+            continue
+        names = _names(task, sample)
+        path = next((place / name for place in places for name in names if (place / name).exists()), None)
+        if path is not None:
+            found[task.name] = path
+        elif names:
+            left_out[task.name] = f"no {names[0]} in {data} or in its {sample}_eval"
+        else:
+            left_out[task.name] = f"has no part in the {sample} evaluation"
+    if not found:
+        raise DataError(f"{data}: holds none of the {sample} evaluation's files; expected {known}")
+    return found, left_out
+
+
+def _names(task: BabylmTask, sample: str) -> tuple[str, ...]:
+    return task.full if sample == "full" else task.fast

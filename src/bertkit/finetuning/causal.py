@@ -1,0 +1,83 @@
+"""Fine-tuning of a causal model as in GPT: its own loss beside the task's, and tokens around the texts.
+
+Radford et al. 2018, GPT, sections 3.2 (equation 5: the task's loss plus lambda times the language model's, lambda 0.5)
+and 3.3 (start, delimiter and extract tokens); values as in openai/finetune-transformer-lm, train.py. There the language
+model's loss is a mean over each sequence's tokens and then over sequences; here it is a mean over the batch's tokens.
+
+Shapes: T packed tokens, B sequences, D width, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.settings import Settings
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.text.delimiters import has_delimiters, with_delimiters
+from bertkit.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+HEAD = "causal_lm"
+
+
+class CausalFinetuning(Settings):
+    """GPT's way of fine-tuning."""
+
+    lm_weight: float = Field(
+        0.5, ge=0, le=100, description="Factor of the language model's loss on the texts of the task; 0: none."
+    )
+    delimiters: bool = Field(
+        True,
+        description="Add a start, a delimiter and an extract token to a vocabulary whose sequences have no special"
+        " tokens.",
+    )
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Heads that the model has beside the task's."""
+        return (HEAD,) if self.lm_weight else ()
+
+    def check(self, config: EncoderConfig) -> None:
+        """Raise UsageError if the family is not causal."""
+        if HEAD not in config.heads():
+            raise UsageError(
+                f"causal: model.family {config.model_type!r} has no head that predicts the next token; leave it out, or"
+                " start from a GPT"
+            )
+
+    def framed(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer with the three tokens, where it has no special tokens of its own around a text."""
+        if not self.delimiters or has_delimiters(tokenizer):
+            return tokenizer
+        own = SequenceEncoder(tokenizer, max_tokens=64).single.special_tokens
+        if own:
+            log.info("causal.delimiters: the vocabulary has special tokens around texts, which serve as GPT's")
+            return tokenizer
+        return with_delimiters(tokenizer)
+
+
+def next_token_targets(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """The positions that predict, (M,), and the ids that they predict: all of a sequence but its last and first."""
+    follows_T = batch.positions_T > 0
+    index_M = follows_T.nonzero()[:, 0]
+    return index_M - 1, batch.ids_T[index_M]
+
+
+def causal_loss(model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+    """Summed cross-entropy of every token but the first of its sequence, in nats."""
+    index_M, id_M = next_token_targets(batch)
+    return LossSum.of_words(model.projection(HEAD, hidden_TD.index_select(0, index_M)), id_M)
+
+
+def predicted_tokens(batch: PackedBatch) -> int:
+    """How many predictions a batch has."""
+    return batch.num_tokens - batch.num_sequences

@@ -1,0 +1,52 @@
+"""The commands of docs/embeddings.md work as they stand, on small files of the names that it gives."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.embeddings.test_embedding_suites import write_folder, write_sets
+from tests.tasks.tiny_task import reviews, write_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "embeddings.md"
+TEXTS = list(dict.fromkeys(text for text, _ in reviews(40, seed=2)))
+
+
+def commands() -> list[list[str]]:
+    """The lines of `embed`, `search`, `mine-negatives` and the suites of sentence vectors."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = [shlex.split(line, comments=True)[1:] for block in blocks for line in block.splitlines()]
+    known = {("eval", suite) for suite in ("sts", "pairs", "triplets", "retrieval")}
+    return [words for words in lines if words[0] in ("embed", "search", "mine-negatives") or tuple(words[:2]) in known]
+
+
+def test_every_command_of_the_page_works(
+    bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "MODEL")
+    write_sets(tmp_path / "DIR")
+    write_folder(tmp_path / "beir-folder")
+
+    def table(name: str, header: str, rows: list[str]) -> None:
+        (tmp_path / name).write_text("\n".join([header, *rows]) + "\n")
+
+    table("texts.txt", TEXTS[0], TEXTS[1:])
+    table("reviews.csv", "body", TEXTS)
+    table("pairs.csv", "anchor,positive", [f"{TEXTS[n]},{TEXTS[n + 6]}" for n in range(6)])
+    table("my-pairs.csv", "first,second,score", [f"{TEXTS[n]},{TEXTS[n + 1]},{n}" for n in range(6)])
+    table("duplicates.csv", "sentence1,sentence2,label", [f"{TEXTS[n]},{TEXTS[n + 1]},{n % 2}" for n in range(6)])
+    table("triplets.csv", "anchor,positive,negative", [f"{TEXTS[n]},{TEXTS[n]},{TEXTS[n + 1]}" for n in range(6)])
+    words = sorted({word for text in TEXTS for word in text.split()})
+    (tmp_path / "glove.txt").write_text("".join(f"{word} {n % 5} {n % 3} 1\n" for n, word in enumerate(words)))
+    found = commands()
+    assert len(found) == 14
+    for words in found:
+        done = bertkit(*words)
+        assert done.code == 0, (words, done.stderr)

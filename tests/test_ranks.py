@@ -1,0 +1,48 @@
+"""Who the ranks are: read from the environment, their shares, and a process alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bertkit.errors import UsageError
+from bertkit.ranks import Launch, Ranks, acting, current, share_of
+
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 9, 64])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_shares_are_consecutive_even_and_complete(number: int, count: int) -> None:
+    shares = [share_of(number, rank, count) for rank in range(count)]
+    assert [item for begin, end in shares for item in range(begin, end)] == list(range(number))
+    sizes = [end - begin for begin, end in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_torchrun_sets_is_read() -> None:
+    assert Launch.of_environment(TORCHRUN) == Launch(rank=3, local_rank=1, count=4, restart=0)
+    restarted = Launch.of_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert restarted is not None
+    assert restarted.restart == 2
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0"}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}])
+def test_without_torchrun_or_by_one_rank_a_process_is_alone(environment: dict[str, str]) -> None:
+    assert Launch.of_environment(environment) is None
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "one"}, {"RANK": "4"}, {"WORLD_SIZE": "-2"}])
+def test_variables_that_make_no_sense_are_named(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Launch.of_environment({**TORCHRUN, **wrong})
+
+
+def test_alone_every_answer_is_the_own() -> None:
+    alone = Ranks()
+    assert alone.is_first
+    assert alone.gathered("a") == ["a"]
+    assert alone.sum_counts([1, 2]) == [1, 2]
+    assert alone.led(lambda: 5, str, int) == 5
+    with acting(alone), alone.in_turn():
+        assert current() is alone
+    assert current() is not alone

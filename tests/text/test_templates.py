@@ -1,0 +1,41 @@
+"""What is around the texts of a task, and vocabularies of whole words, as a recipe chooses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
+
+TEXTS = ["the cat reads a list", "the list holds the cat", "a rare word"]
+
+
+@pytest.mark.parametrize(
+    ("template", "single", "pair", "types"),
+    [
+        ("bert", "[CLS] A [SEP]", "[CLS] A [SEP] B [SEP]", [0, 0, 0, 1, 1]),
+        ("xlnet", "A [SEP] [CLS]", "A [SEP] B [SEP] [CLS]", [0, 0, 1, 1, 2]),
+        ("closed", "A [SEP]", "A [SEP] B [SEP]", [0, 0, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["wordpiece", "word"])
+def test_templates(kind: Any, template: Any, single: str, pair: str, types: list[int]) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(type=kind, vocab_size=80, min_frequency=1, template=template), TEXTS)
+
+    def named(tokens: list[str]) -> str:
+        return " ".join({"cat": "A", "list": "B"}.get(token, token) for token in tokens)
+
+    assert named(tokenizer.backend.encode("cat").tokens) == single
+    both = tokenizer.backend.encode("cat", "list")
+    assert named(both.tokens) == pair
+    assert both.type_ids == types
+
+
+def test_words_are_in_the_order_of_frequency_and_rare_ones_are_unknown() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(type="word", vocab_size=80, min_frequency=2), TEXTS)
+    words = [tokenizer.token(number) for number in range(5, tokenizer.vocab_size)]
+    assert words == ["the", "a", "cat", "list"]
+    assert tokenizer.backend.encode("rare", add_special_tokens=False).tokens == ["[UNK]"]
+    assert train_tokenizer(TokenizerConfig(type="word", vocab_size=7, min_frequency=2), TEXTS).vocab_size == 7
