@@ -11,6 +11,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -126,7 +127,8 @@ def _attack(
         counted[surface.name] += 1
         found = tried(surface, drawn)
         if found is not None:
-            where = f"{surface.name}: {found.splitlines()[-1]}"
+            bug = re.search("a bug in bertkit: .{0,80}", found)
+            where = f"{surface.name}: {bug.group() if bug else found.splitlines()[-1]}"
             if where not in findings:
                 findings[where] = found
                 print(f"FOUND {surface.name}: {found}\n  input: {drawn!r:.1500}\n", flush=True)

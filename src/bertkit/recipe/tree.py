@@ -126,14 +126,12 @@ def read_tree(text: str, name: str) -> Located:
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"{name}: more than {MAX_CHARACTERS >> 20} million characters; is it a recipe?")
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{name}: holds half a surrogate pair, which is no text; write it in UTF-8") from None
-    try:
         _check_depth(text, name, numbered)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UsageError(_yaml_error(error, name, numbered)) from None
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}: holds half a surrogate pair, which is no text; write it in UTF-8") from None
     if node is None:
         return Located(None, name)
     return _Builder(name, numbered).build(node)

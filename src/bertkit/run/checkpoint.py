@@ -138,6 +138,20 @@ def go_back(directory: Path, step: int) -> None:
     _prune(directory, step, keep=len(list_checkpoints(directory)) + 1)
 
 
+def remove_checkpoints(directory: Path) -> None:
+    """Delete a run's checkpoints; a kill meanwhile leaves none of them, rather than some that look damaged."""
+    doomed = directory.with_name(f"{directory.name}.writing")
+    shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        os.rename(directory, doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("the checkpoints %s could not be removed (%s)", directory, error)
+        return
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
 def load_checkpoint(directory: Path) -> Checkpoint:
     """Read one checkpoint after checking every file against its manifest; DataError names files that are damaged."""
     verify_checkpoint(directory)

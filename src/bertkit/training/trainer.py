@@ -25,7 +25,14 @@ from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.ranks import RankLostError, current
-from bertkit.run.checkpoint import Checkpoint, go_back, load_checkpoint, load_newest_checkpoint, save_checkpoint
+from bertkit.run.checkpoint import (
+    Checkpoint,
+    go_back,
+    load_checkpoint,
+    load_newest_checkpoint,
+    remove_checkpoints,
+    save_checkpoint,
+)
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
@@ -151,7 +158,7 @@ class Trainer(ABC, Generic[Batch]):
                 self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
         if not self.engine.intervals.keep_checkpoints and self.ranks.is_first:
-            shutil.rmtree(self.run.checkpoints, ignore_errors=True)
+            remove_checkpoints(self.run.checkpoints)
         return results
 
     def _compare_ranks(self) -> None:
