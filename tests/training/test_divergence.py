@@ -16,6 +16,7 @@ from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import list_checkpoints
 from bertkit.run.directory import RunDirectory
+from bertkit.training import failing_updates
 from bertkit.training.config import OptimisationConfig
 from bertkit.training.divergence import DIVERGENCE_FILE, DivergenceRecord, RollBack, RunningLoss, SpikeGuard
 from bertkit.training.loss_terms import TermTotal
@@ -150,10 +151,9 @@ def test_a_skipped_update_is_skipped_again_by_a_resume_though_it_be_finite_then(
 def test_a_kill_while_it_goes_back_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    from bertkit.training import trainer
 
     straight = train(tmp_path / "a", **ROLLING)
-    go_back = trainer.go_back
+    go_back = failing_updates.go_back
 
     def killed(directory: Path, step: int) -> None:
         if moment == "gone back":
@@ -161,7 +161,7 @@ def test_a_kill_while_it_goes_back_changes_nothing(
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "go_back", killed)
+        patch.setattr(failing_updates, "go_back", killed)
         with pytest.raises(KilledError):
             train(tmp_path / "b", stops=[5], **ROLLING)
     assert train(tmp_path / "b", **ROLLING).results == straight.results

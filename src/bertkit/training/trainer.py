@@ -14,14 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
+from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.ranks import RankLostError, current
@@ -39,16 +39,9 @@ from bertkit.training.average import WeightAverage
 from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.cost import measured_peak_flops
-from bertkit.training.divergence import (
-    DIVERGENCE_FILE,
-    ROLLED_BACK,
-    SKIPPED,
-    SPIKE,
-    DivergenceRecord,
-    RolledBackError,
-    RunningLoss,
-)
+from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
+from bertkit.training.failing_updates import FailingUpdates
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
@@ -91,13 +84,14 @@ class Trainer(ABC, Generic[Batch]):
         self.average: WeightAverage | None = None
         self.clock: RunClock | None = None
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
-        self.losses_so_far: dict[str, RunningLoss] = {}
-        self.step = self.tokens = self._skipped_in_a_row = 0
+        self.step = self.tokens = 0
         self._begun_with: Step | None = None
         """The step's parts when the last update was made."""
-        self._last_sound = 0
-        """The step of the checkpoint to roll back to: the last one that was saved when due, and not in a row of
-        skipped updates. So it does not depend on where the run was stopped."""
+
+    @cached_property
+    def failing(self) -> FailingUpdates:
+        """What is done about updates that fail."""
+        return FailingUpdates(self.recipe.optimisation, self.divergence, self.run, self.ranks, self.remedy)
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
         """Train to the end and write the model; returns the contents of results.json.
@@ -134,7 +128,7 @@ class Trainer(ABC, Generic[Batch]):
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
         ):
             meter.update(self.step)
-            if checkpoint is None and self.recipe.optimisation.roll_back is not None:
+            if checkpoint is None and self.failing.rolls_back:
                 self.save_checkpoint()
             watch = Stopwatch()
             for batches in updates:
@@ -209,62 +203,15 @@ class Trainer(ABC, Generic[Batch]):
         self.step += 1
         self.tokens += outcome.tokens
         self._mark_time()
-        if outcome.finite:
-            self._skipped_in_a_row = 0
-            self._watch_for_spikes(outcome)
-            if self.average is not None:
-                self.average.update()
+        if not outcome.finite:
+            self.failing.skipped(self.step, outcome)
             return outcome
-        self._skipped_in_a_row += 1
-        self.divergence.add(
-            self.step, SKIPPED, terms={name: total.sum for name, total in outcome.terms.items()},
-            grad_norm=outcome.gradient_norm,
-        )  # fmt: skip
-        log.warning("step %d: loss or gradient is not finite; the update is skipped", self.step)
-        if self._skipped_in_a_row > self.recipe.optimisation.max_nonfinite_steps:
-            why = (
-                f"{self._skipped_in_a_row} updates in a row up to step {self.step} had a loss or gradient that is not"
-                " finite"
-            )
-            self._roll_back(why)
-            raise DivergedError(
-                f"training diverged: {why}; {self.remedy}; `bertkit replay-batch {self.run.path}` computes the batch"
-                " again and names what is not finite first"
-            )
+        self.failing.made()
+        if self.failing.watches:
+            self.failing.watch(self.step, self.total_loss(outcome), self.kind_of_loss())
+        if self.average is not None:
+            self.average.update()
         return outcome
-
-    def _roll_back(self, why: str) -> None:
-        """Go back to the last checkpoint that was due, unless the recipe does not or has done so often enough.
-
-        Raises:
-            RolledBackError: the run goes on from there.
-        """
-        settings, before = self.recipe.optimisation.roll_back, len(self.divergence.rolled_back)
-        if settings is None or before >= settings.at_most:
-            return
-        factor = settings.rate_factor ** (before + 1)
-        self.divergence.add(self.step, ROLLED_BACK, to=self._last_sound, rate_factor=factor, reason=why)
-        if self.ranks.is_first:
-            go_back(self.run.checkpoints, self._last_sound)
-        raise RolledBackError(
-            f"{why}; back to step {self._last_sound} with {factor:g} of the learning rate"
-            f" ({before + 1} of at most {settings.at_most} times)"
-        )
-
-    def _watch_for_spikes(self, outcome: StepOutcome) -> None:
-        settings = self.recipe.optimisation.spikes
-        if settings is None:
-            return
-        loss = self.total_loss(outcome)
-        running = self.losses_so_far.setdefault(self.kind_of_loss(), RunningLoss(settings))
-        if running.is_spike(loss):
-            mean, deviation = running.mean, running.deviation
-            if not self.divergence.has(SPIKE, self.step):
-                log.warning("step %d: the loss %.4g is a spike over %.4g ± %.4g", self.step, loss, mean, deviation)
-            self.divergence.add(self.step, SPIKE, loss=loss, mean=mean, deviation=deviation)
-            if settings.response == "roll_back":
-                self._roll_back(f"the loss {loss:.4g} of step {self.step} is a spike over {mean:.4g} ± {deviation:.4g}")
-        running.add(loss)
 
     def total_loss(self, outcome: StepOutcome) -> float:
         """The loss of the last update."""
@@ -425,10 +372,8 @@ class Trainer(ABC, Generic[Batch]):
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
                 self.evaluate()
-        # Among skipped updates a checkpoint would be of weights that fail already: none to roll back to.
-        fails = self._skipped_in_a_row > 0 and self.recipe.optimisation.roll_back is not None
-        if not last and not fails and self.step % intervals.save_every_steps == 0:
-            self._last_sound = self.step
+        if not last and not self.failing.may_be_unsound and self.step % intervals.save_every_steps == 0:
+            self.failing.last_sound = self.step
             self.save_checkpoint()
 
     def _note(self) -> str:
@@ -506,18 +451,14 @@ class Trainer(ABC, Generic[Batch]):
             self.clock.sync()
         keep = max(1, self.engine.intervals.keep_checkpoints)
         tensors, state = self._tensors(self._generators()), self._state()
-        spare = None if self.recipe.optimisation.roll_back is None else self._last_sound
+        spare = self.failing.last_sound if self.failing.rolls_back else None
         save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep, spare=spare)
         self.run.seal_growing_files()
         self.run.update(steps=self.step, tokens=self.tokens)
 
     def _state(self) -> dict[str, Any]:
         """A checkpoint's JSON."""
-        state = {"step": self.step, "tokens": self.tokens, "skipped_in_a_row": self._skipped_in_a_row}
-        if self.recipe.optimisation.roll_back is not None:
-            state |= {"rolled_back": len(self.divergence.rolled_back), "last_sound": self._last_sound}
-        losses = {kind: running.state() for kind, running in self.losses_so_far.items()}
-        return state | ({"losses_so_far": losses} if losses else {}) | self.state()
+        return {"step": self.step, "tokens": self.tokens, **self.failing.state(), **self.state()}
 
     def _generators(self) -> dict[str, Tensor]:
         """The states of torch's generators."""
@@ -547,12 +488,7 @@ class Trainer(ABC, Generic[Batch]):
             torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
-        self._skipped_in_a_row = int(checkpoint.state["skipped_in_a_row"])
-        self._last_sound = int(checkpoint.state.get("last_sound", self.step))
-        if (settings := self.recipe.optimisation.spikes) is not None:
-            for kind, state in checkpoint.state.get("losses_so_far", {}).items():
-                self.losses_so_far[kind] = RunningLoss(settings)
-                self.losses_so_far[kind].restore(state)
+        self.failing.restore(checkpoint.state)
 
 
 @dataclass(frozen=True)
