@@ -152,5 +152,5 @@ def test_nothing_is_left_beside_the_run(tagged: FinishedRun) -> None:
     names = {path.name for path in tagged.run.path.iterdir()}
     assert names <= {
         *("recipe.yaml", "run.json", "environment.json", "metrics.jsonl", "log.txt", "tensorboard", "model"),
-        *("results.json", "predictions", "mistakes", "checkpoints", ".lock"),
+        *("results.json", "predictions", "mistakes", "checkpoints", ".lock", "files.json"),
     }
