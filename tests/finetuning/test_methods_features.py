@@ -120,6 +120,7 @@ def test_the_states_read_are_those_of_transformers(choice: LayerChoice, tmp_path
         "weighted-sum-last-four": by_state[2:],
         "concat-last-four": by_state[2:],
         "weighted-sum-all": by_state[1:],
+        "weighted-sum-with-embeddings": by_state,
     }[choice]
     torch.testing.assert_close(ours, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     width = 12 * len(expected) if choice.startswith("concat") else 12
