@@ -135,17 +135,18 @@ class Trainer(ABC, Generic[Batch]):
                 if self.step >= self.steps:
                     break
                 waited_seconds = watch.lap()
-                outcome = self._step_of_all(batches)
-                self.meter.add(
-                    outcome,
-                    computed_seconds=watch.lap(),
-                    waited_seconds=waited_seconds,
-                    flops=self.flops(batches) if batches else 0.0,
-                )
-                self._after_step(meter)
-                reason = self._reason_to_stop()
-                if reason is not None and self.step < self.steps:
-                    self._stop(reason)
+                with self._saved_where_a_rank_is_lost():
+                    outcome = self._step_of_all(batches)
+                    self.meter.add(
+                        outcome,
+                        computed_seconds=watch.lap(),
+                        waited_seconds=waited_seconds,
+                        flops=self.flops(batches) if batches else 0.0,
+                    )
+                    self._after_step(meter)
+                    reason = self._reason_to_stop()
+                    if reason is not None and self.step < self.steps:
+                        self._stop(reason)
                 watch.lap()
             with self._trained_weights_kept():
                 results = self.finish()
@@ -165,13 +166,20 @@ class Trainer(ABC, Generic[Batch]):
             self.ranks.require_same({**same, "version of torch": str(torch.__version__)})
 
     def _step_of_all(self, batches: Sequence[Batch]) -> StepOutcome:
-        """`take_step`; where another rank is lost in it, the first one saves the state before it."""
+        """`take_step`, with each rank's own dropout."""
         if self.ranks.count > 1:
             # Dropout of each rank is a function of seed, rank and step: it needs no state, for any number of ranks.
             words = f"{self.recipe.seed}/ranks/{self.ranks.rank}/{self.step}"
             torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
+        outcome = self.take_step(batches)
+        self._begun_with = self.training_step
+        return outcome
+
+    @contextmanager
+    def _saved_where_a_rank_is_lost(self) -> Iterator[None]:
+        """Where another rank is lost in the body, the first one saves the state behind the last whole update."""
         try:
-            outcome = self.take_step(batches)
+            yield
         except RankLostError as lost:
             if not self.ranks.is_first or self._begun_with is not self.training_step:
                 raise  # at the beginning of a stage the model may have changed since its last update
@@ -179,8 +187,6 @@ class Trainer(ABC, Generic[Batch]):
             when = f"at step {self.step} of {self.steps}"
             remedy = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`"
             raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", remedy) from lost
-        self._begun_with = self.training_step
-        return outcome
 
     def _reason_to_stop(self) -> str | None:
         """Why to stop after this update; of several ranks all stop after the same one."""
