@@ -154,8 +154,8 @@ def test_an_update_that_is_skipped_leaves_the_state(tmp_path: Path, monkeypatch:
         seen.append(None if state is None else float(state["memory.0"].sum()))
         return state
 
-    def skipped(self: Step, batches: Any, terms: Any, learning_rate: float, number: int = 0) -> Any:
-        outcome = update(self, batches, terms, learning_rate, number)
+    def skipped(self: Step, batches: Any, terms: Any, learning_rate: float, number: int = 0, skip: bool = False) -> Any:
+        outcome = update(self, batches, terms, learning_rate, number, skip=skip)
         return outcome if number != 2 else type(outcome)(outcome.terms, outcome.gradient_norm, outcome.tokens, False)
 
     monkeypatch.setattr(CarriedState, "of", remembered)

@@ -15,6 +15,7 @@ from bertkit.errors import DataError
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.trainer import Pretrainer, check_epochs
 from bertkit.progress import silent_progress
+from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import open_corpus
 from tests.overrides import parsed
 from tests.training.tiny_run import write_recipe
@@ -49,7 +50,7 @@ def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Pa
     recipe = load_recipe(str(path), parsed([f"optimisation.stages={json.dumps(stages)}"]))
     cache = tmp_path / "cache"
     shards = prepare_shards(open_corpus([str(text)]), recipe.tokenizer, None, cache=cache, progress=silent_progress)
-    runs = Pretrainer(recipe, shards, None, cache=cache).stages  # type: ignore[arg-type]  # nothing is written
+    runs = Pretrainer(recipe, shards, RunDirectory(tmp_path / "none", {}), cache=cache).stages
     first, second = (each.batches.stream.epoch_length(0) for each in runs)
     epochs = 24 * 3 / first + 36 * 7 / second
 

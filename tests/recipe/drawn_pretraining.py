@@ -169,7 +169,8 @@ class PretrainingDraws:
                 data["model"][name] = getattr(model, name) or None
         for stage, resolved in zip(data["optimisation"]["stages"], stages_of(recipe), strict=False):
             whole = resolved.recipe.model_dump(mode="json", exclude={"optimisation": {"stages"}})
-            stage["set"] = {name: whole[name] for name in ("data", "model", "objective", "optimisation")}
+            of_model = {key: value for key, value in stage["set"].items() if key.startswith("model.")}
+            stage["set"] = of_model | {name: whole[name] for name in ("data", "objective", "optimisation")}
         schedule, steps = optimisation.schedule, optimisation.steps
         if schedule.total_steps == steps:
             data["optimisation"]["schedule"].pop("total_steps")
