@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def clock_of(seconds: float) -> Iterator[None]:
         return now[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "RunClock", partial(RunClock, now=ticking))
+        patch.setattr(loop, "RunClock", lambda *given, **named: RunClock(*given, **{**named, "now": ticking}))
         yield
 
 

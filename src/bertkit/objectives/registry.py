@@ -33,8 +33,8 @@ def register(kind: type[Objective]) -> None:
         add_head(kind.term, "sequences" if kind.states == "sequences" else "tokens", kind.outputs)
 
 
-register(Capitalisation)
 register(BackwardLM)
+register(Capitalisation)
 register(CausalLM)
 register(ForwardLM)
 register(MaskedDiffusion)
