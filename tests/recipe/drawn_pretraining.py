@@ -52,7 +52,7 @@ OBJECTIVES: list[list[Any]] = [
     [_SPANS, "span_boundary"],
     ["masked_lm", {"replaced_token": {"generator_size": 0.5, "tie": "none"}}],
     ["two_tower_cloze", {"noise_contrastive": {"generator_size": 0.5, "tie": "none"}}],
-    ["masked_lm", "word_order"],
+    ["masked_lm", {"word_order": {"share": 0.15}}],
     [{"causal_lm": {"share": 0.5}}, "masked_next_token"],
     [{"causal_lm": {"share": 0.5}}, "masked_lm"],
     ["random_token_detection"],
@@ -227,13 +227,14 @@ class PretrainingDraws:
             "start": [0.2, 0.5],
             "end": [0.2, 0.1],
             "until": [1.0, 0.2],
-            "max_predictions": [None, 1],
+            "max_predictions": [None, 3],
             "mask_share": [0.0, 0.5, 0.8],
             # Of the few spans of a small batch none may be drawn at random.
             "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],
+            "random_from": lambda recipe: [] if _masks_spans(recipe) else ["vocabulary", "corpus"],
             # MosaicBERT's layers have GELU in any case, and some recipes no vocabulary head.
             "hidden_act": lambda recipe: [] if recipe.model.model_type == "mosaicbert" else list(ACTIVATIONS),
-            "word_order.share": [0.05, 0.15],
+            "word_order.share": [0.15, 0.3],  # of 12 tokens a smaller share is none
             "word_order.length": [2, 3],
             "causal_lm.share": [0.3, 0.5, 1.0],
             "max_targets": [1, 20],
