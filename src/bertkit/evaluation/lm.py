@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
@@ -103,7 +103,7 @@ def evaluate_lm(
     corpus = open_corpus(sources, offline=arguments.offline)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = _rule(loaded, settings, arguments.model)
-    length = _length(settings, loaded.model.encoder.max_tokens)
+    length = window_length(settings.sequence_length, LONGEST_USUAL_WINDOW, loaded.model.encoder.max_tokens)
     stride = length // 2 if settings.stride is None else settings.stride
     if not 1 <= stride < length:
         raise UsageError(f"--stride {stride}: has to be below the window's {length} tokens, so that none is left out")
@@ -261,11 +261,3 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
             " gives its pseudo-perplexity, and --rule encoder_left_to_right reads it with causal attention all the same"
         )
     return rule
-
-
-def _length(settings: LmSettings, max_tokens: int) -> int:
-    if settings.sequence_length is None:
-        return min(LONGEST_USUAL_WINDOW, max_tokens)
-    if settings.sequence_length > max_tokens:
-        raise UsageError(f"--sequence-length {settings.sequence_length}: the model reads at most {max_tokens} tokens")
-    return settings.sequence_length

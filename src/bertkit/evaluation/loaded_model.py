@@ -100,6 +100,19 @@ def load_models(names: Sequence[str], *, offline: bool = False) -> list[LoadedMo
     return models
 
 
+def window_length(wanted: int | None, usual: int, max_tokens: int) -> int:
+    """Tokens of a window: the wanted number, else the usual one where the model reads so many.
+
+    Raises:
+        UsageError: the model reads fewer than wanted.
+    """
+    if wanted is None:
+        return min(usual, max_tokens)
+    if wanted > max_tokens:
+        raise UsageError(f"--sequence-length {wanted}: the model reads at most {max_tokens} tokens")
+    return wanted
+
+
 def short_name(name: str) -> str:
     """A model's name in figures: its directory's or Hub id's last part, a run's own name for RUN/model."""
     path = Path(name)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
@@ -83,7 +83,7 @@ def evaluate_mlm(
     corpus = open_corpus(sources, offline=arguments.offline)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     choose_rule(loaded.model, Original.name, source=arguments.model)
-    length = _window_length(settings, loaded.model.encoder.max_tokens)
+    length = window_length(settings.sequence_length, USUAL_LENGTH, loaded.model.encoder.max_tokens)
     draw = Draw(settings.seed, SUITE)
     windows = drawn_windows(corpus, loaded.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
     engine = arguments.engine()
@@ -195,14 +195,6 @@ def _batches(windows: Sequence[Window], max_batch_tokens: int) -> Iterator[list[
         batch.append(window)
         tokens += size
     yield batch
-
-
-def _window_length(settings: MlmSettings, max_tokens: int) -> int:
-    if settings.sequence_length is None:
-        return min(USUAL_LENGTH, max_tokens)
-    if settings.sequence_length > max_tokens:
-        raise UsageError(f"--sequence-length {settings.sequence_length}: the model reads at most {max_tokens} tokens")
-    return settings.sequence_length
 
 
 def _protocol(settings: MlmSettings, length: int, windows: Sequence[Window], *, scored: int) -> dict[str, Any]:

@@ -74,12 +74,12 @@ OF_ANOTHER_SHAPE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", NOT_JSON)
 def test_what_is_no_json_is_400(name: str, models: Models) -> None:
-    _refused(post([models["base"]], "/v1/embeddings", NOT_JSON[name]), 400)
+    assert_refused(post([models["base"]], "/v1/embeddings", NOT_JSON[name]), 400)
 
 
 @pytest.mark.parametrize("name", OF_ANOTHER_SHAPE)
 def test_json_of_another_shape_is_422(name: str, models: Models) -> None:
-    _refused(post([models["base"]], "/v1/embeddings", OF_ANOTHER_SHAPE[name]), 422)
+    assert_refused(post([models["base"]], "/v1/embeddings", OF_ANOTHER_SHAPE[name]), 422)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,24 @@ def test_json_of_another_shape_is_422(name: str, models: Models) -> None:
     ],
 )
 def test_inputs_that_cannot_be_predicted_are_422(kind: str, body: Any, models: Models) -> None:
-    _refused(post([models[kind]], "/predict", body), 422)
+    assert_refused(post([models[kind]], "/predict", body), 422)
 
 
 def test_limits_on_bodies_texts_tokens_and_length(models: Models) -> None:
     base = [models["base"]]
-    _refused(post(base, "/v1/embeddings", embed_body(input="a" * 2_000), max_body_mb=0.001), 413, "body_too_large")
-    _refused(post(base, "/v1/embeddings", embed_body(input=["a"] * 4), max_inputs=3), 422, "too_many_inputs")
-    _refused(post(base, "/v1/embeddings", embed_body(input=["a"] * 4), max_request_tokens=11), 422, "too_many_tokens")
+    assert_refused(
+        post(base, "/v1/embeddings", embed_body(input="a" * 2_000), max_body_mb=0.001), 413, "body_too_large"
+    )
+    assert_refused(post(base, "/v1/embeddings", embed_body(input=["a"] * 4), max_inputs=3), 422, "too_many_inputs")
+    assert_refused(
+        post(base, "/v1/embeddings", embed_body(input=["a"] * 4), max_request_tokens=11), 422, "too_many_tokens"
+    )
     assert post(base, "/v1/embeddings", embed_body(input=["a"] * 4), max_request_tokens=12).status_code == 200
     long = embed_body(input=["a", "cat " * 100])
-    error = _refused(post(base, "/v1/embeddings", long, long="error"), 422, "context_length_exceeded")
+    error = assert_refused(post(base, "/v1/embeddings", long, long="error"), 422, "context_length_exceeded")
     assert error["message"].startswith("input.1: 102 tokens, the model reads at most 40")
     asked = {"inputs": [{"text": "a", "endings": ["a"] * 9}]}
-    _refused(post([models["choice"]], "/predict", asked, max_request_tokens=17), 422, "too_many_tokens")
+    assert_refused(post([models["choice"]], "/predict", asked, max_request_tokens=17), 422, "too_many_tokens")
 
 
 def test_a_body_without_a_length_is_bounded_too(models: Models) -> None:
@@ -124,14 +128,14 @@ def test_a_body_without_a_length_is_bounded_too(models: Models) -> None:
 
         return await client.post("/v1/embeddings", content=parts(), headers={"content-type": "application/json"})
 
-    _refused(in_process([models["base"]], ask, max_body_mb=0.05), 413, "body_too_large")
+    assert_refused(in_process([models["base"]], ask, max_body_mb=0.05), 413, "body_too_large")
 
 
 def test_compressed_bodies_are_refused(models: Models) -> None:
     async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
         return await client.post("/v1/embeddings", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
 
-    _refused(in_process([models["base"]], ask), 415, "unsupported_encoding")
+    assert_refused(in_process([models["base"]], ask), 415, "unsupported_encoding")
 
 
 _SCALARS = st.one_of(
@@ -204,7 +208,7 @@ def test_a_full_queue_is_429_with_retry_after(models: Models, monkeypatch: pytes
         assert 0 < len(busy) < 8
         assert {each.status_code for each in found} == {200, 429}
         for each in busy:
-            assert _refused(each, 429, "server_busy")["type"] == "rate_limit_error"
+            assert assert_refused(each, 429, "server_busy")["type"] == "rate_limit_error"
             assert 1 <= int(each.headers["retry-after"]) <= 60
 
 
@@ -272,7 +276,7 @@ def test_a_request_beyond_the_queue_is_a_mistake_of_the_settings() -> None:
         ServeSettings(queue_tokens=10, max_request_tokens=11)
 
 
-def _refused(response: httpx2.Response, status: int, code: str | None = None) -> dict[str, Any]:
+def assert_refused(response: httpx2.Response, status: int, code: str | None = None) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -86,7 +86,9 @@ def their_loss(loss: nn.Module, target: Tensor | None) -> Callable[[Tensor], Ten
     return value
 
 
-def compare(own: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], vectors: Tensor) -> None:
+def assert_same_value_and_gradient(
+    own: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], vectors: Tensor
+) -> None:
     for found, wanted in zip(value_and_gradient(own, vectors), value_and_gradient(theirs, vectors), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
@@ -149,7 +151,7 @@ def test_the_loss_is_that_of_sentence_transformers(case: str, examples: int, wid
     own, make, texts, target = CASES[case]
     theirs = make(VectorsAsModel(width))
     wanted = target(examples)
-    compare(own_loss(own, wanted), their_loss(theirs, wanted), drawn(examples, texts, width))
+    assert_same_value_and_gradient(own_loss(own, wanted), their_loss(theirs, wanted), drawn(examples, texts, width))
 
 
 @pytest.mark.parametrize(("examples", "width"), SIZES)
@@ -172,7 +174,9 @@ def test_softmax_of_every_concatenation_is_that_of_sentence_transformers(
     assert isinstance(module, nn.Linear)
     module.load_state_dict(theirs.classifier.state_dict())
     classes = torch.arange(examples) % CLASSES
-    compare(own_loss(own, classes, module), their_loss(theirs, classes), drawn(examples, 2, width))
+    assert_same_value_and_gradient(
+        own_loss(own, classes, module), their_loss(theirs, classes), drawn(examples, 2, width)
+    )
     assert module.weight.grad is not None
     torch.testing.assert_close(module.weight.grad, theirs.classifier.weight.grad, rtol=1e-5, atol=1e-5)
 
@@ -192,7 +196,7 @@ def test_matryoshka_of_a_loss_is_that_of_sentence_transformers(name: str, weight
         found = settings.loss(own, TextVectors(vectors, wanted, numbers), None)
         return found.sum / found.count
 
-    compare(value, their_loss(theirs, wanted), drawn(11, texts, 24))
+    assert_same_value_and_gradient(value, their_loss(theirs, wanted), drawn(11, texts, 24))
 
 
 def test_matryoshka_refuses_what_it_cannot_cut() -> None:
