@@ -87,6 +87,11 @@ class PackedSequences:
         lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
         return PackedSequences.from_lengths(lengths_B, shortest_share=0.0, causal_B=self.causal_B).to(device)
 
+    def as_one_masked_block(self) -> PackedSequences:
+        """The same sequences in one block, in their own order, with a mask where there is padding."""
+        lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
+        return PackedSequences.from_groups(lengths_B, [np.arange(lengths_B.size)]).to(self.cu_seqlens_B1.device)
+
     def as_causal(self) -> PackedSequences:
         """The same sequences in the same blocks, each read from left to right only."""
         device = self.cu_seqlens_B1.device
@@ -142,17 +147,37 @@ class PackedSequences:
             first += members_b.size
             if independent and members_b.size == 1:
                 members_b = members_b.repeat(2)
-            column_S = np.arange(length)
-            real_bS = column_S < lengths_B[members_b, None]
-            token_bS = cu_seqlens_B1[members_b, None] + np.where(real_bS, column_S, 0)
-            cell_bS = offset + np.arange(members_b.size)[:, None] * length + column_S
-            scatter_T[token_bS[real_bS]] = cell_bS[real_bS]
+            token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, length)
+            scatter_T[token_bS[real_bS]] = offset + np.flatnonzero(real_bS)
             gathers.append(token_bS.ravel())
             mask = None if not independent and real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
             blocks.append(AttentionBlock(members_b.size, length, mask, causal(members_b)))
             offset += token_bS.size
         gather_P = torch.from_numpy(np.concatenate(gathers))
         return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
+
+    @classmethod
+    def from_groups(
+        cls, lengths: Sequence[int] | NDArray[np.int64], groups: Sequence[NDArray[np.int64]]
+    ) -> PackedSequences:
+        """One block for each group of sequences, in their order; together the groups are all sequences, each once."""
+        lengths_B = np.asarray(lengths, dtype=np.int64)
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+        blocks: list[AttentionBlock] = []
+        gathers: list[NDArray[np.int64]] = []
+        scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
+        offset = 0
+        for members_b in groups:
+            length = int(lengths_B[members_b].max())
+            token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, length)
+            scatter_T[token_bS[real_bS]] = offset + np.flatnonzero(real_bS)
+            gathers.append(token_bS.ravel())
+            mask = None if real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
+            blocks.append(AttentionBlock(members_b.size, length, mask))
+            offset += token_bS.size
+        gather_P = torch.from_numpy(np.concatenate(gathers))
+        longest, cu_tensor = int(lengths_B.max()), torch.from_numpy(cu_seqlens_B1.astype(np.int32))
+        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T))
 
     def to(self, device: torch.device) -> PackedSequences:
         def move(tensor: Tensor | None) -> Tensor | None:
@@ -168,6 +193,80 @@ class PackedSequences:
             move(self.scatter_T),
             self.causal_B,
         )
+
+
+def _cells(
+    cu_seqlens_B1: NDArray[np.int64], lengths_B: NDArray[np.int64], members_b: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The packed token of each cell of a block, (b, S), and whether the cell is no padding."""
+    column_S = np.arange(length)
+    real_bS = column_S < lengths_B[members_b, None]
+    return cu_seqlens_B1[members_b, None] + np.where(real_bS, column_S, 0), real_bS
+
+
+@dataclass(frozen=True)
+class SourceTarget:
+    """How an encoder-decoder reads sequences: of each the encoder the first tokens, the decoder those behind them.
+
+    Attributes:
+        source, target: bounds and blocks of either side, whose tokens lie end to end.
+        source_tokens: of all sequences.
+        index_T: the packed tokens, those of the sources first.
+        place_T: its inverse: where each packed token is in that order.
+        queries, keys: the targets and the sources in blocks with the same members, for the attention from one to the
+            other.
+    """
+
+    source: PackedSequences
+    target: PackedSequences
+    source_tokens: int
+    index_T: Tensor
+    place_T: Tensor
+    queries: PackedSequences
+    keys: PackedSequences
+
+    @classmethod
+    def from_lengths(cls, source: Sequence[int] | NDArray[np.int64], target: NDArray[np.int64]) -> SourceTarget:
+        """Of sequences with so many tokens (each at least 1) of either side."""
+        source_B, target_B = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
+        sequence_T = np.repeat(np.arange(source_B.size), source_B + target_B)
+        starts_B = np.cumsum(source_B + target_B) - source_B - target_B
+        is_target_T = np.arange(sequence_T.size) - starts_B[sequence_T] >= source_B[sequence_T]
+        index_T = np.argsort(is_target_T, kind="stable")
+        groups = [
+            members_c
+            for members_b in _alike(np.arange(target_B.size), target_B)
+            for members_c in _alike(members_b, source_B)
+        ]
+        return cls(
+            PackedSequences.from_lengths(source_B),
+            PackedSequences.from_lengths(target_B),
+            int(source_B.sum()),
+            torch.from_numpy(index_T),
+            torch.from_numpy(np.argsort(index_T, kind="stable")),
+            PackedSequences.from_groups(target_B, groups),
+            PackedSequences.from_groups(source_B, groups),
+        )
+
+    def sides(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
+        """What packed tokens have, of the sources' and of the targets'."""
+        ordered_T = rows_T.index_select(0, self.index_T)
+        return ordered_T[: self.source_tokens], ordered_T[self.source_tokens :]
+
+    def to(self, device: torch.device) -> SourceTarget:
+        moved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in moved.items() if not isinstance(part, int)})
+
+
+def _alike(members_b: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The sequences in groups of similar lengths, the longest first, as `BLOCK_WASTE` has it."""
+    left = members_b[np.argsort(-lengths_B[members_b], kind="stable")]
+    groups = []
+    while left.size:
+        fits = lengths_B[left] >= np.ceil(lengths_B[left[0]] * (1 - BLOCK_WASTE))
+        groups.append(left[fits])
+        left = left[~fits]
+    return groups
 
 
 @dataclass(frozen=True)
@@ -225,6 +324,7 @@ class PackedBatch:
         global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
             windowed attention; None: the family and its heads decide.
         lanes, ranks_T2: as of `Samples`.
+        pairs: where an encoder-decoder's sides are; None: there is no target side.
     """
 
     ids_T: Tensor
@@ -236,6 +336,7 @@ class PackedBatch:
     global_T: Tensor | None = None
     lanes: BatchLanes | None = None
     ranks_T2: Tensor | None = None
+    pairs: SourceTarget | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -252,10 +353,11 @@ class PackedBatch:
 
     @classmethod
     def from_samples(cls, samples: Samples) -> PackedBatch:
+        start_B = samples.decoder_start_B
         return cls(
             ids_T=_tensor(samples.ids_T),
             token_types_T=_tensor(samples.token_types_T),
-            positions_T=torch.from_numpy(samples.position_T),
+            positions_T=torch.from_numpy(samples.side_position_T),
             sequences=PackedSequences.from_lengths(samples.lengths_B, causal_B=samples.causal_B),
             targets={term: TokenTargets.from_samples(targets) for term, targets in samples.targets.items()},
             labels={name: _tensor(label_B) for name, label_B in samples.labels.items()},
@@ -265,7 +367,17 @@ class PackedBatch:
                 _tensor(samples.lanes.number_B), _tensor(samples.lanes.reversed_B), samples.lanes.reused_tokens
             ),
             ranks_T2=None if samples.ranks_T2 is None else _tensor(samples.ranks_T2),
+            pairs=None if start_B is None else SourceTarget.from_lengths(start_B, samples.lengths_B - start_B),
         )
+
+    @classmethod
+    def from_pairs(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> PackedBatch:
+        """A batch of given token ids for an encoder-decoder, without targets of a loss."""
+        batch = cls.from_ids([[*source, *target] for source, target in zip(sources, targets, strict=True)])
+        source_B, target_B = ([len(row) for row in rows] for rows in (sources, targets))
+        positions = [torch.arange(length) for pair in zip(source_B, target_B, strict=True) for length in pair]
+        pairs = SourceTarget.from_lengths(source_B, np.array(target_B))
+        return replace(batch, positions_T=torch.cat(positions), pairs=pairs)
 
     @classmethod
     def from_ids(

@@ -66,7 +66,13 @@ def training_and_held_out(
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
     languages = shards.manifest.get(LANGUAGES)
     if languages is None:
-        training_N2, held_out_N2 = split_documents(shards, data.held_out, seed, least_tokens=data.held_out_tokens)
+        training_N2, held_out_N2 = split_documents(
+            shards,
+            data.held_out,
+            seed,
+            least_tokens=data.held_out_tokens,
+            whole=data.layout.keeps_documents,
+        )
         if isinstance(data.layout, LaneLayout):
             return (
                 LaneStream(training, shards, training_N2, lanes, sep_id),

@@ -129,6 +129,8 @@ class Samples:
         lanes: where sequences continue those of the step before; None: they do not.
         ranks_T2: the ranks of `bertkit.models.relative_attention.PermutationOrder`, of keys and of queries; None: all
             tokens attend to all.
+        decoder_start_B: of samples for an encoder-decoder, the position in each sequence from which on the decoder
+            reads; None: there is no decoder.
     """
 
     ids_T: Integers
@@ -144,6 +146,7 @@ class Samples:
     source_T: Integers | None = None
     lanes: Lanes | None = None
     ranks_T2: Integers | None = None
+    decoder_start_B: Integers | None = None
 
     @cached_property
     def lengths_B(self) -> Integers:
@@ -158,6 +161,14 @@ class Samples:
     def position_T(self) -> Integers:
         """Each token's position in its sequence."""
         return np.arange(self.ids_T.size) - self.cu_seqlens_B1[self.sequence_T]
+
+    @cached_property
+    def side_position_T(self) -> Integers:
+        """Each token's position among those that the encoder reads of its sequence, or the decoder."""
+        if self.decoder_start_B is None:
+            return self.position_T
+        start_T = self.decoder_start_B[self.sequence_T]
+        return self.position_T - np.where(self.position_T >= start_T, start_T, 0)
 
     @cached_property
     def fixed_T(self) -> NDArray[np.bool_]:
@@ -224,4 +235,5 @@ class Samples:
             source_T=None if self.source_T is None else self.source_T[start:end],
             lanes=None if self.lanes is None else self.lanes.between(first, last),
             ranks_T2=None if self.ranks_T2 is None else self.ranks_T2[start:end],
+            decoder_start_B=None if self.decoder_start_B is None else self.decoder_start_B[first:last],
         )

@@ -28,7 +28,13 @@ _FAR_OFF = 4
 
 
 def split_documents(
-    shards: TokenShards, held_out: float, seed: int, documents: range | None = None, *, least_tokens: int = 0
+    shards: TokenShards,
+    held_out: float,
+    seed: int,
+    documents: range | None = None,
+    *,
+    least_tokens: int = 0,
+    whole: bool = False,
 ) -> tuple[Ranges, Ranges]:
     """Training and held-out text, as ranges of segments, each of shape N x 2.
 
@@ -43,6 +49,7 @@ def split_documents(
         documents: a stretch of the corpus that is a corpus of its own; all of it where None.
         least_tokens: tokens to hold out at least, or a tenth of the text where that is less; 0: documents count, not
             tokens.
+        whole: a share of the documents, however many there are, and no part of one.
 
     Raises:
         DataError: if the corpus has fewer than two segments.
@@ -51,8 +58,8 @@ def split_documents(
     starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
     documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
     uniform_N = Draw(seed).uniform("held-out", sample=np.arange(documents.start, documents.stop))
-    training, held = _by_documents(documents_N2, held_out, uniform_N)
-    if least_tokens:
+    training, held = _by_documents(documents_N2, held_out, uniform_N, whole=whole)
+    if least_tokens and not whole:
         total = range_tokens(shards, documents_N2)
         least = min(least_tokens, MOST_OF_A_SHORT_TEXT * total)
         share, found = held_out * total, range_tokens(shards, held)
@@ -71,9 +78,12 @@ def range_tokens(shards: TokenShards, ranges_N2: Ranges) -> int:
     return int((shards.segment_start_S1[ranges_N2[:, 1]] - shards.segment_start_S1[ranges_N2[:, 0]]).sum())
 
 
-def _by_documents(documents_N2: Ranges, held_out: float, uniform_N: NDArray[np.float64]) -> tuple[Ranges, Ranges]:
-    """A share of the documents, whatever their lengths; of few documents the same share of each one's segments."""
-    if len(documents_N2) < _FEW_DOCUMENTS:
+def _by_documents(
+    documents_N2: Ranges, held_out: float, uniform_N: NDArray[np.float64], *, whole: bool
+) -> tuple[Ranges, Ranges]:
+    """A share of the documents, whatever their lengths; of few documents the same share of each one's segments, unless
+    they stay whole."""
+    if len(documents_N2) < _FEW_DOCUMENTS and not whole:
         length_N = documents_N2[:, 1] - documents_N2[:, 0]
         kept_N = np.where(length_N > 1, np.minimum(np.ceil(length_N * (1 - held_out)), length_N - 1), length_N)
         return _cut(documents_N2, documents_N2[:, 0] + kept_N.astype(np.int64))

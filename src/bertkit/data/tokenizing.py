@@ -149,7 +149,7 @@ def tokenize_blocks(
     Raises:
         DataError: a worker process was killed from outside.
     """
-    cutting = options.segments, len(options.marked_fields), options.mark_capitals
+    cutting = options.cut, len(options.marked_fields), options.mark_capitals
     first = list(itertools.islice(blocks, MIN_BLOCKS_FOR_POOL))
     blocks = itertools.chain(first, blocks)
     if workers <= 1 or len(first) < MIN_BLOCKS_FOR_POOL:

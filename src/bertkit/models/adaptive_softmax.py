@@ -72,6 +72,7 @@ class AdaptiveProjection(VocabularyProjection):
         *,
         z_loss: float = 0.0,
         weight_M: Tensor | None = None,
+        label_smoothing: float = 0.0,
         logit_bytes: int = LOGIT_BYTES,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose word is the likeliest of the first softmax, or of
@@ -81,8 +82,11 @@ class AdaptiveProjection(VocabularyProjection):
             id_M: the word of each row.
             z_loss: as of `VocabularyProjection`, of every softmax that a word is in.
             weight_M: as there.
+            label_smoothing: 0; no objective of whole words has any.
             logit_bytes: as there.
         """
+
+        assert not label_smoothing
 
         def part(projection: VocabularyProjection, target_m: Tensor, index_m: Tensor) -> tuple[Tensor, Tensor]:
             weight_m = None if weight_M is None else weight_M[index_m]

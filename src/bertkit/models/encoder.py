@@ -75,6 +75,12 @@ class EncoderConfig(Settings, ABC):
     hub_ignored: ClassVar[tuple[str, ...]] = (".position_ids", ".token_type_ids")
     """Endings of names in weight files that are no weights."""
 
+    hub_zero: ClassVar[tuple[str, ...]] = ()
+    """Tensors of weight files that have to be zero, for anything else is another model."""
+
+    is_encoder_decoder: ClassVar[bool] = False
+    """Whether it has a decoder, too, for targets behind the sources that the encoder reads."""
+
     causal_attention: ClassVar[bool] = True
     """Whether single sequences of a batch can be read from left to right only."""
 
@@ -133,6 +139,10 @@ class EncoderConfig(Settings, ABC):
     def build_pooler(self, width: int) -> nn.Module:
         """The module before pooled heads."""
         return Pooler(width)
+
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Keys of config.json that name special tokens of a tokenizer, where the Hub's classes need them."""
+        return {}
 
     @abstractmethod
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
@@ -315,6 +325,10 @@ class Encoder(nn.Module, ABC):
 
     def hub_copies(self) -> Names:
         """Tensors that the Hub's class keeps apart and this encoder shares, with the name of the one that is shared."""
+        return {}
+
+    def hub_tied(self) -> Names:
+        """Tensors that a file of the Hub may hold a second time, with the name of the one that is shared."""
         return {}
 
     def read_vocabulary(self, tokenizer: Tokenizer) -> None:

@@ -203,7 +203,8 @@ class HeadedModel(nn.Module):
         if any(isinstance(part, QuantisedModule) for part in self.modules()):
             copies = {}  # what the Hub's class keeps twice, of a file that it does not read
         layouts = [layout.below(prefix) for layout in self.encoder.tensor_layouts()]
-        return HubForm(names, layouts, tied=self._tied(names), copies=copies)
+        tied = {prefix + copy: prefix + source for copy, source in self.encoder.hub_tied().items()}
+        return HubForm(names, layouts, tied={**tied, **self._tied(names)}, copies=copies)
 
     def _tied(self, names: dict[str, str]) -> dict[str, str]:
         """What the files of the Hub may hold a second time for the sake of the vocabulary projection."""

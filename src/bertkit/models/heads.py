@@ -29,6 +29,7 @@ HEAD_KINDS: dict[str, Reads] = {
     "masked_lm": "vocabulary",
     "causal_lm": "vocabulary",
     "permutation_lm": "vocabulary",
+    "seq2seq_lm": "vocabulary",
     "span_boundary": "vocabulary",
     "next_sentence": "sequences",
     "sentence_order": "sequences",

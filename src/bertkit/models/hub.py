@@ -79,6 +79,7 @@ def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, An
     """The contents of config.json."""
     config = model.encoder.config
     contents = {
+        **({} if tokenizer is None else config.special_tokens(tokenizer)),
         **model.extras,
         "architectures": model.architectures,
         "model_type": config.model_type,
@@ -204,7 +205,7 @@ def load_model(
     config, contents = read_config(directory)
     path = find_weights(directory)
     checkpoint_labels = _labels(directory, contents)
-    tensors = _with_prefix(read_weights(path, ignored=config.hub_ignored), config)
+    tensors = _without_zeros(_with_prefix(read_weights(path, ignored=config.hub_ignored), config), config, path)
     quantisation = _quantisation(directory, contents, new)
     if heads is None:
         heads = heads_in(config, contents, tensors if quantisation is None else with_plain_names(tensors))
@@ -341,6 +342,16 @@ def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
         return Labels.from_hub(contents)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{directory / CONFIG_FILE}: labels: {error}") from error
+
+
+def _without_zeros(tensors: dict[str, Tensor], config: EncoderConfig, path: Path) -> dict[str, Tensor]:
+    """The tensors without those that have to be zero; DataError if one is not."""
+    for name in config.hub_zero:
+        if name in tensors and bool(tensors[name].any()):
+            raise DataError(
+                f"{path}: {name} is not zero; a model with a bias of its own for each word is not supported"
+            )
+    return {name: tensor for name, tensor in tensors.items() if name not in config.hub_zero}
 
 
 def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:

@@ -34,10 +34,18 @@ class LossSum:
 
     @classmethod
     def of_words(
-        cls, projection: VocabularyProjection, id_M: Tensor, *, z_loss: float = 0.0, weight_M: Tensor | None = None
+        cls,
+        projection: VocabularyProjection,
+        id_M: Tensor,
+        *,
+        z_loss: float = 0.0,
+        weight_M: Tensor | None = None,
+        label_smoothing: float = 0.0,
     ) -> LossSum:
         """Cross-entropy of the word of each prediction, without keeping the logits: `VocabularyProjection`."""
-        loss, correct = projection.cross_entropy(id_M, z_loss=z_loss, weight_M=weight_M)
+        loss, correct = projection.cross_entropy(
+            id_M, z_loss=z_loss, weight_M=weight_M, label_smoothing=label_smoothing
+        )
         return cls(loss, id_M.numel(), correct)
 
     @classmethod

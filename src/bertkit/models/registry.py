@@ -25,6 +25,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.transformer import TransformerSeq2SeqConfig
 from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
 
@@ -49,6 +50,7 @@ AnyEncoderConfig = Annotated[
     | ModernBertConfig
     | MosaicBertConfig
     | RobertaConfig
+    | TransformerSeq2SeqConfig
     | TransformerXlConfig
     | XLMRobertaConfig
     | XlnetConfig,

@@ -75,6 +75,7 @@ class VocabularyProjection(WordLogits):
         *,
         z_loss: float = 0.0,
         weight_M: Tensor | None = None,
+        label_smoothing: float = 0.0,
         logit_bytes: int = LOGIT_BYTES,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.
@@ -86,9 +87,11 @@ class VocabularyProjection(WordLogits):
             z_loss: factor of each row's squared log-sum of exponentials, which is added to its cross-entropy
                 (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
             weight_M: factor of each row's cross-entropy, float32; None: 1. The squared log-sums keep theirs.
+            label_smoothing: share of each row's target distribution that all words have alike (Szegedy et al. 2016,
+                arXiv:1512.00567, section 7).
             logit_bytes: of float32 logits that exist at once; one row at least.
         """
-        return self._by_parts(_CrossEntropy(id_M, z_loss, weight_M), logit_bytes)
+        return self._by_parts(_CrossEntropy(id_M, z_loss, weight_M, label_smoothing), logit_bytes)
 
     def divergence(
         self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
@@ -162,6 +165,7 @@ class _CrossEntropy(_PartLoss):
     id_M: Tensor
     z_loss: float = 0.0
     weight_M: Tensor | None = None
+    label_smoothing: float = 0.0
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         label_m1 = self.id_M[part, None]
@@ -174,7 +178,11 @@ class _CrossEntropy(_PartLoss):
         # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
         log_sum_m1 = top_m1 - probability.amax(dim=-1, keepdim=True).log()
         weight_m1 = None if self.weight_M is None else self.weight_M[part, None]
-        nats_m1 = log_sum_m1 - label_logit_m1
+        smoothed = self.label_smoothing
+        aim_m1 = label_logit_m1
+        if smoothed:
+            aim_m1 = (1 - smoothed) * label_logit_m1 + smoothed * logits_mV.mean(dim=-1, keepdim=True)
+        nats_m1 = log_sum_m1 - aim_m1
         loss = (nats_m1 if weight_m1 is None else weight_m1 * nats_m1).sum()
         if self.z_loss:
             loss = loss + self.z_loss * log_sum_m1.square().sum()
@@ -184,7 +192,9 @@ class _CrossEntropy(_PartLoss):
         if self.z_loss or weight_m1 is not None:
             # The log-sum's own gradient is the probability.
             probability = probability.mul_(factor_m1 + 2 * self.z_loss * log_sum_m1)
-        return loss, correct, probability.scatter_add_(1, label_m1, -factor_m1)
+        if smoothed:
+            probability = probability.sub_(factor_m1 * (smoothed / logits_mV.shape[-1]))
+        return loss, correct, probability.scatter_add_(1, label_m1, -(1 - smoothed) * factor_m1)
 
 
 @dataclass(frozen=True)

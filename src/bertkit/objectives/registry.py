@@ -18,6 +18,7 @@ from bertkit.objectives.permutation_lm import PermutationLM
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
+from bertkit.objectives.seq2seq_lm import Seq2SeqLM
 from bertkit.objectives.span_boundary import SpanBoundary
 from bertkit.objectives.token_document import TokenDocument
 from bertkit.objectives.two_tower_cloze import TwoTowerCloze
@@ -45,6 +46,7 @@ register(NoiseContrastive)
 register(PermutationLM)
 register(RandomTokenDetection)
 register(ReplacedToken)
+register(Seq2SeqLM)
 register(SentenceOrder)
 register(SentenceStructure)
 register(SpanBoundary)

@@ -211,16 +211,15 @@ class HubReader(Reader):
         return self.repository.partition("@")[0]
 
     def parts(self) -> Iterator[Part]:
+        return dataset_parts(self.rows, self.text_field, self.span_fields, self.name)
+
+    def rows(self) -> Any:
+        """The records, streamed; offline those of the cached copy."""
         import datasets
 
-        def rows() -> Any:
-            if self.offline:
-                return self._cached()
-            return datasets.load_dataset(
-                self.dataset, self.config, split=self.split, revision=self.commit, streaming=True
-            )
-
-        return dataset_parts(rows, self.text_field, self.span_fields, self.name)
+        if self.offline:
+            return self._cached()
+        return datasets.load_dataset(self.dataset, self.config, split=self.split, revision=self.commit, streaming=True)
 
     def _cached(self) -> Any:
         """The cached copy of `datasets`; DataError if it has none of this commit."""
@@ -244,10 +243,21 @@ class HubReader(Reader):
 
 
 def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:
-    """Parts of the records that `rows()` opens; errors of `datasets` and the libraries under it become DataError.
+    """Parts of the records that `rows()` opens.
 
     Raises:
-        DataError: the data cannot be opened or read, or a record lacks a field or has an invalid one.
+        DataError: see `dataset_records`; or a record lacks a field or has an invalid one.
+    """
+    for where, record in dataset_records(rows, name):
+        yield from record_parts(record, text_field, span_fields, where)
+
+
+def dataset_records(rows: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records that `rows()` opens, each with its place for messages; errors of `datasets` and the libraries under
+    it become DataError.
+
+    Raises:
+        DataError: the data cannot be opened or read.
     """
     import datasets.exceptions
     import pyarrow
@@ -270,7 +280,7 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
             if record is None:
                 return
             number += 1
-            yield from record_parts(record, text_field, span_fields, f"{name}, record {number}")
+            yield f"{name}, record {number}", record
     except errors as error:
         raise DataError(f"{name}: cannot be read after record {number}: {first_line(error)}") from error
 

@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +29,14 @@ from bertkit.settings import UnreadKey
 from bertkit.text.annotated import CAPITALS, MOST_FIELDS
 from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.parallel import (
+    JsonPairReader,
+    PairFields,
+    RecordPairReader,
+    TabbedPairReader,
+    TwoFilesPairReader,
+    joint_hash,
+)
 from bertkit.text.readers import HubReader, JsonLinesReader, Part, Reader, TableReader, TextReader
 
 BLOCK_CHARACTERS = 1 << 19
@@ -43,9 +52,16 @@ log = logging.getLogger(__name__)
 class SourceOptions(FileFormat):
     """How sources are read, and what a segment is."""
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals", "target_field"})
 
     text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
+    target_field: str | None = Field(
+        None,
+        description="Read parallel text, pairs of a source and its target: the target's field in JSONL, Parquet and Hub"
+        " records, whose source is in text_field (translation.de is the field de in translation). A .tsv file has the"
+        " source, a tab and the target on each line; text files are taken in twos, the sources' and the targets', and"
+        " have as many lines.",
+    )
     span_fields: tuple[str, ...] = Field(
         (),
         max_length=MOST_FIELDS,
@@ -70,6 +86,11 @@ class SourceOptions(FileFormat):
 
     @model_validator(mode="after")
     def _fields_differ(self) -> SourceOptions:
+        if self.target_field is not None and (self.marked_fields or self.target_field == self.text_field):
+            raise ValueError(
+                "target_field: parallel text has its target in another field than text_field, and neither span_fields"
+                " nor mark_capitals"
+            )
         if len({self.text_field, *self.span_fields}) < 1 + len(self.span_fields):
             raise ValueError(f"span_fields names a field twice, or the one of the text: {', '.join(self.span_fields)}")
         if self.mark_capitals and (CAPITALS in self.span_fields or len(self.span_fields) == MOST_FIELDS):
@@ -80,6 +101,11 @@ class SourceOptions(FileFormat):
         return self
 
     @property
+    def cut(self) -> str:
+        """What a segment is: of parallel text a side of a pair, which is a line."""
+        return self.segments if self.target_field is None else "line"
+
+    @property
     def marked_fields(self) -> tuple[str, ...]:
         """The fields whose spans are marked beside the tokens, in the order of their bits."""
         return (*self.span_fields, CAPITALS) if self.mark_capitals else self.span_fields
@@ -87,7 +113,8 @@ class SourceOptions(FileFormat):
     @property
     def decides(self) -> dict[str, Any]:
         """All that shows in the tokens; without spans, the same as before there were any."""
-        return {key: value for key, value in self.model_dump(mode="json").items() if key != "span_fields" or value}
+        later = {"span_fields", "target_field"}
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in later or value}
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         data: Any = getattr(recipe, "data", None)
@@ -95,12 +122,24 @@ class SourceOptions(FileFormat):
             why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
             yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
             return
+        if self.target_field is not None:
+            why = "data.reading.target_field is set: text is read in pairs"
+            yield UnreadKey("documents", why, refused=False)
+            yield UnreadKey("segments", why, refused=False)
+            yield UnreadKey("delimiter", why, refused=False)
+            if not getattr(data.layout, "keeps_documents", True):
+                yield UnreadKey(
+                    "target_field",
+                    f"data.layout {data.layout.choice} knows no pairs",
+                    "write data.layout: {name: parallel}",
+                )
         # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
         kinds = {_kind_of_source(source) for source in getattr(data, "all_sources", ())}
         if kinds and kinds <= {"text", "builtin"}:
             why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
             yield UnreadKey("text_field", why, refused=False)
-            yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
+            if self.target_field is None:
+                yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
         if kinds and kinds <= {"records", "builtin"}:
             why = "no source is a text file, and in other formats each record is a document"
             yield UnreadKey("documents", why, refused=False)
@@ -320,15 +359,20 @@ def open_corpus(
     readers: list[Reader] = []
     contents: list[str] = []
     seen: set[Path] = set()
-    for source in sources:
-        for reader, content in _opened(source, options, cache, hashes, offline=offline, commits=commits or {}):
-            path = getattr(reader, "path", None)
-            if path is not None and path.resolve() in seen:
-                log.info("%s is named twice; it is read once", path)
-                continue
-            seen |= {path.resolve()} if path is not None else set()
-            readers.append(reader)
-            contents.append(content)
+    if options.target_field is not None:
+        opened = _opened_pairs(sources, options, hashes, offline=offline, commits=commits or {})
+    else:
+        opened = chain.from_iterable(
+            _opened(source, options, cache, hashes, offline=offline, commits=commits or {}) for source in sources
+        )
+    for reader, content in opened:
+        path = getattr(reader, "path", None)
+        if path is not None and path.resolve() in seen:
+            log.info("%s is named twice; it is read once", path)
+            continue
+        seen |= {path.resolve()} if path is not None else set()
+        readers.append(reader)
+        contents.append(content)
     hashes.save()
     return Corpus(readers, options, contents, tuple(sources))
 
@@ -368,6 +412,52 @@ def _opened(
     else:
         for path in _files(source):
             yield _file_reader(path, options), hashes.sha256(path)
+
+
+def _opened_pairs(
+    sources: Sequence[str],
+    options: SourceOptions,
+    hashes: FileHashes,
+    *,
+    offline: bool,
+    commits: Mapping[str, str],
+) -> Iterator[tuple[Reader, str]]:
+    """Readers of parallel text; text files are taken in twos, in the order in which they are named."""
+    assert options.target_field is not None
+    fields = PairFields(options.text_field, options.target_field)
+    alone: Path | None = None
+    for source in sources:
+        scheme, colon, rest = source.partition(":")
+        if scheme == "hub" and colon:
+            reader, content = _open_hub(rest, options, offline=offline, commits=commits)
+            yield RecordPairReader(reader, fields), joint_hash(content, options.target_field)
+            continue
+        if (scheme == "builtin" and colon) or "://" in source:
+            raise UsageError(
+                f"source {source!r} has no pairs; parallel text is .tsv, .jsonl, .parquet, two text files, or"
+                " hub:ORG/NAME[:CONFIG[:SPLIT]]"
+            )
+        for path in _files(source):
+            kind = _kind(path, {**KINDS, ".tsv": "tsv"})
+            content = hashes.sha256(path)
+            if kind == "tsv":
+                yield TabbedPairReader(path, options.encoding), content
+            elif kind == "jsonl":
+                yield JsonPairReader(path, fields, options.encoding), content
+            elif kind == "parquet":
+                yield RecordPairReader(path, fields), content
+            elif kind == "csv":
+                raise UsageError(f"{path}: parallel text is not read from CSV; write it as .tsv or .jsonl")
+            elif alone is None:
+                alone = path
+            else:
+                yield TwoFilesPairReader(alone, path, options.encoding), joint_hash(hashes.sha256(alone), content)
+                alone = None
+    if alone is not None:
+        raise UsageError(
+            f"{alone}: a text file has one side of parallel text; name the file of the other side behind it, or give a"
+            " .tsv of two columns or .jsonl"
+        )
 
 
 def _files(source: str) -> list[Path]:

@@ -20,6 +20,7 @@ from torch import nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.encoder import Encoder
+from bertkit.models.encoder_decoder import EncoderDecoder
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.int8 import QuantisedModule
@@ -75,6 +76,7 @@ def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objective
             squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
             predictions=head_rows(objectives, methodcaller("count", batch)),
             sequences=batch.num_sequences,
+            source_share=1.0 if batch.pairs is None else batch.pairs.source_tokens / batch.num_tokens,
         )
         for owner, own in readers(model, objectives):
             index_M = read_rows(owner, own, batch)
@@ -106,6 +108,7 @@ def step_flops(
     squared_lengths: float,
     predictions: float | Mapping[str, float],
     sequences: float,
+    source_share: float = 0.5,
 ) -> float:
     """Floating-point operations of one update.
 
@@ -120,9 +123,15 @@ def step_flops(
         predictions: M of each vocabulary head; or by the head's name, as from `head_rows`: a vocabulary head without
             an entry reads nothing, another token head all tokens.
         sequences: B.
+        source_share: of the tokens, which the encoder of an encoder-decoder reads.
     """
     products = _products(
-        model, tokens=tokens, squared_lengths=squared_lengths, predictions=predictions, sequences=sequences
+        model,
+        tokens=tokens,
+        squared_lengths=squared_lengths,
+        predictions=predictions,
+        sequences=sequences,
+        source_share=source_share,
     )
     drawing = 0.0
     for companion in model.named_companions().values():
@@ -148,16 +157,13 @@ def _products(
     squared_lengths: float,
     predictions: float | Mapping[str, float],
     sequences: float,
+    source_share: float = 1.0,
 ) -> float:
     """Multiply-adds of a model's forward pass, without those of its companions."""
-    attentions = attentions_of(model)
-    on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
-    linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
-    products = linear * tokens
-    for attention in attentions:
-        pairs = tokens * attention.keys_seen(squared_lengths / tokens)
-        rows = attention.products_per_pair * pairs + attention.products_per_token * tokens
-        products += rows * attention.query.out_features
+    if isinstance(model.encoder, EncoderDecoder):
+        products = _products_of_stacks(model.encoder, tokens, squared_lengths, source_share)
+    else:
+        products = _products_of_stack(model, tokens, squared_lengths)
     for head in model.head_names:
         weights = _map_weights(model.get_submodule(head))
         if HEAD_KINDS[head] == "vocabulary":
@@ -168,6 +174,37 @@ def _products(
         else:
             pooler = _map_weights(model.get_submodule(POOLER)) if model.plans[head].pooled else 0
             products += sequences * (weights + pooler)
+    return products
+
+
+def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float) -> float:
+    """Of an encoder's layers."""
+    attentions = attentions_of(model)
+    on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
+    linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
+    products = linear * tokens
+    for attention in attentions:
+        pairs = tokens * attention.keys_seen(squared_lengths / tokens)
+        rows = attention.products_per_pair * pairs + attention.products_per_token * tokens
+        products += rows * attention.query.out_features
+    return products
+
+
+def _products_of_stacks(stacks: EncoderDecoder, tokens: float, squared_lengths: float, source_share: float) -> float:
+    """Of an encoder-decoder's layers: each side's tokens go through its own, and sources through the maps of keys and
+    values in the decoder, too."""
+    sides = ((stacks.layers, source_share), (stacks.decoder_layers, 1 - source_share))
+    products = 0.0
+    for layers, share in sides:
+        products += _map_weights(layers) * share * tokens
+        for part in layers.modules():
+            if isinstance(part, SelfAttention):
+                products += part.products_per_pair * share**2 * squared_lengths * part.query.out_features
+    if source_share < 1:
+        for cross in stacks.cross_attentions:
+            of_source = _map_weights(cross.key) + _map_weights(cross.value)
+            products += of_source * (2 * source_share - 1) * tokens
+            products += 2 * source_share * (1 - source_share) * squared_lengths * cross.query.out_features
     return products
 
 

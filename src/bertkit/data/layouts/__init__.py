@@ -11,10 +11,11 @@ from bertkit.data.layouts.chunks import SingleSegment
 from bertkit.data.layouts.contiguous import Contiguous
 from bertkit.data.layouts.lanes import ContinuousText, LaneLayout, ReusedSegments
 from bertkit.data.layouts.pairs import SegmentPair, SentencePair
+from bertkit.data.layouts.parallel import ParallelText
 from bertkit.data.layouts.sentences import DocSentences, FullSentences, PackedDocuments
 
 _Sampled = SegmentPair | SentencePair | FullSentences | DocSentences | PackedDocuments | SingleSegment | Contiguous
-_Layouts = _Sampled | ContinuousText | ReusedSegments
+_Layouts = _Sampled | ContinuousText | ReusedSegments | ParallelText
 AnyLayout = Annotated[_Layouts, Field(discriminator="name")]
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LaneLayout",
     "Layout",
     "PackedDocuments",
+    "ParallelText",
     "ReusedSegments",
     "SegmentPair",
     "SentencePair",

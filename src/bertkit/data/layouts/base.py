@@ -36,6 +36,9 @@ class Layout(Settings, ABC):
     epoch_dependent: ClassVar[bool]
     """Whether every epoch (or static copy) has a plan of its own."""
 
+    keeps_documents: ClassVar[bool] = False
+    """Whether a document is one sample, so that none may be held out in part."""
+
     @property
     def choice(self) -> str:
         """The name by which a recipe chooses it."""

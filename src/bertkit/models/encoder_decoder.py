@@ -1,0 +1,253 @@
+"""Encoder-decoders: an encoder of the source, and a decoder that attends to it, and to its own tokens before each.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 3. In a batch a sequence has its source first and its target behind it
+(`PackedBatch.pairs`): the states of the source's tokens are the encoder's, those of the target's the decoder's. A batch
+without targets is read by the encoder alone, as by any other family. The families are transformer.py, bart.py, t5.py.
+
+Shapes: T packed tokens, S source tokens, U target tokens, D width, F width of the feed-forward layer, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.gpt import CausalSelfAttention, Decoder
+from bertkit.models.heads import HeadPlan
+from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
+from bertkit.text.tokenizer import Tokenizer
+
+SEQ2SEQ = "seq2seq_lm"
+"""The head of a decoder that predicts the target's next token."""
+DECODER_START = "decoder_start_token_id"
+"""Key of config.json: the token before every target."""
+
+
+class EncoderDecoderConfig(EncoderConfig):
+    """What encoder-decoders have in common; defaults are the Transformer base model's."""
+
+    hidden_size: int = Field(512, ge=2, description="Width D of the hidden states.")
+    num_hidden_layers: int = Field(6, ge=1, description="Layers of the encoder.")
+    num_decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder; null: the encoder's.")
+    num_attention_heads: int = Field(8, ge=1, description="Heads of each attention.")
+    intermediate_size: int = Field(2048, ge=1, description="Width of the feed-forward layers.")
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
+
+    architecture: ClassVar[str]
+    """The Hub's class with a head."""
+    causal_attention: ClassVar[bool] = False
+    is_encoder_decoder: ClassVar[bool] = True
+    sizes_of_the_decoder: ClassVar[Mapping[str, str]] = {"num_decoder_layers": "num_hidden_layers"}
+    """Fields that are another one's where they are null."""
+
+    @property
+    def reads_token_types(self) -> bool:
+        return False
+
+    @property
+    def decoder_layer_count(self) -> int:
+        """Layers of the decoder."""
+        return self.num_hidden_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    def heads(self) -> dict[str, HeadPlan]:
+        return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: Decoder(), decoder="lm_head")}
+
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The keys of config.json by which the Hub's classes generate, of a tokenizer that was learnt here."""
+        if not {"cls", "sep"} <= set(tokenizer.roles):
+            return {}
+        return {
+            DECODER_START: tokenizer.cls_id,
+            "bos_token_id": tokenizer.cls_id,
+            "eos_token_id": tokenizer.sep_id,
+            "forced_eos_token_id": None,
+        }
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        if contents.get("is_encoder_decoder", True) is not True:
+            raise ValueError("is_encoder_decoder is false; only whole encoder-decoders are supported")
+        return super().from_hub(contents)
+
+    def to_hub(self) -> dict[str, Any]:
+        contents = super().to_hub()
+        for name, other in self.sizes_of_the_decoder.items():
+            key = self.hub_keys.get(name, name)
+            if contents[key] is None:
+                contents[key] = getattr(self, other)
+        return {**contents, "is_encoder_decoder": True}
+
+
+class InnerDropoutFeedForward(FeedForward):
+    """A feed-forward layer with dropout behind its activation, too."""
+
+    def __init__(self, width: int, inner_width: int, activation: Activation, *, dropout_rate: float) -> None:
+        super().__init__(width, inner_width, activation)
+        self.dropout = Dropout(dropout_rate)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
+        inner_TF = self.dropout(self.activation(inner_TF))
+        output: Tensor = self.outer(scope.tap("hook_post", inner_TF))
+        return output
+
+
+class DecoderLayer(nn.Module, ABC):
+    """Self-attention, attention to the source, and feed-forward, each with a norm and a residual connection.
+
+    Args:
+        attention: from left to right.
+        cross_attention: to the source.
+        feed_forward: (U, D) to (U, D).
+        norm: makes a norm.
+        dropout_rate: on the sub-layers' outputs.
+    """
+
+    def __init__(
+        self,
+        attention: CausalSelfAttention,
+        cross_attention: CrossAttention,
+        feed_forward: nn.Module,
+        *,
+        norm: Callable[[], nn.Module],
+        dropout_rate: float,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = norm()
+        self.cross_attention = cross_attention
+        self.cross_attention_norm = norm()
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = norm()
+        self.dropout = Dropout(dropout_rate)
+
+    def forward(
+        self, hidden_UD: Tensor, target: PackedSequences, source: EncodedSource, layer: int, scope: Scope
+    ) -> Tensor:
+        """(U, D) to (U, D). Points: `hook_resid_pre`, `attn.`, `cross_attn.`, `mlp.`, `hook_resid_post`."""
+        hidden_UD = scope.tap("hook_resid_pre", hidden_UD)
+        hidden_UD = self.around(
+            hidden_UD, self.attention_norm, lambda read_UD: self.attention(read_UD, target, scope.within("attn."))
+        )
+        hidden_UD = self.around(
+            hidden_UD,
+            self.cross_attention_norm,
+            lambda read_UD: self.cross_attention(read_UD, source, layer, scope.within("cross_attn.")),
+        )
+        hidden_UD = self.around(
+            hidden_UD, self.feed_forward_norm, lambda read_UD: self.feed_forward(read_UD, scope.within("mlp."))
+        )
+        return scope.tap("hook_resid_post", hidden_UD)
+
+    @abstractmethod
+    def around(self, hidden_UD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """(U, D) to (U, D), with a sub-layer in its place."""
+
+
+class PostNormDecoderLayer(DecoderLayer):
+    """norm(x + sublayer(x)): Vaswani et al. 2017, section 3.1."""
+
+    def around(self, hidden_UD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        normed_UD: Tensor = norm(hidden_UD + self.dropout(sublayer(hidden_UD)))
+        return normed_UD
+
+
+class PreNormDecoderLayer(DecoderLayer):
+    """x + sublayer(norm(x)): T5's."""
+
+    def around(self, hidden_UD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        dropped_UD: Tensor = self.dropout(sublayer(norm(hidden_UD)))
+        return hidden_UD + dropped_UD
+
+
+class EncoderDecoder(Encoder):
+    """Both stacks; their layers and embeddings are the subclass's."""
+
+    layers: nn.ModuleList
+    decoder_layers: nn.ModuleList
+    config: EncoderDecoderConfig
+
+    @property
+    def cross_attentions(self) -> list[CrossAttention]:
+        """Of the decoder's layers, in order."""
+        return [part for part in self.decoder_layers.modules() if isinstance(part, CrossAttention)]
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D): the encoder's states at the source's tokens, the decoder's at the target's.
+
+        Points: the embeddings' and `blocks.N.` of the encoder, the same below `decoder.` of the decoder.
+        """
+        if batch.pairs is None:
+            return self.encode(batch.ids_T, batch.positions_T, batch.sequences, recorder)
+        pairs = batch.pairs
+        ids_S, ids_U = pairs.sides(batch.ids_T)
+        positions_S, positions_U = pairs.sides(batch.positions_T)
+        encoded_SD = self.encode(ids_S, positions_S, pairs.source, recorder)
+        decoded_UD = self.decode(ids_U, positions_U, pairs.target, PackedSource(encoded_SD, pairs), recorder)
+        return torch.cat([encoded_SD, decoded_UD]).index_select(0, pairs.place_T)
+
+    def encode(
+        self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
+    ) -> Tensor:
+        """The encoder's states of the source, (S, D)."""
+        scope = Scope(recorder, "")
+        hidden_SD = self.embed_source(ids_S, positions_S, scope)
+        for number, layer in enumerate(self.layers):
+            hidden_SD = layer(hidden_SD, source, scope.within(f"blocks.{number}."))
+        return self.finish_source(hidden_SD, scope)
+
+    def decode(
+        self,
+        ids_U: Tensor,
+        positions_U: Tensor,
+        target: PackedSequences,
+        source: EncodedSource,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        """The decoder's states of the target, (U, D).
+
+        Args:
+            ids_U, positions_U: the target's tokens.
+            target: their bounds, or the next tokens of rows with a cache.
+            source: what they attend to.
+            recorder: see `forward`.
+        """
+        scope = Scope(recorder, "decoder.")
+        hidden_UD = self.embed_target(ids_U, positions_U, scope)
+        for number, layer in enumerate(self.decoder_layers):
+            hidden_UD = layer(hidden_UD, target, source, number, scope.within(f"blocks.{number}."))
+        return self.finish_target(hidden_UD, scope)
+
+    @abstractmethod
+    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
+        """What the encoder's first layer reads, (S, D)."""
+
+    @abstractmethod
+    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
+        """What the decoder's first layer reads, (U, D)."""
+
+    def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
+        """A map applied to the encoder's last states: the identity in most families."""
+        return hidden_SD
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        """A map applied to the decoder's last states: the identity in most families."""
+        return hidden_UD
+
+    def hub_tied(self) -> Names:
+        return {
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+        }

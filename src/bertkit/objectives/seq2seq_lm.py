@@ -1,0 +1,94 @@
+"""Sequence to sequence: predict each token of a target from its source and the target's tokens before it.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 5.4, with the label smoothing of Szegedy et al. 2016, arXiv:1512.00567,
+section 7: a share of the target's probability is spread over all words alike. Sibling causal_lm.py has no source.
+
+Quirk left: tensor2tensor spreads that share over the words other than the target's own, a factor of V / (V - 1).
+
+Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ParallelText
+from bertkit.data.random import Draw
+from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder_decoder import SEQ2SEQ
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.objectives.base import TokenPrediction
+
+
+class TargetPrediction(TokenPrediction):
+    """An objective of a decoder: each token of the target but its first is predicted by the state before it."""
+
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="In training, share of a target's probability that all words have alike; the Transformer's is 0.1.",
+    )
+
+    has_perplexity: ClassVar[bool] = True
+    starts_with: ClassVar[str] = "cls"
+    """The role of the token before every target, which generation begins with."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return (SEQ2SEQ,)
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        if not model.is_encoder_decoder:
+            return [
+                f"objective.{self.term} needs an encoder-decoder, which model.family {model.model_type!r} is not; take"
+                " model.family: transformer"
+            ]
+        return []
+
+    def with_decoder_targets(self, samples: Samples) -> Samples:
+        """The samples with the targets of their decoder's side marked."""
+        assert samples.decoder_start_B is not None
+        index_M = np.flatnonzero(samples.position_T > samples.decoder_start_B[samples.sequence_T])
+        return samples.with_targets(self.term, Targets(index_M - 1, samples.ids_T[index_M]))
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed cross-entropy of the targets, in nats, in training against their smoothed distributions."""
+        targets = batch.targets[self.term]
+        projection = model.projection(SEQ2SEQ, hidden_TD.index_select(0, targets.index_M))
+        z_loss, smoothing = (self.z_loss, self.label_smoothing) if model.training else (0.0, 0.0)
+        return LossSum.of_words(projection, targets.id_M, z_loss=z_loss, label_smoothing=smoothing)
+
+
+class Seq2SeqLM(TargetPrediction):
+    """The target of each pair of parallel text."""
+
+    term: ClassVar[str] = "seq2seq_lm"
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if not isinstance(data.layout, ParallelText):
+            found.append(
+                f"objective.{self.term} reads pairs of a source and a target, and data.layout {data.layout.choice} has"
+                " none; write data.layout: {name: parallel}"
+            )
+        return found
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        return self.with_decoder_targets(samples)
+
+    def expected_count(self, length: int) -> float:
+        """Half of the sample is the target."""
+        return max(1.0, length / 2 - 1)

@@ -1,0 +1,179 @@
+"""Parallel text: each document is a pair of a source and its target, such as a sentence and its translation.
+
+No paper. A pair comes from a line of a TSV file (source, tab, target, no header), from two fields of a record (JSONL,
+Parquet, the Hub), or from the same line of two text files. A pair with an empty side is an error, since it would move
+all that is behind it in a file of two columns. Sibling readers.py reads text of one side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.json_input import parse_json
+from bertkit.text.lines import read_lines
+from bertkit.text.readers import HubReader, Part, Reader, dataset_records
+
+SIDES = ("source", "target")
+
+
+@dataclass(frozen=True)
+class PairFields:
+    """The fields of a record that have the source and the target; `a.b` is the field b of the record in field a."""
+
+    source: str
+    target: str
+
+    def pair(self, record: Mapping[str, Any], where: str) -> Part:
+        """A record's pair.
+
+        Raises:
+            DataError: a field is missing, no string, or empty.
+        """
+        return pair_part(_text(record, self.source, where), _text(record, self.target, where), where)
+
+
+@dataclass(frozen=True)
+class TabbedPairReader(Reader):
+    """A file of two columns: source, tab, target."""
+
+    path: Path
+    encoding: str | None = None
+    kind = "pairs-tsv"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.path)
+
+    def parts(self) -> Iterator[Part]:
+        number = 0
+        for lines in read_lines(self.path, self.encoding):
+            for line in lines:
+                number += 1
+                where = f"{self.name}, line {number}"
+                columns = line.split("\t")
+                if len(columns) != len(SIDES):
+                    count = f"{len(columns)} columns" if line.strip() else "is empty"
+                    raise DataError(f"{where}: {count}; expected two: the source, a tab, and the target")
+                yield pair_part(columns[0], columns[1], where)
+
+
+@dataclass(frozen=True)
+class TwoFilesPairReader(Reader):
+    """Two files with the same number of lines: the sources, and their targets."""
+
+    source: Path
+    target: Path
+    encoding: str | None = None
+    kind = "pairs-files"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return f"{self.source} and {self.target}"
+
+    def parts(self) -> Iterator[Part]:
+        sides = (_lines(path, self.encoding) for path in (self.source, self.target))
+        for number, (source, target) in enumerate(zip_longest(*sides), 1):
+            if source is None or target is None:
+                ended = self.source if source is None else self.target
+                other = self.target if source is None else self.source
+                raise DataError(
+                    f"{ended} has {number - 1:,} lines, and {other} more; two files of parallel text have the same"
+                    " number of lines, each the other's translation"
+                )
+            yield pair_part(source, target, f"{self.name}, line {number}")
+
+
+@dataclass(frozen=True)
+class JsonPairReader(Reader):
+    """A file of one JSON object a line, with the source and the target in two fields."""
+
+    path: Path
+    fields: PairFields
+    encoding: str | None = None
+    kind = "pairs-jsonl"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.path)
+
+    def parts(self) -> Iterator[Part]:
+        for number, line in enumerate(_lines(self.path, self.encoding), 1):
+            if not line or line.isspace():
+                continue
+            where = f"{self.name}, line {number}"
+            record = parse_json(line, where)
+            if not isinstance(record, dict):
+                raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+            yield self.fields.pair(record, where)
+
+
+@dataclass(frozen=True)
+class RecordPairReader(Reader):
+    """Records of a data set of the Hub, or of a Parquet file, with the source and the target in two fields."""
+
+    records: HubReader | Path
+    fields: PairFields
+    kind = "pairs-records"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # derived, not stored
+        return str(self.records) if isinstance(self.records, Path) else self.records.name
+
+    def parts(self) -> Iterator[Part]:
+        for where, record in dataset_records(self._rows, self.name):
+            yield self.fields.pair(record, where)
+
+    def _rows(self) -> Any:
+        import datasets
+
+        if isinstance(self.records, HubReader):
+            return self.records.rows()
+        return datasets.load_dataset("parquet", data_files=[str(self.records)], split="train", streaming=True)
+
+
+def pair_part(source: str, target: str, where: str) -> Part:
+    """A pair as a document of two lines.
+
+    Raises:
+        DataError: a side is empty.
+    """
+    sides = [" ".join(text.split()) for text in (source, target)]
+    for name, side in zip(SIDES, sides, strict=True):
+        if not side:
+            raise DataError(f"{where}: the {name} is empty; give both sides of every pair, or leave the pair out")
+    return True, sides
+
+
+def joint_hash(first: str, second: str) -> str:
+    """The hash of the content of two files."""
+    return hashlib.sha256(f"{first}/{second}".encode()).hexdigest()
+
+
+def _lines(path: Path, encoding: str | None) -> Iterator[str]:
+    for lines in read_lines(path, encoding):
+        yield from lines
+
+
+def _text(record: Mapping[str, Any], field: str, where: str) -> str:
+    """The text of a field, whose name may lead through records in records."""
+    found: Any = record
+    names = [field] if field in record else field.split(".")
+    for name in names:
+        if not isinstance(found, Mapping) or name not in found:
+            known = sorted(map(str, found)) if isinstance(found, Mapping) else []
+            near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:10]
+            raise DataError(
+                f"{where}: no field {field!r}; there are: {', '.join(near) or 'none'}; name the source's with"
+                " data.reading.text_field and the target's with data.reading.target_field"
+            )
+        found = found[name]
+    if not isinstance(found, str):
+        raise DataError(f"{where}: field {field!r} is {type(found).__name__}, expected a string")
+    return found
