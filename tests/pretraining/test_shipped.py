@@ -25,7 +25,7 @@ from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import shipped_headers
 from bertkit.training.cost import count_parameters
 from tests.overrides import parsed
-from tests.training.tiny_run import write_model, write_text
+from tests.training.tiny_run import write_model, write_pairs, write_text
 
 NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "pretrain"]
 """Those of kind `finetune` are in test_shipped_finetune.py."""
@@ -77,6 +77,9 @@ PUBLISHED = {
     "xlnet-large": (360_300_800, 360_268_800),
     # 93.6M without the softmax.
     "elmo": (500_653_010, 93_600_848),
+    # 65M and 213M in table 3, with the vocabularies of two languages' tasks; 63.1M of 37,000 words by the sizes.
+    "transformer-base": (63_082_496, 63_082_496),
+    "transformer-big": (214_245_376, 214_245_376),
     # 151M.
     "transformer-xl": (151_107_538, 150_838_570),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
@@ -176,6 +179,8 @@ def shrunk(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", documents=300)
+    if load_recipe(name).data.layout.keeps_documents:
+        text = write_pairs(tmp_path / "pairs.tsv", 300)
     words = [word for key, value in shrunk(name).items() for word in ("--set", f"{key}={value}")]
     recipe = load_recipe(name)
     if recipe.init is not None:
@@ -277,6 +282,21 @@ def test_albert_has_the_values_of_the_paper_and_its_code() -> None:
         assert layout.shares == {Relation.NEXT: 0.5, Relation.PREVIOUS: 0.5, Relation.RANDOM: 0.0}
         masked_lm, order = recipe.objectives
         assert (masked_lm.units, order.term) == (Ngrams(longest=3), "sentence_order")  # type: ignore[attr-defined]  # the first is the masked LM
+
+
+def test_the_transformer_has_the_values_of_the_paper() -> None:
+    for name, width, heads, dropout, steps in (("base", 512, 8, 0.1, 100_000), ("big", 1024, 16, 0.3, 300_000)):
+        recipe = load_recipe(f"transformer-{name}")
+        model = recipe.model.model_dump()
+        assert (model["hidden_size"], model["num_attention_heads"], model["num_hidden_layers"]) == (width, heads, 6)
+        assert (model["intermediate_size"], model["hidden_dropout_prob"]) == (4 * width, dropout)
+        schedule, optimizer = recipe.optimisation.schedule, recipe.optimisation.optimizer
+        assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.98), 1e-9, 0.0)  # type: ignore[union-attr]  # AdamW has them
+        assert recipe.optimisation.steps == steps
+        for number in (1, 100, 4000, 4001, 90_000):  # section 5.3, equation 3
+            published = width**-0.5 * min(number**-0.5, number * 4000**-1.5)
+            assert schedule.learning_rate(number - 1, steps) == pytest.approx(published, rel=1e-9)
+        assert recipe.objectives[0].model_dump()["label_smoothing"] == 0.1
 
 
 def test_structbert_has_its_three_objectives_at_equal_weight() -> None:

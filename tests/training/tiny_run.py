@@ -61,6 +61,19 @@ def write_text(path: Path, documents: int = 70, seed: int = 0) -> Path:
     return path
 
 
+def write_pairs(path: Path, pairs: int, seed: int = 0) -> Path:
+    """Sentences and what they mean in a language that puts the verb last and marks it: source, tab, target."""
+    generator = np.random.default_rng(seed)
+    lines = []
+    for _ in range(pairs):
+        subject, verb, thing = generator.choice(NOUNS), generator.choice(VERBS), generator.choice(NOUNS)
+        often = bool(generator.integers(2))
+        source = f"the {subject} {'often ' if often else ''}{verb} a {thing}"
+        lines.append(f"{source}\t{subject}a {thing}o {'ofta ' if often else ''}{verb[:-1]}as\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
 def write_recipe(directory: Path) -> tuple[Path, Path]:
     """A recipe file and a text file."""
     recipe = directory / "tiny.yaml"

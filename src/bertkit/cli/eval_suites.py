@@ -1,4 +1,4 @@
-"""`bertkit eval blimp`, `mlm` and `lm`: suites that measure a model as it is.
+"""`bertkit eval blimp`, `mlm`, `lm` and `translation`: suites that measure a model as it is.
 
 Nothing here follows a paper; the suites do. Sibling eval_tasks.py has the tasks that a model may be fine-tuned for.
 """
@@ -12,7 +12,7 @@ from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Measuring, Model, option
-from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings
+from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, TranslationSettings
 
 MOST_ROWS = 24
 """Up to so many paradigms have a row each, more are shown by phenomenon; paradigms.csv has them all."""
@@ -83,6 +83,31 @@ def lm(
     rows = [(name, f"{figure['mean']:.5g}") for name, figure in evaluated.results["tasks"]["lm"].items()]
     console.table((evaluated.results["model"], ""), rows)
     console.info(evaluated.results["protocol"]["windows"])
+    common.finish(evaluated.run, evaluated.document)
+
+
+def translation(
+    model: Model = None,
+    data: Annotated[
+        list[str] | None,
+        option(
+            "--data",
+            metavar="SOURCE...",
+            help="Parallel text: a .tsv (source, tab, target), .jsonl, two text files of as many lines, or"
+            " hub:ORG/NAME.",
+        ),
+    ] = None,
+    *,
+    settings: TranslationSettings,
+    common: Measuring,
+) -> None:
+    """BLEU of an encoder-decoder on parallel text: `bertkit eval translation --model RUN --data test.tsv`"""
+    from bertkit.evaluation.translation import evaluate_translation
+
+    evaluated = evaluate_translation(eval_arguments(model, common), data or (), settings, progress=console.progress)
+    rows = [(name, f"{100 * each['mean']:.2f}") for name, each in evaluated.results["tasks"]["translation"].items()]
+    console.table((evaluated.results["model"], "percent"), rows)
+    console.info(f"{evaluated.results['protocol']['bleu']}; {evaluated.results['protocol']['search']}")
     common.finish(evaluated.run, evaluated.document)
 
 

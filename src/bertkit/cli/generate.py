@@ -54,7 +54,7 @@ def generate(
     """Generate text: `bertkit generate --model RUN "The company" --samples 3`
 
     A causal model goes on from the prompt. A masked one fills in the masks of the prompt, or as many behind it as
-    --max-new-tokens has.
+    --max-new-tokens has. An encoder-decoder writes the target of each text, such as its translation.
 
     Examples:
     `bertkit generate --model RUN "The company" --temperature 0.8 --top-p 0.9`
@@ -78,7 +78,12 @@ def generate(
     tokenizer = load_tokenizer(encoder_directory(directory), offline=common.offline)
     check_vocabulary(loaded, tokenizer, source=name)
     is_streamed = sys.stdout.isatty() and not common.as_json and len(texts) == settings.samples == 1
-    stream = _Stream(texts[0]) if is_streamed and settings.method in STREAMED and settings.beam is None else None
+    reads_source = loaded.encoder.config.is_encoder_decoder
+    stream = (
+        _Stream("" if reads_source else texts[0])
+        if is_streamed and settings.method in STREAMED and settings.beam is None
+        else None
+    )
     documents = generated(
         loaded,
         tokenizer,
@@ -92,13 +97,13 @@ def generate(
     if quality:
         _add_quality(documents)
     if judge is not None:
-        _add_perplexities(documents, judge, engine.device, offline=common.offline)
+        _add_perplexities(documents, judge, engine.device, reads_source=reads_source, offline=common.offline)
     if common.as_json:
         result(documents, as_json=True)
     elif stream is not None and stream.is_used:
         stream.finish(documents[0]["outputs"][0]["text"])
     else:
-        _print(documents)
+        _print(documents, reads_source=reads_source)
 
 
 def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -116,14 +121,14 @@ def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     return texts
 
 
-def _print(documents: list[dict[str, Any]]) -> None:
-    """Each prompt with its outputs, a blank line between two."""
+def _print(documents: list[dict[str, Any]], *, reads_source: bool) -> None:
+    """Each prompt with its outputs, a blank line between two; of a source the outputs alone, one a line."""
     number = 0
     for document in documents:
         for output in document["outputs"]:
-            if number:
+            if number and not reads_source:
                 result("")
-            result(_whole(document["prompt"], output), as_document=True)
+            result(output["text"] if reads_source else _whole(document["prompt"], output), as_document=True)
             number += 1
 
 
@@ -136,7 +141,9 @@ def _add_quality(documents: list[dict[str, Any]]) -> None:
     console.table(("of all outputs", ""), [(name, figure(value)) for name, value in found.items()])
 
 
-def _add_perplexities(documents: list[dict[str, Any]], name: str, device: torch.device, *, offline: bool) -> None:
+def _add_perplexities(
+    documents: list[dict[str, Any]], name: str, device: torch.device, *, reads_source: bool, offline: bool
+) -> None:
     from statistics import median
 
     from bertkit.generation.quality import perplexities
@@ -148,7 +155,7 @@ def _add_perplexities(documents: list[dict[str, Any]], name: str, device: torch.
     model, _ = load_model(directory)
     tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
     outputs = [(document, output) for document in documents for output in document["outputs"]]
-    texts = [_whole(document["prompt"], output) for document, output in outputs]
+    texts = [output["text"] if reads_source else _whole(document["prompt"], output) for document, output in outputs]
     found = perplexities(model, tokenizer, texts, source=name, device=device, progress=console.progress)
     for (_, output), value in zip(outputs, found, strict=True):
         output["perplexity"] = value

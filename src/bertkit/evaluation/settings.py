@@ -97,6 +97,24 @@ class LmSettings(Settings):
     )
 
 
+class TranslationSettings(Settings):
+    """How `bertkit eval translation` translates."""
+
+    beam: int = Field(4, ge=1, le=1000, description="Width of the beam search.")
+    length_penalty: float = Field(
+        0.6,
+        ge=-10,
+        le=10,
+        description="Power of (5 + length) / 6, by which the log-probability of an output is divided.",
+    )
+    max_new_tokens: int | None = Field(
+        None, ge=1, le=60_000, description="Tokens of an output at most (default: 50 more than its source has)."
+    )
+    max_pairs: int | None = Field(None, ge=1, description="Translate so many pairs, the first ones (default: all).")
+    text_field: str = Field("source", description="Field of the source in JSONL, Parquet and Hub records.")
+    target_field: str = Field("target", description="Field of the target in JSONL, Parquet and Hub records.")
+
+
 class SpeedSettings(Settings):
     """What `bertkit eval speed` measures."""
 

@@ -1,7 +1,7 @@
 """Beam search: the B best continuations of each prompt so far, ranked at the end by their mean log-probability.
 
-Wu et al. 2016, arXiv:1609.08144, section 7, with the plain length penalty: a finished output's rank is its summed
-log-probability over its length to the power `length_penalty`. As in `transformers`, only a continuation among the B
+Wu et al. 2016, arXiv:1609.08144, section 7: a finished output's rank is its summed log-probability over its length, or
+over (5 + length) / 6 as there, to the power `length_penalty`. As in `transformers`, only a continuation among the B
 best of a step can finish; a search ends once B outputs are finished and the best running one, as long as it is now,
 would not rank before the worst of them.
 
@@ -11,7 +11,7 @@ Shapes: P prompts, B beams, R = P B rows, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,11 @@ from torch import Tensor
 from bertkit.generation.causal import Finish, Generated, Limits, Prompt
 from bertkit.generation.sampling import check_finite
 from bertkit.models.decoding import NextTokens
+
+Penalty = Callable[[int], float]
+"""From an output's length to what is raised to the power of the length penalty."""
+
+PENALTIES: dict[str, Penalty] = {"length": float, "gnmt": lambda length: (5 + length) / 6}
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class _Search:
     prompt: Prompt
     beams: int
     length_penalty: float
+    penalty: Penalty
     limits: Limits
     ids: list[list[int]] = field(default_factory=lambda: [[]])
     scores: list[float] = field(default_factory=lambda: [0.0])
@@ -69,7 +75,7 @@ class _Search:
         return [beam for _, beam, _ in running], [ids[-1] for ids in self.ids]
 
     def _rank(self, score: float, length: int) -> float:
-        return score / float(length**self.length_penalty)
+        return score / float(self.penalty(length) ** self.length_penalty)
 
     def _finish(self, ids: list[int], score: float, finish: Finish) -> None:
         done = _Finished(self._rank(score, len(ids)), Generated(self.limits.kept(ids), score, finish))
@@ -84,6 +90,7 @@ def beam_search(
     *,
     beams: int,
     length_penalty: float = 1.0,
+    penalty: Penalty = float,
     samples: int = 1,
 ) -> list[list[Generated]]:
     """The best outputs of each prompt, best first.
@@ -93,14 +100,14 @@ def beam_search(
         prompts: of any lengths.
         limits: where outputs end.
         beams: B.
-        length_penalty: see above.
+        length_penalty, penalty: see above.
         samples: outputs of each prompt, at most B; fewer where fewer were found.
 
     Raises:
         DataError: logits are not finite.
     """
     room = max(len(prompt.ids) + prompt.room for prompt in prompts)
-    searches = [_Search(prompt, beams, length_penalty, limits) for prompt in prompts]
+    searches = [_Search(prompt, beams, length_penalty, penalty, limits) for prompt in prompts]
     running = searches
     logits_RV = decoder.start([prompt.ids for prompt in prompts], room)
     while True:

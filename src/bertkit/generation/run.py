@@ -1,7 +1,7 @@
 """Prompts to documents: the method, the batches, and the text of every output.
 
 Own design (contract: `generate`). Methods from left to right are in causal.py and beam.py, those that fill in masks in
-masked.py; a model that reads a source, too, is another function beside these two. Which prompts share a batch changes
+masked.py, and from_source.py is for models that read a source. Which prompts share a batch changes
 no output.
 """
 
@@ -15,8 +15,9 @@ import torch
 
 from bertkit.data.random import Draw
 from bertkit.generation import masked
-from bertkit.generation.beam import beam_search
+from bertkit.generation.beam import PENALTIES, beam_search
 from bertkit.generation.causal import Generated, Prompt, decode
+from bertkit.generation.from_source import SCOPE, from_sources
 from bertkit.generation.masked import Filling, MaskFiller
 from bertkit.generation.masked_text import MaskedPredictor, TextWithMasks, masked_texts
 from bertkit.generation.sampling import Sampling
@@ -30,8 +31,6 @@ from bertkit.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-SCOPE = "generate"
-"""Of the draws."""
 BATCH_TOKENS = 16_384
 """Tokens that are held at once, or computed at once by a masked model."""
 
@@ -68,7 +67,19 @@ def generate(
         DataError: the model has no such head, or a prompt has no room.
         UsageError: a setting has no effect, or a stop text cannot be formed.
     """
-    settings = settings.resolved(is_causal=causal_head(model) is not None)
+    reads_source = model.encoder.config.is_encoder_decoder
+    settings = settings.resolved(is_causal=causal_head(model) is not None, reads_source=reads_source)
+    if reads_source:
+        return from_sources(
+            model,
+            tokenizer,
+            prompts,
+            settings,
+            batch_tokens=batch_tokens,
+            device=device,
+            on_text=on_text,
+            progress=progress,
+        )
     if settings.method in CAUSAL_METHODS:
         return _from_left_to_right(
             model, tokenizer, prompts, settings, batch_tokens, device=device, on_text=on_text, progress=progress
@@ -89,11 +100,11 @@ def _from_left_to_right(
 ) -> Documents:
     decoder = next_tokens(model, device=device)
     tokens = PromptTokens.of(model, tokenizer)
-    encoded, short = tokens.prompts(prompts, settings.max_new_tokens)
+    encoded, short = tokens.prompts(prompts, settings.new_tokens)
     if short:
         log.warning(
             "%d of %d prompts have room for fewer than %d new tokens: the model reads at most %d",
-            *(short, len(encoded), settings.max_new_tokens, tokens.max_tokens),
+            *(short, len(encoded), settings.new_tokens, tokens.max_tokens),
         )
     limits = tokens.limits(settings.stop, encoded)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p) if settings.method == "sample" else None
@@ -104,14 +115,15 @@ def _from_left_to_right(
         on_text(prompt.number, sample, tokens.text(prompt, ids, settings.stop))
 
     with progress("generate", len(encoded), "prompts") as meter:
-        for batch in _batches(encoded, max(settings.samples, settings.beam or 1), batch_tokens):
+        for batch in _batches(encoded, max(settings.samples, settings.beams), batch_tokens):
             if settings.method == "beam":
                 outputs = beam_search(
                     decoder,
                     batch,
                     limits,
-                    beams=settings.beam or 1,
-                    length_penalty=settings.length_penalty,
+                    beams=settings.beams,
+                    length_penalty=settings.length_power,
+                    penalty=PENALTIES[settings.penalty_form],
                     samples=settings.samples,
                 )
             else:
@@ -165,7 +177,7 @@ def _filled(
     texts = masked_texts(
         tokenizer,
         prompts,
-        settings.max_new_tokens,
+        settings.new_tokens,
         samples=settings.samples,
         max_tokens=model.encoder.max_tokens,
     )

@@ -25,12 +25,15 @@ Method = Literal[
 ]
 
 CAUSAL_METHODS = ("greedy", "sample", "beam")
+USUAL_BEAM, USUAL_POWER = 4, 0.6
+"""Of a model that reads a source: Vaswani et al. 2017, section 6.1."""
+USUAL_NEW_TOKENS = 64
 _EVERY = ("method", "max_new_tokens", "seed")
 _DRAWING = ("temperature", "top_k", "top_p", "samples")
 _READS: dict[str, tuple[str, ...]] = {
     "greedy": (*_EVERY, "stop"),
     "sample": (*_EVERY, *_DRAWING, "stop"),
-    "beam": (*_EVERY, "samples", "beam", "length_penalty", "stop"),
+    "beam": (*_EVERY, "samples", "beam", "length_penalty", "penalty", "stop"),
     "gibbs": (*_EVERY, *_DRAWING, "iterations", "burn_in"),
     "metropolis-hastings": (*_EVERY, *_DRAWING, "iterations", "energy"),
     "left-to-right": (*_EVERY, *_DRAWING),
@@ -52,10 +55,14 @@ class GenerationSettings(Settings):
     method: Method | None = Field(
         None,
         description="How tokens are chosen (default: beam where --beam is given, else sample, of a causal model; gibbs"
-        " of a masked one).",
+        " of a masked one; beam of one that reads a source).",
     )
-    max_new_tokens: int = Field(
-        64, ge=1, le=60_000, description="New tokens: at most so many, or exactly so many masks behind the prompt."
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=60_000,
+        description="New tokens: at most so many, or exactly so many masks behind the prompt (default: 64, or 50 more"
+        " than the source has).",
     )
     samples: int = Field(1, ge=1, le=10_000, description="Outputs for each prompt; of a beam the best ones.")
     temperature: float = Field(
@@ -68,13 +75,20 @@ class GenerationSettings(Settings):
         le=1,
         description="Draw among the fewest most probable tokens that have this probability together (default: all).",
     )
-    beam: int | None = Field(None, ge=1, le=1000, description="Width of a beam search.")
-    length_penalty: float = Field(
-        1.0,
+    beam: int | None = Field(
+        None, ge=1, le=1000, description="Width of a beam search (default, of a model that reads a source: 4)."
+    )
+    length_penalty: float | None = Field(
+        None,
         ge=-10,
         le=10,
         description="Beams are ranked by their log-probability over their length to this power; above 0 favours longer"
-        " outputs.",
+        " outputs (default: 1, or 0.6 with --penalty gnmt).",
+    )
+    penalty: Literal["length", "gnmt"] | None = Field(
+        None,
+        description="What is raised to the power of --length-penalty: the length, or (5 + length) / 6, that of GNMT and"
+        " the Transformer (default: length, or gnmt of a model that reads a source).",
     )
     stop: list[str] = Field(default_factory=list, description="End an output where this text appears.")
     iterations: int | None = Field(
@@ -97,17 +111,24 @@ class GenerationSettings(Settings):
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of every draw.")
 
-    def resolved(self, *, is_causal: bool) -> GenerationSettings:
+    def resolved(self, *, is_causal: bool, reads_source: bool = False) -> GenerationSettings:
         """The same with the method that is meant.
 
         Args:
             is_causal: whether the model predicts the next token; it decides where no method is named.
+            reads_source: whether it is an encoder-decoder, which has defaults of its own.
 
         Raises:
             UsageError: a setting has no effect with this method.
         """
         usual: Method = ("sample" if self.beam is None else "beam") if is_causal else "gibbs"
+        usual = "beam" if reads_source else usual
         method = usual if self.method is None else self.method
+        if reads_source and method not in CAUSAL_METHODS:
+            raise UsageError(
+                f"--method {method} fills in masks, and the model writes the target of a source; take"
+                f" {', '.join(CAUSAL_METHODS)}"
+            )
         reads = _READS[method]
         fields = type(self).model_fields
         for name, value in self:
@@ -122,7 +143,31 @@ class GenerationSettings(Settings):
             raise UsageError(
                 "--burn-in has no effect without --top-k or --top-p, which it keeps away; give one of them"
             )
-        return self.model_copy(update={"method": method})
+        changes: dict[str, object] = {"method": method}
+        if reads_source and method == "beam":
+            changes |= {"beam": max(self.beam or USUAL_BEAM, self.samples), "penalty": self.penalty or "gnmt"}
+        return self.model_copy(update=changes)
+
+    @property
+    def new_tokens(self) -> int:
+        """New tokens of a model without a source."""
+        return USUAL_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
+
+    @property
+    def beams(self) -> int:
+        """Width of the beam; 1 where none is searched."""
+        return self.beam or 1
+
+    @property
+    def penalty_form(self) -> Literal["length", "gnmt"]:
+        """See `penalty`."""
+        return self.penalty or "length"
+
+    @property
+    def length_power(self) -> float:
+        """See `length_penalty`."""
+        usual = USUAL_POWER if self.penalty_form == "gnmt" else 1.0
+        return usual if self.length_penalty is None else self.length_penalty
 
     @property
     def rounds(self) -> int:

@@ -43,6 +43,7 @@ from bertkit.pretraining.held_out import HeldOut, HeldOutSize
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.pretraining.translated import held_out_translations
 from bertkit.progress import Progress
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
@@ -342,6 +343,17 @@ class Pretrainer(Trainer[PackedBatch]):
             figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
         results: dict[str, Any] = {"held_out": held_out, "held_out_text": last.held_out_size.document}
+        wanted = self.recipe.engine.translated_pairs
+        if wanted and last.stage.recipe.data.layout.keeps_documents and self.model.encoder.config.is_encoder_decoder:
+            scores, results["translations"] = held_out_translations(
+                self.model,
+                self.tokenizer,
+                held_out_text.samples,
+                self.engine,
+                pairs=wanted,
+                progress=self.closing_progress,
+            )
+            held_out.update(scores)
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
             held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)

@@ -38,6 +38,9 @@ class EngineConfig(Settings):
         ge=0,
         description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
     )
+    translated_pairs: int = Field(
+        200, ge=0, description="Held-out pairs of parallel text that are translated at the end, for BLEU; 0: none."
+    )
     save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
     )

@@ -1,0 +1,100 @@
+"""A generated translation task: numbers in English words to digits, whose BLEU tells whether an encoder-decoder learns.
+
+    python -m benchmarks.translation                 # trains transformer-small, and scores 500 pairs it never saw
+    python -m benchmarks.translation --pairs 6000 --steps 1200 --out DIR
+
+The pairs are drawn with seed 0 from the numbers below a million; a digit of the target depends on one word and on which
+words are missing ("four thousand and two": 4 0 0 2), so that copying word by word scores low. Test pairs are other
+numbers than those of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SMALLEST = "zero one two three four five six seven eight nine ten".split()  # noqa: SIM905
+TEENS = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()  # noqa: SIM905
+ONES = [*SMALLEST, *TEENS]
+TENS = ["", "", *"twenty thirty forty fifty sixty seventy eighty ninety".split()]  # noqa: SIM905
+SMALL = {
+    "tokenizer.vocab_size": 200,
+    "model.hidden_size": 64,
+    "model.intermediate_size": 256,
+    "optimisation.schedule.peak": 3.0e-3,
+    "engine.precision": "fp32",
+    "engine.evaluate_every_steps": 600,
+    "engine.micro_batch_tokens": 4096,
+}
+TEST_PAIRS = 500
+
+
+def words(number: int) -> str:
+    """A number below a million in English words."""
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        return TENS[number // 10] + (f" {ONES[number % 10]}" if number % 10 else "")
+    if number < 1000:
+        return f"{ONES[number // 100]} hundred" + (f" and {words(number % 100)}" if number % 100 else "")
+    rest = number % 1000
+    joined = " and " if 0 < rest < 100 else " "
+    return f"{words(number // 1000)} thousand" + (f"{joined}{words(rest)}" if rest else "")
+
+
+def write_task(directory: Path, pairs: int) -> tuple[Path, Path]:
+    """The files of training and test pairs: source, tab, target."""
+    directory.mkdir(parents=True, exist_ok=True)
+    numbers = random.Random(0).sample(range(1_000_000), pairs + TEST_PAIRS)
+    lines = [f"{words(number)}\t{' '.join(str(number))}\n" for number in numbers]
+    paths = directory / "train.tsv", directory / "test.tsv"
+    for path, own in zip(paths, (lines[:pairs], lines[pairs:]), strict=True):
+        path.write_text("".join(own), encoding="utf-8")
+    return paths
+
+
+def bertkit(*arguments: str) -> dict[str, object]:
+    """The document that a command prints."""
+    found = subprocess.run(
+        [sys.executable, "-m", "bertkit", *arguments, "--json"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    document: dict[str, object] = json.loads(found.stdout)
+    return document
+
+
+def main() -> None:
+    """Train, score, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--out", type=Path, default=Path("translation"))
+    arguments = parser.parse_args()
+    train, test = write_task(arguments.out, arguments.pairs)
+    settings = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    began = time.process_time(), time.perf_counter()
+    run = arguments.out / "run"
+    document = bertkit(
+        *("pretrain", "transformer-small", "--data", str(train), "--run-dir", str(run), *settings),
+        *("--set", f"optimisation.steps={arguments.steps}"),
+    )
+    held_out = document["results"]["held_out"]  # type: ignore[index]  # the document of pretrain
+    scored = bertkit("eval", "translation", "--model", str(run), "--data", str(test), "--run-dir", f"{run}-test")
+    print(
+        json.dumps(
+            {
+                "held_out": held_out,
+                "test": scored["tasks"]["translation"],  # type: ignore[index]  # the document of eval
+                "seconds": time.perf_counter() - began[1],
+            },
+            indent=2,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

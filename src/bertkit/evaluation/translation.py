@@ -1,0 +1,109 @@
+"""How well an encoder-decoder translates: BLEU and chrF of its outputs for parallel text.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 6.1 (beam search, length penalty); scores by sacrebleu
+(metrics/translation.py) of the model's text against the file's, so that two tokenizers compare. Sibling lm.py measures
+how well a text is predicted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.run import (
+    EvalArguments,
+    Evaluated,
+    begin_measurement,
+    finished_measurement,
+    measured_once,
+    measurement_identity,
+)
+from bertkit.evaluation.settings import TranslationSettings
+from bertkit.files import write_text
+from bertkit.generation.from_source import SourceTokens, write_targets
+from bertkit.generation.run import BATCH_TOKENS
+from bertkit.generation.settings import GenerationSettings
+from bertkit.metrics.translation import translation_scores
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.sources import SourceOptions, open_corpus
+
+SUITE = TASK = "translation"
+
+
+def evaluate_translation(
+    arguments: EvalArguments,
+    sources: Sequence[str],
+    settings: TranslationSettings,
+    *,
+    progress: Progress = silent_progress,
+) -> Evaluated:
+    """Translate, score, and write the run's results.json and predictions/translation.jsonl.
+
+    Args:
+        arguments: the model, and where to compute and write.
+        sources: parallel text, as `data.reading.target_field` describes it.
+        settings: how it is translated.
+        progress: the display.
+
+    Raises:
+        DataError: invalid text or model, or the model has no decoder with a head.
+        UsageError: no source.
+    """
+    if not sources:
+        raise UsageError("no text to evaluate on: give --data SOURCE, parallel text that the model was not trained on")
+    options = SourceOptions(text_field=settings.text_field, target_field=settings.target_field)
+    corpus = open_corpus(sources, options, offline=arguments.offline)
+    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+    tokens = SourceTokens.of(loaded.model, loaded.tokenizer)
+    pairs = [(lines[0], lines[1]) for lines in islice(corpus.documents(), settings.max_pairs)]
+    if not pairs:
+        raise DataError(f"{', '.join(corpus.sources)}: has no pair of a source and a target")
+    texts, references = [source for source, _ in pairs], [target for _, target in pairs]
+    rows = tokens.sources(texts)
+    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        how = GenerationSettings(
+            method="beam",
+            beam=settings.beam,
+            length_penalty=settings.length_penalty,
+            max_new_tokens=settings.max_new_tokens,
+        ).resolved(is_causal=False, reads_source=True)
+        outputs = write_targets(
+            loaded.model,
+            tokens,
+            rows,
+            how,
+            batch_tokens=BATCH_TOKENS,
+            device=arguments.engine().device,
+            progress=progress,
+        )
+        translations = [tokens.text(own[0].ids) for own in outputs]
+        scores = translation_scores(translations, references)
+        lines = [
+            json.dumps({"source": source, "prediction": translation, "reference": reference}, ensure_ascii=False) + "\n"
+            for source, translation, reference in zip(texts, translations, references, strict=True)
+        ]
+        (run.path / "predictions").mkdir(exist_ok=True)
+        write_text(run.path / "predictions" / f"{TASK}.jsonl", "".join(lines))
+        results = {
+            "suite": SUITE,
+            "model": loaded.name,
+            "average": scores.bleu,
+            "tasks": {TASK: {name: measured_once(value) for name, value in scores.figures.items()}},
+            "protocol": {
+                "bleu": f"sacrebleu of {len(pairs)} pairs: {scores.signature}",
+                "search": f"beam of {how.beams}, score over ((5 + length) / 6)^{how.length_power:g}",
+                "settings": json.loads(settings.model_dump_json()),
+            },
+            "trained": loaded.training,
+        }
+        run.write_results(results)
+    return Evaluated(run, results)

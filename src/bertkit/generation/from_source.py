@@ -1,0 +1,236 @@
+"""Targets of sources: what an encoder-decoder writes for each text, such as its translation.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 6.1: beam search with the length penalty of Wu et al. 2016,
+arXiv:1609.08144, section 7, and targets of at most 50 tokens more than the source. Sibling causal.py and beam.py choose
+the tokens, as of a model that has no source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bertkit.data.random import Draw
+from bertkit.errors import DataError, UsageError
+from bertkit.generation.beam import PENALTIES, beam_search
+from bertkit.generation.causal import Generated, Limits, Prompt, decode
+from bertkit.generation.sampling import Sampling
+from bertkit.generation.settings import GenerationSettings
+from bertkit.models.conditional_decoding import CachedSourceNextTokens
+from bertkit.models.encoder_decoder import DECODER_START, SEQ2SEQ, EncoderDecoder
+from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
+from bertkit.text.tokenizer import Tokenizer
+
+_CPU = torch.device("cpu")
+EXTRA_TOKENS = 50
+"""By how many tokens a target may be longer than its source (section 6.1)."""
+SCOPE = "generate"
+
+
+@dataclass(frozen=True)
+class SourceTokens:
+    """Sources and targets as a model reads them.
+
+    Attributes:
+        tokenizer: the model's.
+        start_id: the token before every target.
+        end_ids: tokens that end a target.
+        max_tokens: of a source, and of a target.
+    """
+
+    tokenizer: Tokenizer
+    start_id: int
+    end_ids: frozenset[int]
+    max_tokens: int
+
+    @classmethod
+    def of(cls, model: HeadedModel, tokenizer: Tokenizer) -> SourceTokens:
+        """Those of a model, by its config.json and its tokenizer's roles.
+
+        Raises:
+            DataError: the model has no head that predicts a target, or nothing tells how a target starts or ends.
+        """
+        if SEQ2SEQ not in model.head_names:
+            raise DataError(
+                "the model has no head that predicts a target's tokens; take a run of `bertkit pretrain"
+                " transformer-base`, or a model directory whose class generates"
+            )
+        extras = model.extras
+        start = extras.get(DECODER_START)
+        if start is None and "cls" in tokenizer.roles:
+            start = tokenizer.cls_id
+        ends = extras.get("eos_token_id")
+        found = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        found |= {tokenizer.sep_id} if "sep" in tokenizer.roles else set()
+        if type(start) is not int or not found:
+            missing = "how a target starts (decoder_start_token_id)" if found else "how a target ends (eos_token_id)"
+            raise DataError(f"neither config.json nor the tokenizer says {missing}; add the key to config.json")
+        return cls(tokenizer, start, frozenset(found), model.encoder.max_tokens)
+
+    def sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """The sources of these texts.
+
+        Raises:
+            DataError: one is empty, or longer than the model reads.
+        """
+        before = [self.tokenizer.cls_id] if "cls" in self.tokenizer.roles else []
+        behind = [self.tokenizer.sep_id] if "sep" in self.tokenizer.roles else sorted(self.end_ids)[:1]
+        rows = [[*before, *ids, *behind] for ids in self.tokenizer.encode_batch(texts)]
+        for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
+            if len(row) == len(before) + len(behind):
+                raise DataError(f"prompt {number} is empty; an encoder-decoder needs a source to read")
+            if len(row) > self.max_tokens:
+                raise DataError(
+                    f"prompt {number} ({text[:40]!r}...) has {len(row)} tokens, and the model reads at most"
+                    f" {self.max_tokens}; shorten it"
+                )
+        return rows
+
+    def prompts(self, sources: Sequence[Sequence[int]], max_new_tokens: int | None) -> list[Prompt]:
+        """The beginnings of their targets, with room for so many new tokens; None: for `EXTRA_TOKENS` more than the
+        source has."""
+        rooms = [len(source) + EXTRA_TOKENS if max_new_tokens is None else max_new_tokens for source in sources]
+        return [Prompt([self.start_id], number, min(room, self.max_tokens - 1)) for number, room in enumerate(rooms)]
+
+    def limits(self, stops: Sequence[str]) -> Limits:
+        """Where targets end, and the special tokens that are never in one."""
+        suppressed = tuple(sorted((self.tokenizer.special_ids | {self.start_id}) - self.end_ids))
+
+        def is_stop(number: int, ids: Sequence[int]) -> bool:
+            text = self.text(ids)
+            return any(stop in text for stop in stops)
+
+        return Limits(self.end_ids, suppressed, is_stop if stops else None)
+
+    def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
+        """A target's text, up to the first stop text."""
+        text = self.tokenizer.decode(ids) if ids else ""
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else text
+
+
+def write_targets(
+    model: HeadedModel,
+    tokens: SourceTokens,
+    sources: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    *,
+    batch_tokens: int,
+    device: torch.device = _CPU,
+    on_token: Callable[[Prompt, int, list[int]], None] | None = None,
+    progress: Progress = silent_progress,
+) -> list[list[Generated]]:
+    """The outputs of each source, in order.
+
+    Args:
+        model: an encoder-decoder with its head.
+        tokens: how it reads them.
+        sources: their tokens, special ones included.
+        settings: resolved.
+        batch_tokens: tokens that are held at once, at least those of one pair.
+        device: where to compute.
+        on_token: as of `decode`; not of a beam.
+        progress: the display, in sources.
+    """
+    decoder = CachedSourceNextTokens(model, device=device)
+    limits = tokens.limits(settings.stop)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p) if settings.method == "sample" else None
+    found: dict[int, list[Generated]] = {}
+    with progress("generate", len(sources), "prompts") as meter:
+        rows = max(settings.samples, settings.beams)
+        for batch in _batches(sources, tokens.prompts(sources, settings.max_new_tokens), rows, batch_tokens):
+            decoder.read([sources[prompt.number] for prompt in batch])
+            if settings.method == "beam":
+                outputs = beam_search(
+                    decoder,
+                    batch,
+                    limits,
+                    beams=settings.beams,
+                    length_penalty=settings.length_power,
+                    penalty=PENALTIES[settings.penalty_form],
+                    samples=settings.samples,
+                )
+            else:
+                outputs = decode(
+                    decoder,
+                    batch,
+                    limits,
+                    sampling=sampling,
+                    samples=settings.samples,
+                    draw=Draw(settings.seed, SCOPE),
+                    on_token=on_token,
+                )
+            found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
+            meter.update(len(found))
+    return [found[number] for number in range(len(sources))]
+
+
+def from_sources(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    settings: GenerationSettings,
+    *,
+    batch_tokens: int,
+    device: torch.device,
+    on_text: Callable[[int, int, str], None] | None,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """The document of `bertkit generate` for sources; see `bertkit.generation.run.generate`.
+
+    Raises:
+        DataError: see `SourceTokens`.
+        UsageError: a stop text is empty.
+    """
+    if "" in settings.stop:
+        raise UsageError("--stop: an empty text is in every output; give at least one character")
+    assert isinstance(model.encoder, EncoderDecoder)
+    tokens = SourceTokens.of(model, tokenizer)
+
+    def on_token(prompt: Prompt, sample: int, ids: list[int]) -> None:
+        assert on_text is not None
+        on_text(prompt.number, sample, tokens.text(ids, settings.stop))
+
+    outputs = write_targets(
+        model,
+        tokens,
+        tokens.sources(texts),
+        settings,
+        batch_tokens=batch_tokens,
+        device=device,
+        on_token=None if on_text is None else on_token,
+        progress=progress,
+    )
+    return [
+        {
+            "prompt": text,
+            "outputs": [
+                {
+                    "text": tokens.text(each.ids, settings.stop),
+                    "ids": each.ids,
+                    "score": each.score,
+                    "finish": each.finish,
+                }
+                for each in own
+            ],
+        }
+        for text, own in zip(texts, outputs, strict=True)
+    ]
+
+
+def _batches(
+    sources: Sequence[Sequence[int]], prompts: Sequence[Prompt], rows: int, batch_tokens: int
+) -> list[list[Prompt]]:
+    """Sources that are read together, the longest first, so that too large a batch fails at once."""
+    batches: list[list[Prompt]] = []
+    room = 0
+    for prompt in sorted(prompts, key=lambda each: (-len(sources[each.number]), each.number)):
+        if not batches or (len(batches[-1]) + 1) * rows * room > batch_tokens:
+            batches.append([])
+            room = len(sources[prompt.number]) + prompt.room + 1
+        batches[-1].append(prompt)
+    return batches

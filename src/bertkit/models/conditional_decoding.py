@@ -1,0 +1,92 @@
+"""Targets that grow token by token behind a source: the logits of what comes next, with a cache or without.
+
+Vaswani et al. 2017, arXiv:1706.03762, section 3.1: the encoder reads the source once, and each token of the target
+attends to its states. The cache keeps keys and values of the target's tokens and, once, those of the source. Sibling
+decoding.py has models without a source; the text around the tokens is in generation/from_source.py.
+
+Shapes: R rows (targets that grow), S source tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch, SourceTarget
+from bertkit.models.cross_attention import CachedSource, PackedSource
+from bertkit.models.decoding import NextTokens
+from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
+from bertkit.models.headed import HeadedModel
+from bertkit.models.key_value_cache import CachedSequences, KeyValueCache
+
+_CPU = torch.device("cpu")
+
+
+class SourceNextTokens(NextTokens):
+    """Targets of given sources; `read` sets the sources, each of which belongs to the prompt in the same place."""
+
+    def __init__(self, model: HeadedModel, *, device: torch.device = _CPU) -> None:
+        assert isinstance(model.encoder, EncoderDecoder)
+        self.model = model.to(device).eval()
+        self.stacks = model.encoder
+        self.device = device
+        self.sources: list[list[int]] = []
+
+    def read(self, sources: Sequence[Sequence[int]]) -> None:
+        """The sources of the prompts that `start` is then given."""
+        self.sources = [list(source) for source in sources]
+
+    def _logits(self, hidden_RD: Tensor) -> Tensor:
+        return self.model.token_logits(SEQ2SEQ, hidden_RD).float()
+
+
+class CachedSourceNextTokens(SourceNextTokens):
+    """The source and each token of the target are computed once."""
+
+    def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
+        batch = PackedBatch.from_pairs(self.sources, ids).to(self.device)
+        pairs = batch.pairs
+        assert isinstance(pairs, SourceTarget)
+        ids_S, ids_U = pairs.sides(batch.ids_T)
+        positions_S, positions_U = pairs.sides(batch.positions_T)
+        encoded_SD = self.stacks.encode(ids_S, positions_S, pairs.source)
+        self.cache = KeyValueCache([len(row) for row in ids], room, self.device)
+        target = CachedSequences.prompts(pairs.target, self.cache)
+        hidden_UD = self.stacks.decode(ids_U, positions_U, target, PackedSource(encoded_SD, pairs))
+        self.source = CachedSource(self.stacks.cross_attentions, encoded_SD, [len(row) for row in self.sources])
+        return self._logits(hidden_UD.index_select(0, pairs.target.cu_seqlens_B1[1:].long() - 1))
+
+    def step(self, token_R: Tensor) -> Tensor:
+        self.cache.begin_step()
+        target = CachedSequences.next_tokens(self.cache)
+        hidden_RD = self.stacks.decode(token_R, self.cache.lengths_R, target, self.source)
+        self.cache.end_step()
+        return self._logits(hidden_RD)
+
+    def select(self, row_R: Tensor) -> None:
+        self.cache.select(row_R)
+        self.source.select(row_R)
+
+
+class RecomputedSourceNextTokens(SourceNextTokens):
+    """Source and target are computed again at every step: what the cache must equal."""
+
+    def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
+        self.ids = [list(row) for row in ids]
+        self.own_sources = list(self.sources)
+        return self._all_again()
+
+    def step(self, token_R: Tensor) -> Tensor:
+        self.ids = [[*row, token] for row, token in zip(self.ids, token_R.tolist(), strict=True)]
+        return self._all_again()
+
+    def select(self, row_R: Tensor) -> None:
+        self.ids = [self.ids[row] for row in row_R.tolist()]
+        self.own_sources = [self.own_sources[row] for row in row_R.tolist()]
+
+    def _all_again(self) -> Tensor:
+        batch = PackedBatch.from_pairs(self.own_sources, self.ids).to(self.device)
+        last_R = batch.sequences.cu_seqlens_B1[1:].long() - 1
+        return self._logits(self.model.encoder.forward_tokens(batch, last_R))
