@@ -70,6 +70,8 @@ FAMILIES = [
         "MarianMTModel",
         {**SIZES, "activation_function": "swish", "activation_dropout": 0.2, "attention_dropout": 0.15},
     ),
+    Family("bart", "BartConfig", "BartForConditionalGeneration", SIZES),
+    Family("bart-scaled", "BartConfig", "BartForConditionalGeneration", {**SIZES, "scale_embedding": True}),
 ]
 families = pytest.mark.parametrize("family", FAMILIES, ids=str)
 

@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from bertkit.models.albert import AlbertConfig
+from bertkit.models.bart import BartConfig
 from bertkit.models.bert import BertConfig, MegatronBertConfig
 from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
@@ -31,6 +32,7 @@ from bertkit.models.xlnet import XlnetConfig
 
 AnyEncoderConfig = Annotated[
     AlbertConfig
+    | BartConfig
     | BertConfig
     | BigBirdConfig
     | CamembertConfig

@@ -55,7 +55,7 @@ STACK_NAMES = {
     **{f"decoder_layers.{{n}}.{here}": f"decoder.layers.{{n}}.{hub}" for here, hub in _FEED_FORWARD.items()},
 }
 """The names that Marian and BART share."""
-_NORM_EPS = 1e-5
+NORM_EPS = 1e-5
 
 
 class PostNormConfig(EncoderDecoderConfig):
@@ -208,7 +208,7 @@ class PostNormEncoderDecoder(EncoderDecoder):
             ),
             _feed_forward(config, config.intermediate_size),
             width=config.hidden_size,
-            norm_eps=_NORM_EPS,
+            norm_eps=NORM_EPS,
             dropout_rate=config.hidden_dropout_prob,
         )
 
@@ -219,12 +219,9 @@ class PostNormEncoderDecoder(EncoderDecoder):
             CausalSelfAttention(config.hidden_size, config.decoder_heads, dropout_rate=rate),
             CrossAttention(config.hidden_size, config.decoder_heads, dropout_rate=rate),
             _feed_forward(config, config.decoder_inner_width),
-            norm=lambda: nn.LayerNorm(config.hidden_size, eps=_NORM_EPS),
+            norm=lambda: nn.LayerNorm(config.hidden_size, eps=NORM_EPS),
             dropout_rate=config.hidden_dropout_prob,
         )
-
-    def to_hub(self) -> dict[str, Any]:
-        return {**super().to_hub(), "decoder_vocab_size": self.vocab_size}
 
     def scaled_words(self, ids_T: Tensor, scope: Scope) -> Tensor:
         """Word embeddings, (T, D). Point: `hook_embed`."""
@@ -236,6 +233,9 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
     """The Transformer's two stacks."""
 
     hub_names: ClassVar[Names] = STACK_NAMES
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "decoder_vocab_size": self.vocab_size}
 
     def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
         return self._embedded(ids_S, positions_S, scope)
