@@ -2,6 +2,7 @@
 
     python -m benchmarks.translation                 # trains transformer-small, and scores 500 pairs it never saw
     python -m benchmarks.translation --pairs 6000 --steps 1200 --out DIR
+    python -m benchmarks.translation --starts        # BART's architecture from a BERT and from random weights
 
 The pairs are drawn with seed 0 from the numbers below a million; a digit of the target depends on one word and on which
 words are missing ("four thousand and two": 4 0 0 2), so that copying word by word scores low. Test pairs are other
@@ -32,6 +33,26 @@ SMALL = {
     "engine.micro_batch_tokens": 4096,
 }
 TEST_PAIRS = 500
+BERT = {
+    "tokenizer.vocab_size": 200,
+    "tokenizer.min_frequency": 1,
+    "data.layout": "{name: doc-sentences}",
+    "data.reading.segments": "line",
+    "data.sequence_length": 64,
+    "data.static_copies": "null",
+    "model.hidden_size": 64,
+    "model.num_hidden_layers": 2,
+    "model.num_attention_heads": 4,
+    "model.intermediate_size": 256,
+    "model.max_position_embeddings": 128,
+    "objective": "[masked_lm]",
+    "optimisation.stages": "[]",
+    "optimisation.schedule": "{name: linear, peak: 2.0e-3, warmup_steps: 50}",
+    "optimisation.batch_sequences": 64,
+    "optimisation.steps": 400,
+    "engine.precision": "fp32",
+}
+"""A BERT of the text of both sides, a line a document."""
 
 
 def words(number: int) -> str:
@@ -67,19 +88,49 @@ def bertkit(*arguments: str) -> dict[str, object]:
     return document
 
 
+def settings(values: dict[str, object]) -> list[str]:
+    """Options that set these keys."""
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict[str, object]:
+    """Scores on the test pairs of two runs that differ in their first weights alone: a BERT's, and random ones."""
+    text = directory / "both-sides.txt"
+    text.write_text(train.read_text(encoding="utf-8").replace("\t", "\n\n").replace("\n", "\n\n"), encoding="utf-8")
+    bert = directory / "bert"
+    bertkit("pretrain", "bert-tiny", "--data", str(text), "--run-dir", str(bert), *settings(BERT))
+    sizes = {key: value for key, value in BERT.items() if key.startswith("model.")}
+    own = {"model.family": "bart", **sizes, "model.hidden_act": "gelu_new", "optimisation.schedule.peak": 2.0e-3}
+    own |= {"model.scale_embedding": "false", "engine.precision": "fp32", "optimisation.steps": steps}
+    starts: dict[str, list[str]] = {
+        "random": ["--set", f"tokenizer={{path: {bert.resolve()}, vocab_size: 200}}", *settings(own)],
+        "bert": ["--init", str(bert.resolve()), *settings(own)],
+    }
+    found: dict[str, object] = {}
+    for name, options in starts.items():
+        run = directory / f"from-{name}"
+        bertkit("pretrain", "transformer-small", "--data", str(train), "--run-dir", str(run), *options)
+        scored = bertkit("eval", "translation", "--model", str(run), "--data", str(test), "--run-dir", f"{run}-test")
+        found[name] = scored["tasks"]["translation"]  # type: ignore[index]  # the document of eval
+    return found
+
+
 def main() -> None:
     """Train, score, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=6000)
     parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--starts", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("translation"))
     arguments = parser.parse_args()
     train, test = write_task(arguments.out, arguments.pairs)
-    settings = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-    began = time.process_time(), time.perf_counter()
+    if arguments.starts:
+        print(json.dumps(compare_starts(arguments.out, train, test, arguments.steps), indent=2))
+        return
+    began = time.perf_counter()
     run = arguments.out / "run"
     document = bertkit(
-        *("pretrain", "transformer-small", "--data", str(train), "--run-dir", str(run), *settings),
+        *("pretrain", "transformer-small", "--data", str(train), "--run-dir", str(run), *settings(SMALL)),
         *("--set", f"optimisation.steps={arguments.steps}"),
     )
     held_out = document["results"]["held_out"]  # type: ignore[index]  # the document of pretrain
@@ -89,7 +140,7 @@ def main() -> None:
             {
                 "held_out": held_out,
                 "test": scored["tasks"]["translation"],  # type: ignore[index]  # the document of eval
-                "seconds": time.perf_counter() - began[1],
+                "seconds": time.perf_counter() - began,
             },
             indent=2,
         )

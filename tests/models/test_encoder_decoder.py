@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
+from bertkit.models.bart import BartConfig
+from bertkit.models.bert import BertConfig
 from bertkit.models.conditional_decoding import (
     CachedSourceNextTokens,
     RecomputedSourceNextTokens,
     SourceNextTokens,
 )
+from bertkit.models.conversion import converted, converted_config
 from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
@@ -334,3 +337,31 @@ def test_initial_weights_are_those_of_tensor2tensor() -> None:
             bound = (6 / sum(part.shape)) ** 0.5
             assert 0.99 * bound < part.abs().max().item() <= bound
             assert part.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+def test_both_stacks_start_as_a_bert_but_for_what_joins_them() -> None:
+    """BERT2BERT: the encoder gives BERT's states, the decoder has its weights, the attention to the source is new."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    config = BertConfig(**sizes, max_position_embeddings=20, layer_norm_eps=1e-5, hidden_act="gelu")
+    bert = HeadedModel(config.build(50)).eval()
+    bert.initialise(1)
+    with torch.no_grad():
+        for part in bert.parameters():
+            part.add_(torch.randn_like(part) * 0.1)
+    wanted = BartConfig(hidden_size=48, max_position_embeddings=16, num_decoder_layers=1)
+    found = converted_config(config, wanted)
+    assert isinstance(found, BartConfig)
+    assert (found.hidden_size, found.max_position_embeddings, found.decoder_layer_count) == (24, 16, 1)
+    model = converted(bert, found, [SEQ2SEQ])
+    assert model.head_names == (SEQ2SEQ,)
+    ids = rows([16, 3, 9], 5)
+    ids = [[token % 50 for token in row] for row in ids]
+    with torch.no_grad():
+        torch.testing.assert_close(model(PackedBatch.from_ids(ids)), bert(PackedBatch.from_ids(ids)), **TOLERANCE)
+    ours, theirs = model.state_dict(), bert.state_dict()
+    for kind in ("query", "key", "value", "output"):
+        same = f"layers.0.attention.{kind}.weight"
+        assert torch.equal(ours[f"encoder.decoder_{same}"], theirs[f"encoder.{same}"])
+        assert ours[f"encoder.decoder_layers.0.cross_attention.{kind}.weight"].std() > 0.01
+    with pytest.raises(UsageError, match=r"max_position_embeddings \(30\) is above the initial model's 20"):
+        converted(bert, found.model_copy(update={"max_position_embeddings": 30}), [SEQ2SEQ])

@@ -13,6 +13,7 @@ import torch
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.generation.from_source import SourceTokens, from_sources, write_targets
 from bertkit.generation.settings import GenerationSettings
+from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
@@ -20,7 +21,7 @@ from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.stopping import stopping_at
-from tests.training.tiny_run import write_pairs, write_text
+from tests.training.tiny_run import write_model, write_pairs, write_text
 
 SMALL = {
     "tokenizer.vocab_size": 150,
@@ -170,6 +171,28 @@ def test_the_commands_of_a_translator(learnt: Path, bertkit: Callable[..., Any],
     assert bertkit("generate", "--model", learnt, "the cat", "--beam", "0").code == 2
     shown = bertkit("show-batch", learnt, "--step", "1")
     assert shown.code == 0, shown.stderr
+
+
+def test_a_translator_starts_from_a_bert(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs.tsv", 60)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}
+    bert = write_model(BertConfig(**sizes, max_position_embeddings=70), pairs, tmp_path / "bert", vocab_size=200)
+    kept = ("data.", "optimisation.", "engine.")
+    changes = {key: value for key, value in SMALL.items() if key.startswith(kept)}
+    changes |= {"model.family": "bart", "model.max_position_embeddings": 64, "optimisation.steps": 4}
+    request = PretrainArguments(
+        recipe="transformer-small",
+        overrides=[Override(key, value) for key, value in changes.items()],
+        sources=[str(pairs)],
+        init=str(bert),
+        run_dir=tmp_path / "run",
+        cache=tmp_path / "cache",
+    )
+    run = run_pretraining(request, progress=silent_progress).run.path
+    model, _ = load_model(run / "model")
+    assert model.architectures == ["BartForConditionalGeneration"]
+    assert model.encoder.width == 24
+    assert load_tokenizer(run / "model").fingerprint == load_tokenizer(bert).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bertkit.models.recorder import Scope
 from bertkit.models.transformer import NORM_EPS, STACK_NAMES, PostNormConfig, PostNormEncoderDecoder
 from bertkit.models.weights import Names
 
-_UNREAD_ROWS = 2
+UNREAD_ROWS = 2
 
 
 class BartConfig(PostNormConfig):
@@ -54,12 +54,12 @@ class LearntPositions(nn.Module):
 
     def __init__(self, config: BartConfig) -> None:
         super().__init__()
-        self.position = nn.Embedding(config.max_position_embeddings + _UNREAD_ROWS, config.hidden_size)
+        self.position = nn.Embedding(config.max_position_embeddings + UNREAD_ROWS, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
 
     def forward(self, word_TD: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_pos_embed`."""
-        position_TD = scope.tap("hook_pos_embed", self.position(positions_T + _UNREAD_ROWS))
+        position_TD = scope.tap("hook_pos_embed", self.position(positions_T + UNREAD_ROWS))
         normed_TD: Tensor = self.norm(word_TD + position_TD)
         return normed_TD
 

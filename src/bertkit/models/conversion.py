@@ -6,7 +6,8 @@ Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a 
 into the global ones and repeating its 512 positions. Lee et al. 2020, BioBERT, arXiv:1901.08746, keeps BERT's
 vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but trains from scratch. A new
 vocabulary on a trained model is this package's own: tokens of both vocabularies keep their rows, the others are
-initialised as the mean of the tokens that the old tokenizer splits them into, or drawn.
+initialised as the mean of the tokens that the old tokenizer splits them into, or drawn. Rothe et al. 2020,
+arXiv:1907.12461: a BERT becomes both stacks of an encoder-decoder.
 
 Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 """
@@ -14,7 +15,7 @@ Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import UsageError
+from bertkit.models.bart import UNREAD_ROWS
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.longformer import LongformerConfig
@@ -93,7 +95,7 @@ def _heads(model: HeadedModel) -> list[str]:
 NewTokens = Literal["mean", "random"]
 _FROM_THE_RECIPE = {
     *("family", "max_position_embeddings"),
-    *("attention_window", "sep_token_id"),
+    *("attention_window", "sep_token_id", "num_decoder_layers"),
     *("attention_type", "block_size", "num_random_blocks", "rescale_embeddings", "use_bias"),
 }
 """What a Longformer or a BigBird made of a RoBERTa has of its own; all else is RoBERTa's."""
@@ -136,15 +138,20 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
         return found
     _conversion(found, wanted)
     own = {key: value for key, value in wanted.model_dump().items() if key in _FROM_THE_RECIPE}
-    return type(wanted).model_validate({**found.model_dump(), **own})
+    taken = found.model_dump()
+    if wanted.is_encoder_decoder:
+        # What the encoder alone had, such as segment types, has no counterpart.
+        taken = {key: value for key, value in taken.items() if key in type(wanted).model_fields}
+    return type(wanted).model_validate({**taken, **own})
 
 
-def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
+def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] | None = None) -> HeadedModel:
     """The model under this configuration, converted if the family differs.
 
     Args:
         model: the trained one; it is not changed.
         config: the recipe's.
+        heads: of the new model, where the family of the old one may lack some; None: those that it has.
 
     Raises:
         UsageError: the weights do not fit, or no conversion is known between the families.
@@ -154,7 +161,7 @@ def converted(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
         return model
     fill = _copied if found.model_type == config.model_type else _conversion(found, config)
     # The padding's id is the tokenizer's, which stays.
-    new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder))
+    new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder), heads=heads)
     with torch.no_grad():
         fill(model, new)
     return new.eval()
@@ -239,10 +246,12 @@ def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None
         rows[number] = old_rows[parts].mean(dim=0)
 
 
-def _built(model: HeadedModel, config: EncoderConfig, vocab_size: int, *, pad_id: int) -> HeadedModel:
-    """A model of this configuration with the given one's heads, and weights of zero."""
+def _built(
+    model: HeadedModel, config: EncoderConfig, vocab_size: int, *, pad_id: int, heads: Collection[str] | None = None
+) -> HeadedModel:
+    """A model of this configuration with the given one's heads, unless others are given, and weights of zero."""
     with torch.device("meta"):
-        heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
+        heads = [*model.head_names, *([POOLER] if model.has_pooler else [])] if heads is None else heads
         new = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads, labels=model.labels)
     new.to_empty(device="cpu")
     new.extras = dict(model.extras)
@@ -308,6 +317,31 @@ def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
             raise _does_not_fit(model.encoder.config, new.encoder.config)
 
 
+def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
+    """Both stacks start as the same BERT, and the attention from one to the other is drawn: BERT2BERT of Rothe et al.
+    2020, arXiv:1907.12461, section 3. The first segment's embedding becomes a part of every position's."""
+    source = dict(model.encoder.named_parameters())
+    rows = source[_TABLE] + source["embeddings.token_type.weight"][0]
+    new.initialise(0)
+    new.extras = {}  # of an encoder alone
+    for name, parameter in new.encoder.named_parameters():
+        if "cross_attention" in name:
+            continue
+        side, _, part = name.partition("_positions.")
+        if part == "position.weight":
+            positions = len(parameter) - UNREAD_ROWS
+            if positions > len(rows):
+                raise UsageError(
+                    f"model.max_position_embeddings ({positions}) is above the initial model's {len(rows)}; lower it"
+                )
+            parameter[UNREAD_ROWS:].copy_(rows[:positions])
+            continue
+        origin = source.get(f"embeddings.{part}" if part else side.removeprefix("decoder_"))
+        if origin is None or origin.shape != parameter.shape:
+            raise _does_not_fit(model.encoder.config, new.encoder.config)
+        parameter.copy_(origin)
+
+
 def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
     """Copy the rows before the first position, then all positions, as often as the new table holds them."""
     position_P = torch.arange(len(new_PD))
@@ -337,6 +371,7 @@ def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfi
 
 _Conversion = Callable[[HeadedModel, HeadedModel], None]
 _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
+    ("bert", "bart"): _bart_of_bert,
     ("bert", "big_bird"): _with_repeated_positions,
     ("camembert", "big_bird"): _with_repeated_positions,
     ("camembert", "longformer"): _longformer_of_roberta,

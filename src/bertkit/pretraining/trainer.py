@@ -26,7 +26,7 @@ from bertkit.models.conversion import converted, grown, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, save_model
+from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, read_config, save_model
 from bertkit.models.tiling import tiled
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.forward import (
@@ -386,11 +386,16 @@ class Pretrainer(Trainer[PackedBatch]):
         init = self.recipe.init
         if init is not None:
             directory, first = find_model(init), self.stages[0].stage.recipe.model
-            loaded, _ = load_model(directory, heads=heads_of(objectives), is_trained=True)
+            heads = heads_of(objectives)
+            # An encoder has no head of a decoder.
+            becomes = first.is_encoder_decoder and not read_config(directory)[0].is_encoder_decoder
+            loaded, _ = load_model(directory, heads=[] if becomes else heads, is_trained=True)
             tokenizer = load_tokenizer(directory)
             check_vocabulary(loaded, tokenizer, source=str(directory))
             model, remade = with_vocabulary(
-                tiled(loaded, first, seed=self.recipe.seed) if self.recipe.init_tiling else converted(loaded, first),
+                tiled(loaded, first, seed=self.recipe.seed)
+                if self.recipe.init_tiling
+                else converted(loaded, first, heads if becomes else None),
                 tokenizer,
                 self.tokenizer,
                 new_tokens=self.recipe.new_pieces,
