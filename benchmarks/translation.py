@@ -103,7 +103,7 @@ def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict
     own = {"model.family": "bart", **sizes, "model.hidden_act": "gelu_new", "optimisation.schedule.peak": 2.0e-3}
     own |= {"model.scale_embedding": "false", "engine.precision": "fp32", "optimisation.steps": steps}
     starts: dict[str, list[str]] = {
-        "random": ["--set", f"tokenizer={{path: {bert.resolve()}, vocab_size: 200}}", *settings(own)],
+        "random": ["--set", f"tokenizer={{path: {bert.resolve() / 'model'}, vocab_size: 200}}", *settings(own)],
         "bert": ["--init", str(bert.resolve()), *settings(own)],
     }
     found: dict[str, object] = {}

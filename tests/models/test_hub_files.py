@@ -229,7 +229,7 @@ def refused(directory: Path) -> str:
 def test_an_unknown_model_type_lists_the_known_ones(saved: Path) -> None:
     edit_config(saved, model_type="mamba")
     said = refused(saved)
-    assert re.search(r"config\.json: model_type is 'mamba'; known are albert, bert, .*roberta", said)
+    assert re.search(r"config\.json: model_type is 'mamba'; known are albert, bart, bert, .*roberta", said)
     assert str(saved) in said
 
 
