@@ -8,7 +8,7 @@ are measured, never the best on dev. A run that is broken off goes on behind its
 
 Needs --data with glue/STS-B, nli/mnli-part-train.jsonl and text/wikipedia-train.txt.xz (or --texts).
 
-    python -m benchmarks.sentence_training --model MODEL... --data DATA --out OUT --seeds 3 --examples 8000
+    python -m benchmarks.sentence_training --model MODEL... --data DATA --out OUT --seeds 3
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def sentences(corpus: Path) -> Iterator[str]:
                 yield found[0]
 
 
-def arms(data: Path, texts: Path, examples: int, peak: float) -> dict[str, tuple[Any, dict[str, Any]]]:
+def arms(data: Path, texts: Path, given: argparse.Namespace) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Each arm's task and settings."""
     nli = OwnTask(
         kind="embedding",
@@ -120,10 +120,12 @@ def arms(data: Path, texts: Path, examples: int, peak: float) -> dict[str, tuple
         dev="stsb",
         columns=Columns(text="premise", text_pair="hypothesis"),
     )
-    shared = {"data.max_length": 64, "data.train_examples": examples, "optimisation.select": "last"}
-    shared |= {"optimisation.schedule.peak": peak, "optimisation.batch_sequences": 16}
-    once, scores = shared | {"optimisation.epochs": 1}, shared | {"optimisation.epochs": 4}
-    contrast = {"optimisation.batch_sequences": 64, "data.max_length": 32, "optimisation.schedule.peak": 0.3 * peak}
+    shared = {"data.max_length": 64, "optimisation.select": "last", "optimisation.batch_sequences": 16}
+    shared |= {"optimisation.schedule.peak": given.peak}
+    once = shared | {"optimisation.epochs": 1, "data.train_examples": given.examples}
+    scores = shared | {"optimisation.epochs": 4, "data.train_examples": given.scored}
+    contrast = shared | {"optimisation.epochs": 1, "optimisation.schedule.peak": 0.3 * given.peak}
+    contrast |= {"optimisation.batch_sequences": 64, "data.max_length": 32}
     return {
         "NLI (u, v)": (nli, {"embedding.loss": {"name": "softmax", "parts": ["u", "v"]}, **once}),
         "NLI (u, v, |u-v|)": (nli, {"embedding.loss": {"name": "softmax"}, **once}),
@@ -131,7 +133,7 @@ def arms(data: Path, texts: Path, examples: int, peak: float) -> dict[str, tuple
         "STS-B cross-encoder": ("stsb", scores | {"text.largest_score": 5.0}),
         "SimCSE": (
             OwnTask(kind="embedding", train=str(texts), dev="stsb"),
-            {"embedding.loss": {"name": "simcse", "projection": False}, **once, **contrast},
+            {"embedding.loss": {"name": "simcse", "projection": False}, **contrast},
         ),
     }
 
@@ -162,7 +164,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--word-vectors", type=Path, help="A text file of word vectors (benchmarks/word_vectors.py).")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--examples", type=int, default=2000)
+    parser.add_argument("--examples", type=int, default=8000, help="Of natural language inference.")
+    parser.add_argument("--scored", type=int, default=5749, help="Of STS-B, for four epochs.")
+    parser.add_argument("--sentences", type=int, default=8000, help="Of Wikipedia, for SimCSE.")
     parser.add_argument("--peak", type=float, default=1e-4, help="The learning rate; SimCSE's is 0.3 of it.")
     return parser.parse_args()
 
@@ -172,7 +176,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     texts = given.texts or given.out / "sentences.txt"
     if not texts.exists():
-        found = islice(sentences(given.data / "text/wikipedia-train.txt.xz"), given.examples)
+        found = islice(sentences(given.data / "text/wikipedia-train.txt.xz"), given.sentences)
         texts.write_text("".join(f"{each}\n" for each in found), encoding="utf-8")
     record = given.out / "figures.jsonl"
     known = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
@@ -196,7 +200,7 @@ def main() -> None:
         if seed < len(models):
             note(UNTRAINED, seed, lambda model=model: dev_spearman(Model(str(model)).encode, given.data))
             note(TABLE, seed, lambda model=model: dev_spearman(word_average(model), given.data))
-        for name, (task, settings) in arms(given.data, texts, given.examples, given.peak).items():
+        for name, (task, settings) in arms(given.data, texts, given).items():
             note(
                 name,
                 seed,
