@@ -35,9 +35,7 @@ SECTION = "static"
 class StaticRecipe(RecipeHeader):
     """A table of token vectors of one teacher."""
 
-    kind: Literal["distill"] = Field(  # type: ignore[assignment]  # a recipe's kind is read and never set
-        "distill", description="The command that runs the recipe."
-    )
+    kind: Literal["distill"] = Field("distill", description="The command that runs the recipe.")
     teacher: str | None = Field(
         None, description="The encoder, best a sentence embedder: a Hub id, a model or a run directory."
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json
@@ -65,6 +66,7 @@ class Predictor:
         engine: where and how much at once.
         columns: what its data call the text and the second text, as far as is known.
         recipe: of the run that made it; of the task alone where there is none.
+        outputs: computes the head's outputs: `predict`, or another function of its form.
     """
 
     directory: Path
@@ -75,6 +77,7 @@ class Predictor:
     engine: Engine
     columns: InputColumns
     recipe: FinetuneRecipe
+    outputs: Callable[..., list[NDArray[Any]]] = field(default=predict, kw_only=True)
 
     @classmethod
     def load(
@@ -203,7 +206,7 @@ class Predictor:
     ) -> tuple[list[Prediction], Account]:
         """The predictions of one example or more; subclasses have another way."""
         features = self.task.encode(examples, self.encoder)
-        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+        outputs = self.outputs(self.model, self.task, features, self.engine, progress=progress, label=label)
         self._check_finite(outputs, examples, features.origin_I)
         found = self.task.predictions(examples, features, outputs)
         if with_candidates and isinstance(self.task, Span):
