@@ -18,14 +18,17 @@ import torch
 from numpy.typing import NDArray
 
 from bertkit.finetuning.prediction import predict, prediction_batches
-from bertkit.inference.independent_batches import each_on_one_thread, independent_batch, worker_count
+from bertkit.inference.independent_batches import (
+    SMALLEST_BATCH,
+    each_on_one_thread,
+    even_batch_tokens,
+    independent_batch,
+    worker_count,
+)
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Features, Task, TaskBatch
 from bertkit.training.engine import Engine
-
-_SMALLEST_BATCH = 256
-"""Tokens below which a batch is not cut for the sake of the threads."""
 
 
 def independent_outputs(
@@ -42,7 +45,8 @@ def independent_outputs(
     if engine.device.type != "cpu":
         return predict(model, task, features, engine, progress=progress, label=label)
     model.eval()
-    most = min(engine.micro_batch_tokens, max(_SMALLEST_BATCH, -(-int(features.tokens_I.sum()) // worker_count())))
+    most, lengths = engine.micro_batch_tokens, features.tokens_I.tolist()
+    most = min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
     batches = list(prediction_batches(features, most))
 
     def computed(items: NDArray[np.int64]) -> list[NDArray[Any]]:
