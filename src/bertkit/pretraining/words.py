@@ -146,6 +146,12 @@ def mark_name(words: int) -> str:
     return str(words)
 
 
+def words_of_mark(name: str) -> int | None:
+    """What `mark_name` named; None of any other name."""
+    number, size = (name[:-1], {"M": 1_000_000, "k": 1_000}[name[-1]]) if name[-1:] in ("M", "k") else (name, 1)
+    return int(number) * size if number.isascii() and number.isdigit() else None
+
+
 def kept_document(read: WordsRead, marks: Sequence[int]) -> dict[str, Any]:
     """What results.json says of the words: those of the text, those read, and the models that were kept."""
     steps = read.steps_of(marks)

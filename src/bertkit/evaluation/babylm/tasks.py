@@ -115,7 +115,7 @@ TASKS = (
 
 NOT_SCORED = {
     "aoa": "age of acquisition needs the 19 checkpoints of a run at the words that the track asks for; not scored here",
-    "glue": "the GLUE subset is fine-tuned, not scored as the model is: bertkit eval glue, or finetune with its files",
+    "glue": "the GLUE subset is fine-tuned, not scored as the model is: give --finetune all",
 }
 """Parts of the official score that no model alone has a score in, and why."""
 
