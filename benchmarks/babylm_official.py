@@ -222,7 +222,9 @@ def main() -> None:
     submitted = json.loads((run / results["submission"]["file"]).read_text(encoding="utf-8"))
     rows = []
     for task, (name, folder) in CHOICES.items():
-        if task in arguments.only:
+        if task in results["left_out"]:
+            print(f"{task} is left out: {results['left_out'][task]}", file=sys.stderr)
+        elif task in arguments.only:
             rows.append(compare_choices(task, official / name / folder, results, submitted))
     if "reading" in arguments.only:
         rows += compare_reading(official / "reading", results, submitted)

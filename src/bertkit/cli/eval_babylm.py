@@ -68,10 +68,15 @@ def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSetti
     ]
     title = f"{results['model']}: fast evaluation, rule {results['protocol']['rule']}, %"
     console.table(("words", *(f"{task} {metric}" for task, metric in shown)), rows, title=title)
+    if results["aoa"] is not None:
+        for name in ("aoa", "aoa_own_vocabulary"):
+            figure = results["aoa"][name]
+            value = "none" if figure["value"] is None else f"{figure['value']:.3f}"
+            console.info(f"{name}: correlation with children's ages {value}, over {figure['words']} words")
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")
     _print_state(results["submission"])
-    more = {key: results[key] for key in ("checkpoints", "left_out", "warnings", "submission")}
+    more = {key: results[key] for key in ("checkpoints", "aoa", "left_out", "warnings", "submission")}
     common.finish(evaluated.run, {**evaluated.document, "run": evaluated.run.path, **more})
 
 

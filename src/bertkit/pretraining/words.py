@@ -16,15 +16,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
 from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import Stage
 from bertkit.progress import Progress
 from bertkit.text.sources import Corpus
-
-if TYPE_CHECKING:
-    from bertkit.pretraining.trainer import StageRun
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,15 @@ FOLDER = "models"
 """The directory of a run with the models that were kept."""
 CLOSE = 0.9
 """A run that ends with this share of a mark's words keeps its last model as that of the mark."""
+
+
+class StageOnText(Protocol):
+    """A stage and its batches: see `bertkit.pretraining.trainer.StageRun`."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def batches(self) -> StepBatches: ...
 
 
 def needs_words(recipe: Recipe) -> bool:
@@ -88,7 +96,7 @@ def tell_other_files(recipe: Recipe, corpus: Corpus) -> None:
         )
 
 
-def passes_before(stages: Sequence[StageRun], step: int) -> float:
+def passes_before(stages: Sequence[StageOnText], step: int) -> float:
     """How often the updates before this one have read the training text, over all stages."""
     passes = 0.0
     for each in stages:
@@ -108,7 +116,7 @@ class WordsRead:
         steps: of the run.
     """
 
-    stages: Sequence[StageRun]
+    stages: Sequence[StageOnText]
     text_words: int
     steps: int
 

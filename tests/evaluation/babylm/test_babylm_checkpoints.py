@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.evaluation.babylm.checkpoints import OFFICIAL_MARKS, kept_models
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.pretraining.words import mark_name, words_of_mark
 from tests.evaluation.babylm.babylm_files import write_evaluation_data
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
@@ -56,6 +58,29 @@ def test_each_model_is_scored_in_the_order_of_its_words(bertkit, tmp_path: Path)
     assert "without 3M, 4M" in document["submission"]["missing"]["checkpoints"]
     again = json.loads(bertkit(*command, "--checkpoints", "--json").stdout)
     assert again["run"] == document["run"]
+
+
+def test_surprisals_in_context_make_ages_and_the_official_file(bertkit, tmp_path: Path) -> None:
+    folder = tmp_path / "evaluation_data" / "full_eval" / "aoa"
+    folder.mkdir(parents=True)
+    contexts = {"value": [{"context": "The "}, {"context": "A reader of a"}], "token": [{"context": "One"}]}
+    (folder / "cdi_childes.json").write_text(json.dumps(contexts))
+    (folder / "cdi_human.csv").write_text(",word,16,23,30\n0,value,0.1,0.5,0.9\n1,token,0.2,0.5,0.8\n")
+    command = ("eval", "babylm", "--model", "run", "--data-dir", "evaluation_data", "--sample", "fast")
+    outcome = bertkit(*command, "--checkpoints", "--json")
+    assert outcome.code == 0, outcome.stderr
+    document = json.loads(outcome.stdout)
+    assert document["aoa"]["aoa"]["words"] <= 2
+    assert "aoa" not in document["left_out"]
+    file = Path(document["run"]) / "submission" / "run" / "main" / "zero_shot" / "mlm" / "AoA_word" / "surprisal.json"
+    rows = json.loads(file.read_text())["results"]
+    assert [row["step"] for row in rows[::3]] == ["chck_1M", "chck_2M", "chck_10M"]
+    own = [row for row in rows if row["step"] == "chck_10M"]
+    assert [(row["target_word"], row["context_id"]) for row in own] == [("value", 0), ("value", 1), ("token", 0)]
+    loaded = LoadedModel.load("run/models/10M")
+    texts, starts = ["The value", "A reader of a value", "One token"], [4, 14, 4]
+    scores = score_texts(loaded.model, loaded.tokenizer, texts, starts=starts)
+    assert [row["surprisal"] for row in own] == pytest.approx([-each.total for each in scores])
 
 
 def test_mistakes_are_told(bertkit) -> None:

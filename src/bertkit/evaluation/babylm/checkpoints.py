@@ -12,13 +12,24 @@ named `chck_1M`, `chck_2M`, ...
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.babylm.acquisition import (
+    CHILDREN,
+    CONTEXTS,
+    OFFICIAL_GUESS,
+    agreement,
+    measure_surprisals,
+    official_document,
+    read_children,
+    read_contexts,
+)
 from bertkit.evaluation.babylm.run import evaluate_babylm
 from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
 from bertkit.evaluation.loaded_model import short_name
@@ -31,6 +42,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunIdentity
 
 SUITE = "babylm-checkpoints"
+AOA = "aoa"
 OFFICIAL_MARKS = (*(million * 1_000_000 for million in range(1, 11)), *(ten * 10_000_000 for ten in range(2, 11)))
 """Words of the checkpoints that the leaderboard takes of strict-small."""
 
@@ -77,13 +89,19 @@ def evaluate_checkpoints(
         )
         for words, model in models.items()
     }
-    identity = _identity(arguments, settings, list(scored.values()))
+    folder = None if settings.only else find_acquisition(data)
+    ages = None if folder is None else _acquisition(arguments, folder, models, settings, progress)
+    done_runs = [*scored.values(), *(() if ages is None else ages.measured.values())]
+    identity = _identity(arguments, settings, done_runs)
     if (done := finished_measurement(identity, arguments)) is not None:
         return Evaluated(done, done.results or {})
     run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
         last = list(scored.values())[-1].results
+        left_out = {task: reason for task, reason in last["left_out"].items() if task not in (AOA, "glue")}
+        if ages is None and not settings.only:
+            left_out[AOA] = f"no aoa/{CONTEXTS} in {data} or in its full_eval"
         results = {
             "suite": SUITE,
             "model": arguments.model,
@@ -93,13 +111,61 @@ def evaluate_checkpoints(
                 {"words": words, "tasks": each.results["tasks"], "run": str(each.run.path)}
                 for words, each in scored.items()
             ],
-            "left_out": last["left_out"],
+            "aoa": None if ages is None else ages.figures,
+            "left_out": left_out,
             "warnings": last["warnings"],
             "protocol": last["protocol"],
-            "submission": _write_submission(run.path, short_name(arguments.model), scored),
+            "submission": _write_submission(run.path, short_name(arguments.model), scored, ages),
         }
         run.write_results(results)
     return Evaluated(run, results)
+
+
+def find_acquisition(data: Path | None) -> Path | None:
+    """The folder with words in context and children's shares; None where it is not there."""
+    places = [] if data is None else [data, data / "full_eval", data / "evaluation_data" / "full_eval"]
+    found = (place / AOA for place in places)
+    return next((each for each in found if (each / CONTEXTS).is_file() and (each / CHILDREN).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Ages:
+    """What came of the age of acquisition.
+
+    Attributes:
+        measured: surprisals by the words read.
+        figures: the correlations with children's ages.
+        document: what the leaderboard takes.
+    """
+
+    measured: dict[int, Evaluated]
+    figures: dict[str, Any]
+    document: Any
+
+
+def _acquisition(
+    arguments: EvalArguments, folder: Path, models: Mapping[int, Path], settings: BabylmSettings, progress: Progress
+) -> Ages:
+    words, children = read_contexts(folder / CONTEXTS), read_children(folder / CHILDREN)
+    measured = {}
+    for read, model in models.items():
+        own = replace(arguments, model=str(model), run_dir=None, fresh=False)
+        measured[read] = measure_surprisals(own, words, folder / CONTEXTS, settings, progress)
+    by_read = {read: each.results["surprisals"] for read, each in measured.items()}
+    vocabulary = math.log(next(iter(measured.values())).results["vocabulary"])
+    figures = {
+        AOA: agreement(by_read, children, OFFICIAL_GUESS),
+        "aoa_own_vocabulary": agreement(by_read, children, vocabulary),
+        "definition": "Pearson's correlation of the logarithm of the words read at which a word counts as learnt, and"
+        " the age at which half of the children say it",
+    }
+    by_name = {_revision(read): (read, each) for read, each in measured.items()}
+    return Ages(measured, figures, official_document(short_name(arguments.model), by_name, words))
+
+
+def _revision(words: int) -> str:
+    """What the official scripts call a checkpoint."""
+    return f"chck_{mark_name(words)}"
 
 
 def _identity(arguments: EvalArguments, settings: BabylmSettings, scored: Sequence[Evaluated]) -> RunIdentity:
@@ -129,7 +195,9 @@ def official_shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | N
     return found
 
 
-def _write_submission(run: Path, name: str, scored: Mapping[int, Evaluated]) -> dict[str, Any] | None:
+def _write_submission(
+    run: Path, name: str, scored: Mapping[int, Evaluated], ages: Ages | None
+) -> dict[str, Any] | None:
     """Predictions by checkpoint and the document of their shares; None where no official backend scores so."""
     first = next(iter(scored.values())).results
     backend = BACKENDS.get(first["protocol"]["rule"])
@@ -138,12 +206,17 @@ def _write_submission(run: Path, name: str, scored: Mapping[int, Evaluated]) -> 
     root = Path(FOLDER) / name
     for words, each in scored.items():
         (own,) = each.run.path.joinpath(FOLDER).glob("*/main")
-        shutil.copytree(own, run / root / f"chck_{mark_name(words)}", dirs_exist_ok=True)
+        shutil.copytree(own, run / root / _revision(words), dirs_exist_ok=True)
     shares = [official_shares(each.results) for each in scored.values()]
     document = {task: [each[task] for each in shares] for task in shares[0]}
     file = root / f"fast_scores_{backend}.json"
     write_text(run / file, json.dumps({"fast_eval_results": document}) + "\n")
-    missing = {
+    if ages is not None:
+        place = run / root / "main" / "zero_shot" / backend / "AoA_word"
+        place.mkdir(parents=True)
+        write_text(place / "surprisal.json", json.dumps(ages.document) + "\n")
+    missing = {} if ages is not None else {AOA: "not scored"}
+    missing |= {
         task: f"{first['items'].get(task, 0)} items; the leaderboard takes {size}"
         for task, size in FAST_SIZES.items()
         if first["items"].get(task, 0) != size

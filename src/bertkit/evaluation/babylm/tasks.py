@@ -114,7 +114,7 @@ TASKS = (
 """In the order of tables."""
 
 NOT_SCORED = {
-    "aoa": "age of acquisition needs the 19 checkpoints of a run at the words that the track asks for; not scored here",
+    "aoa": "age of acquisition needs the models that a run has kept: give --checkpoints --sample fast",
     "glue": "the GLUE subset is fine-tuned, not scored as the model is: give --finetune all",
 }
 """Parts of the official score that no model alone has a score in, and why."""
