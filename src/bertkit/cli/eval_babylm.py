@@ -81,13 +81,17 @@ def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSetti
 
 
 def _print(results: dict[str, Any]) -> None:
+    from bertkit.evaluation.babylm.published import ALIKE
+
     for warning in results["warnings"]:
         console.warn(warning)
-    references = [row for row in results["references"] if row["backend"] == results["protocol"]["official_backend"]]
+    alike = ALIKE.get(results["protocol"]["official_backend"], ())
+    references = [row for row in results["references"] if row["backend"] in alike]
     rows = []
     for task, metrics in results["tasks"].items():
         for name, figure in metrics.items():
-            beside = [_percent(row["figures"].get(task)) if name == "accuracy" else "" for row in references]
+            column = task if name == "accuracy" else name
+            beside = [_percent(row["figures"][column]) if column in row["figures"] else "" for row in references]
             interval = " to ".join(map(_percent, figure.get("interval") or ()))
             rows.append((task, name, _percent(figure["mean"]), interval, results["items"].get(task, ""), *beside))
     average = results["averages"]["accuracy"]
