@@ -133,6 +133,7 @@ def run_ours(arguments: argparse.Namespace, sample: Path, out: Path) -> Path:
     only = [part for task in arguments.only for part in ("--only", task)]
     command = [sys.executable, "-m", "bertkit", "eval", "babylm", "--model", str(arguments.model), "--data-dir"]
     command += [str(sample), "--rule", rule, *only, "--run-dir", str(out), "--fresh", "--device", "cpu"]
+    shutil.rmtree(out, ignore_errors=True)  # of a comparison before
     subprocess.run(command, check=True, stdout=sys.stderr)
     return out
 
