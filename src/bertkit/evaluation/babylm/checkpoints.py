@@ -32,6 +32,7 @@ from bertkit.evaluation.babylm.acquisition import (
 )
 from bertkit.evaluation.babylm.run import evaluate_babylm
 from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
+from bertkit.evaluation.babylm.tasks import places_of
 from bertkit.evaluation.loaded_model import short_name
 from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, finished_measurement
 from bertkit.evaluation.settings import BabylmSettings
@@ -123,8 +124,7 @@ def evaluate_checkpoints(
 
 def find_acquisition(data: Path | None) -> Path | None:
     """The folder with words in context and children's shares; None where it is not there."""
-    places = [] if data is None else [data, data / "full_eval", data / "evaluation_data" / "full_eval"]
-    found = (place / AOA for place in places)
+    found = [] if data is None else [place / AOA for place in places_of(data)]
     return next((each for each in found if (each / CONTEXTS).is_file() and (each / CHILDREN).is_file()), None)
 
 

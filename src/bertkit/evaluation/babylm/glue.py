@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.babylm.tasks import places_of
 from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import EvalArguments, measured_once
 from bertkit.evaluation.tasks import PREDICTIONS, evaluate_tasks
@@ -98,7 +99,7 @@ def finetune_glue(
         UsageError: one is no task of the subset.
     """
     names = glue_names(wanted)
-    places = [] if data is None else [data, data / "full_eval", data / "evaluation_data" / "full_eval"]
+    places = [] if data is None else places_of(data)
     found = next((place for place in places if (place / FOLDER).is_dir()), None)
     if found is None:
         raise DataError(f"--finetune: no folder {FOLDER} in {data} or in its full_eval; give the challenge's files")
