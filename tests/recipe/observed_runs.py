@@ -37,6 +37,8 @@ from bertkit.training.trainer import Trainer
 Observed = Iterator[str]
 UPDATES = 3
 """Of each stage, or of a run on a task."""
+MORE_BATCHES = 60
+"""Looked at of each stage where all else is equal."""
 _TASKS = ("sequence_classification", "token_classification", "span", "multiple_choice")
 
 
@@ -134,6 +136,10 @@ class Pretraining:
         yield from _for_tasks(trainer.model)
         yield _given_up_after(trainer, last)
         yield digest(steps, recipe.model.max_tokens)
+        # A choice that is seldom made, such as that of a random token, may be in none of those batches.
+        for stage in trainer.stages:
+            for step in range(4, min(MORE_BATCHES, stage.stage.end_step - stage.stage.first_step)):
+                yield _samples(stage.batches.samples(step), reads_types)
 
 
 def _steps_of(stage: Any) -> range:
