@@ -26,8 +26,9 @@ from bertkit.errors import BertkitError, DivergedError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.run import open_shards
+from bertkit.pretraining.run import open_shards, open_text
 from bertkit.pretraining.trainer import check_epochs
+from bertkit.pretraining.words import check_words, count_words, needs_words
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -100,6 +101,9 @@ class Pretraining:
             yield f"{REFUSED}: {type(error).__name__}"
 
     def _observed(self, recipe: Any) -> Observed:
+        if needs_words(recipe):
+            opened = open_text(recipe, offline=True)
+            check_words(recipe, count_words(opened, silent_progress))
         shards = open_shards(recipe, cache=self.cache, offline=True, progress=silent_progress)
         tokenizer = load_tokenizer(shards.directory)
         count = int(shards.segment_start_S1[-1])

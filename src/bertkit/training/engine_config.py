@@ -6,9 +6,10 @@ decides what is `auto`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
 
@@ -48,6 +49,17 @@ class EngineConfig(Settings):
         "auto",
         description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
     )
+    models_at_words: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="On text: words, between white space, after which the model is kept in RUN/models, such as"
+        " [1000000, 2000000]; every pass counts them again.",
+    )
+    expected_files: list[str] = Field(
+        default_factory=list,
+        description="On text: names, up to their first dot, of the files that the sources should have; others, and"
+        " those that are missing, are named in a warning.",
+    )
     examples: list[str] = Field(
         default_factory=list, description="Texts with [MASK] that are filled in when training is done."
     )
@@ -84,3 +96,12 @@ class EngineConfig(Settings):
     shard: bool = Field(
         False, description="With several ranks: spread weights and moments over them; not available yet."
     )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})
+
+    @model_validator(mode="after")
+    def _words_ascend(self) -> Self:
+        marks = self.models_at_words
+        if any(after <= before for before, after in pairwise(marks)):
+            raise ValueError(f"models_at_words has to ascend, each number once; found {marks}")
+        return self
