@@ -117,4 +117,14 @@ def open_shards(
         if recipe.data.languages
         else open_corpus(sources, recipe.data.reading, offline=offline, commits=commits)
     )
-    return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
+    engine = recipe.engine
+    return prepare_shards(
+        corpus,
+        recipe.tokenizer,
+        None,
+        cache=cache,
+        workers=engine.jobs if engine.jobs > 1 else None,
+        executor=engine,
+        offline=offline,
+        progress=progress,
+    )

@@ -6,14 +6,14 @@ decides what is `auto`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from bertkit.settings import Settings
+from bertkit.jobs.settings import ExecutorSettings
 
 
-class EngineConfig(Settings):
+class EngineConfig(ExecutorSettings):
     """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
@@ -81,3 +81,12 @@ class EngineConfig(Settings):
     shard: bool = Field(
         False, description="With several ranks: spread weights and moments over them; not available yet."
     )
+
+    @model_validator(mode="after")
+    def _runs_or_ranks(self) -> Self:
+        if self.is_parallel and self.ranks > 1:
+            raise ValueError(
+                f"ranks is {self.ranks}, and independent runs are to go on side by side (jobs: {self.jobs}, executor:"
+                f" {self.executor}); choose one: several processes for each run, or one each for several runs"
+            )
+        return self
