@@ -1,6 +1,6 @@
 """Sentences a second: bertkit's vectors beside sentence-transformers', on the same real sentences.
 
-    python -m benchmarks.embed_speed --model MODEL --text wiki.txt [--sentences 5000] [--rounds 3] [--threads 2]
+    python -m benchmarks.embed_speed --model MODEL --text wiki.txt [--lengths 16 64 256 --plot speed.svg] [--int8 INT8]
 
 Each side encodes the same sentences in turn, round by round, so that a drift of the machine meets all of them; the
 median ratio to sentence-transformers' default (fp32, batches of 32) is what counts. Processor time stands beside wall
@@ -36,7 +36,7 @@ def sentences_of(path: Path, count: int) -> list[str]:
     return found[:count]
 
 
-def sides(model: str, names: Sequence[str]) -> dict[str, Encode]:
+def sides(model: str, names: Sequence[str], int8: str | None) -> dict[str, Encode]:
     """The named ways to encode, each ready."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -56,6 +56,7 @@ def sides(model: str, names: Sequence[str]) -> dict[str, Encode]:
         ),
         "bertkit-fp32": lambda: bertkit.load(model, device="cpu").encode,
         "bertkit-bf16": lambda: bertkit.load(model, device="cpu", precision="bf16").encode,
+        "bertkit-int8": lambda: bertkit.load(str(int8), device="cpu").encode,
     }
     found = {}
     for name in names:
@@ -88,24 +89,31 @@ def main() -> None:
         nargs="*",
         default=["st-fp32", "st-bf16", "st-onnx-int8", "st-openvino-int8", "bertkit-fp32", "bertkit-bf16"],
     )
+    parser.add_argument("--int8", help="the model in bertkit's int8; one more side")
+    parser.add_argument("--plot", type=Path, help="figure of sentences a second by length")
     arguments = parser.parse_args()
     import torch
 
     torch.set_num_threads(arguments.threads)
-    ready = sides(arguments.model, arguments.sides)
+    names = [*arguments.sides, *(["bertkit-int8"] if arguments.int8 else [])]
+    ready = sides(arguments.model, names, arguments.int8)
     base = next(iter(ready))
     texts = sentences_of(arguments.text, arguments.sentences)
     _compare("sentences", ready, base, texts, arguments.rounds)
     words = " ".join(texts).split()
+    by_length: dict[int, dict[str, float]] = {}
     for length in arguments.lengths:
         # About as many tokens; the same texts for every side.
         count = max(16, 20_000 // length)
         size = max(1, round(length * 0.75))
         cut = [" ".join(words[(n * size) % len(words) :][:size]) for n in range(count)]
-        _compare(f"length {length}", ready, base, cut, arguments.rounds)
+        by_length[length] = _compare(f"length {length}", ready, base, cut, arguments.rounds)
+    if arguments.plot is not None:
+        _draw(by_length, arguments.plot)
 
 
-def _compare(what: str, ready: dict[str, Encode], base: str, texts: Sequence[str], rounds: int) -> None:
+def _compare(what: str, ready: dict[str, Encode], base: str, texts: Sequence[str], rounds: int) -> dict[str, float]:
+    """Print a line for each side; returns texts a second."""
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
     vectors: dict[str, Any] = {}
     for _ in range(rounds):
@@ -127,6 +135,24 @@ def _compare(what: str, ready: dict[str, Encode], base: str, texts: Sequence[str
             "least_cosine": round(float(cosine.min()), 6),
         }
         print(json.dumps(row), flush=True)
+    return {name: len(texts) / statistics.median(each[0] for each in taken) for name, taken in seconds.items()}
+
+
+def _draw(by_length: dict[int, dict[str, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(next(iter(by_length.values()))):
+        speeds = [speed[name] for speed in by_length.values()]
+        style = "-" if name.startswith("bertkit") else "--"
+        axes.plot(list(by_length), speeds, style, marker="os^vDPX"[number % 7], markersize=4, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="length (tokens, about)", ylabel="sentences a second")
+    axes.set_xticks(list(by_length), [str(length) for length in by_length], minor=False)
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -102,8 +102,8 @@ def measure_entities(predictor: Predictor, data: Path, most: int | None) -> Iter
     yield "documents as printed, running text", raw_text(predictor, whole, " ", natural=True)
 
 
-def measure_long_document(predictor: Predictor, data: Path) -> dict[str, Any]:
-    """Articles labelled one by one, and all in one document."""
+def measure_long_document(predictor: Predictor, data: Path, separator: str) -> dict[str, Any]:
+    """Articles, whose paragraphs are lines, labelled one by one, and all in one document with this between them."""
     with lzma.open(data / "text" / "wikipedia-dev.txt.xz", "rt", encoding="utf-8") as file:
         articles = file.read().split("\n\n")
     chapters, words = list[str](), 0
@@ -114,7 +114,7 @@ def measure_long_document(predictor: Predictor, data: Path) -> dict[str, Any]:
         words += len(article.split())
     starts, text = [], ""
     for chapter in chapters:
-        text += "\n\n" if text else ""
+        text += separator if text else ""
         starts.append(len(text))
         text += chapter
     alone = {
@@ -214,7 +214,8 @@ def main() -> None:
         if arguments.context is not None:
             task.settings = task.settings.model_copy(update={"context": arguments.context})
         show("context", task.settings.context)
-        show("long document", measure_long_document(predictor, arguments.data))
+        show("long document", measure_long_document(predictor, arguments.data, "\n\n"))
+        show("long document, no blank lines", measure_long_document(predictor, arguments.data, "\n"))
         for name, found in measure_entities(predictor, arguments.data, arguments.documents):
             show(name, found)
     if arguments.reader is not None:

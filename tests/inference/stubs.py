@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from bertkit.models.labels import Labels
@@ -21,14 +21,15 @@ class Tagger:
 
     Attributes:
         sizes: words of each example that was read.
+        document_sizes: words that may share a window, by the document's number.
     """
 
     def __init__(self, context: str, names: tuple[str, ...] = TAGS) -> None:
         settings = TaggingSettings.model_validate({"context": context})
         self.task = Tagging(Labels(names), ("accuracy",), settings)
-        self.encoder = SimpleNamespace(max_tokens=16)
         self.stored: dict[str, Any] = {}
         self.sizes: list[int] = []
+        self.document_sizes = Counter[int]()
 
     def stream(self, examples: Iterable[Any], **_: int) -> Iterator[tuple[Any, Prediction | None]]:
         for example in examples:
@@ -36,6 +37,7 @@ class Tagger:
 
     def _tagged(self, example: TaggedExample) -> Prediction:
         self.sizes.append(len(example.words))
+        self.document_sizes[example.document] += len(example.words)
         kinds = ["NAME" if word[0].isupper() else "DATE" if word.isdigit() else "" for word in example.words]
         names = self.task.labels.names
         if "B-NAME" not in names:

@@ -1,15 +1,22 @@
-"""Entities of plain text: exact places, parts of a long text that change nothing, scores by type."""
+"""Entities of plain text: exact places, windows that follow the text, scores by type."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bertkit.inference import entities
 from bertkit.inference.documents import documents
-from bertkit.inference.entities import RawText, has_chunks
+from bertkit.inference.entities import RawText, has_chunks, text_parts
+from bertkit.models.labels import Labels
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.tagging import Tagging, TaggingSettings
 from tests.inference.stubs import TAGS, Tagger
+from tests.tasks.tiny_task import tiny_tokenizer
 
 TEXT = "On 12 May New York's mayor met\nDr. Smith.\n\nParis slept; Berlin \tRome woke (Oslo-based Ann)."
 FOUND = [
@@ -50,29 +57,61 @@ def test_a_sentence_is_read_alone_or_with_its_document() -> None:
 def test_no_entity_continues_behind_a_paragraph() -> None:
     tagger = Tagger("document")
     assert [each["text"] for each in found(tagger, "seen by Ann\n\nBob slept")["entities"]] == ["Ann", "Bob"]
-    assert tagger.sizes == [5]
+    assert tagger.sizes == [3, 2]
+    assert list(tagger.document_sizes.values()) == [5]
 
 
-def test_parts_of_a_long_text_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words on both sides of each cut are read with it, an entity across a cut stays whole, no part is large."""
+def test_no_more_words_than_a_pass_may_hold_share_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n\n".join(f"a b Ann{i} Lee{i} {i} x.\ny Tom{i} Ray{i} Fox{i} z" for i in range(60))
     whole = found(Tagger("document"), text)
-    for size in (1, 7, 20, 33):
+    for size in (12, 20, 33):
         monkeypatch.setattr(entities, "PART_WORDS", size)
         tagger = Tagger("document")
         assert found(tagger, text) == whole
-        assert len(tagger.sizes) > 5
-        # The words of a part, those around it, and what a paragraph brings beside.
-        assert max(tagger.sizes) < size + 3 * tagger.encoder.max_tokens + 12
+        assert len(tagger.document_sizes) > 5
+        assert size - 12 < max(tagger.document_sizes.values()) <= size
+        assert sum(tagger.sizes) == 60 * 12
     assert len(whole["entities"]) == 60 * 3
 
 
 def test_one_long_sentence_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entities, "PART_WORDS", 10)
+    monkeypatch.setattr(entities, "PART_WORDS", 12)
     tagger = Tagger("document")
     text = "x Ann Lee y " * 100
     assert len(found(tagger, text)["entities"]) == 100
-    assert max(tagger.sizes) <= 10 + 3 * 16
+    assert set(tagger.sizes) == {12, 400 % 12}
+    assert max(tagger.document_sizes.values()) == 12
+
+
+def test_a_chapter_is_read_in_the_same_windows_alone_and_in_its_book() -> None:
+    """Windows hold whole paragraphs: those of a chapter are the same but for the ones that reach beyond its edges."""
+    encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=40)
+    task = Tagging(Labels(TAGS), ("accuracy",), TaggingSettings(context="document"))
+    generator = random.Random(0)
+
+    def windows(text: str) -> list[tuple[str, ...]]:
+        parts = list(text_parts(RawText("a", text), "document"))
+        document_P = np.cumsum([part.begins for part in parts]).tolist()
+        examples = [replace(part.example, document=own) for part, own in zip(parts, document_P, strict=True)]
+        features = task.encode(examples, encoder)
+        return [tuple(parts[part].example.words[word] for part, word in own) for own in features.extra]
+
+    # Some paragraphs fit together, others are too long for a window.
+    chapters = [
+        "\n\n".join(
+            " ".join(f"w{generator.randrange(10**6)}" for _ in range(generator.choice([3, 5, 9, 30])))
+            for _ in range(40)
+        )
+        for _ in range(5)
+    ]
+    alone = [set(windows(chapter)) for chapter in chapters]
+    together = set(windows("\n\n".join(chapters)))
+    assert alone[0] - together <= set(windows(chapters[0])[-1:])
+    for chapter in alone[1:]:
+        assert len(chapter - together) <= 0.3 * len(chapter)
+    # Where paragraphs are lines, a blank line separates documents: nothing is read across it.
+    pages = [chapter.replace("\n\n", "\n") for chapter in chapters]
+    assert windows("\n\n".join(pages)) == [window for page in pages for window in windows(page)]
 
 
 def test_the_score_is_the_probability_of_the_type_over_its_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from bertkit.inference.independent_batches import (
     TOKEN_STEP,
     batches_by_length,
     each_on_one_thread,
+    even_batch_tokens,
     filler_lengths,
     independent_batch,
 )
@@ -144,6 +146,17 @@ def test_batches_hold_every_sequence_once_and_few_tokens() -> None:
     assert sorted(number for batch in batches for number in batch) == list(range(len(LENGTHS)))
     assert all(sum(LENGTHS[number] for number in batch) <= 50 for batch in batches)
     assert batches_by_length([9, 8], 1) == [[0], [1]]
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 300), (2, 78), (2, 1), (3, 1001), (16, 500)])
+def test_every_worker_has_as_many_batches(workers: int, count: int) -> None:
+    generator = random.Random(count)
+    lengths = [generator.randint(3, 128) for _ in range(count)]
+    batches = batches_by_length(lengths, even_batch_tokens(lengths, 4096, workers))
+    tokens = [sum(lengths[number] for number in batch) for batch in batches]
+    rounds = -(-sum(lengths) // (workers * (4096 - max(lengths))))
+    assert len(batches) <= rounds * workers
+    assert max(tokens) <= min(4096, -(-sum(lengths) // (rounds * workers)) + max(lengths))
 
 
 def test_results_come_in_order_and_each_worker_has_one_thread() -> None:

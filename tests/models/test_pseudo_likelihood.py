@@ -21,7 +21,7 @@ from tests.probing.tiny_models import (
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.models import pseudo_likelihood
+from bertkit.models import token_predictors
 from bertkit.models.headed import SCORING_RULE
 from bertkit.models.hub import load_model
 from bertkit.models.pseudo_likelihood import SCORING_RULES, choose_rule, score_texts
@@ -117,7 +117,7 @@ def test_scores_do_not_depend_on_the_batch_or_the_order(rule: str, monkeypatch: 
     model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer, heads=(SCORING_RULES[rule].head,))
     model.extras[SCORING_RULE] = rule
     whole = score_texts(model, tokenizer, TEXTS, rule=rule)
-    monkeypatch.setattr(pseudo_likelihood, "MAX_LOGITS", 3 * tokenizer.vocab_size)
+    monkeypatch.setattr(token_predictors, "MAX_LOGITS", 3 * tokenizer.vocab_size)
     for tokens in (1, 23, 150):
         for some, all_at_once in zip(
             score_texts(model, tokenizer, TEXTS, rule=rule, max_batch_tokens=tokens), whole, strict=True

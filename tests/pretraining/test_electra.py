@@ -174,7 +174,7 @@ def test_a_checkpoint_holds_shared_weights_once(finished: tuple[Path, dict[str, 
 def test_a_checkpoint_of_another_model_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:
     from bertkit.errors import DataError
     from bertkit.run.checkpoint import load_newest_checkpoint
-    from bertkit.training.trainer import restore_weights
+    from bertkit.training.model_state import restore_weights
 
     directory, _ = finished
     checkpoint = load_newest_checkpoint(directory / "run" / "checkpoints")

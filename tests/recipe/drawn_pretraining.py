@@ -227,7 +227,7 @@ class PretrainingDraws:
             "start": [0.2, 0.5],
             "end": [0.2, 0.1],
             "until": [1.0, 0.2],
-            "max_predictions": [None, 3],
+            "max_predictions": [None, 1],  # more are not reached where sequences are short
             "mask_share": [0.0, 0.5, 0.8],
             # Of the few spans of a small batch none may be drawn at random.
             "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],

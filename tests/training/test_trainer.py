@@ -21,8 +21,9 @@ from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.loss_terms import TermTotal
+from bertkit.training.model_state import write_whole
 from bertkit.training.step import StepOutcome
-from bertkit.training.trainer import Trainer, write_whole
+from bertkit.training.trainer import Trainer
 from tests.training.stopping import stopping_at
 
 STEPS = 11

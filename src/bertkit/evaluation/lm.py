@@ -35,9 +35,9 @@ from bertkit.models.pseudo_likelihood import (
     EncoderLeftToRight,
     LeftToRight,
     MaskedNextTokenScoring,
-    TokenPredictor,
     choose_rule,
 )
+from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.sources import Corpus, open_corpus
 from bertkit.text.tokenizer import Tokenizer

@@ -47,9 +47,10 @@ from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
 from bertkit.training.method import layer_rates
+from bertkit.training.model_state import copy_weights
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
-from bertkit.training.trainer import Trainer, copy_weights
+from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

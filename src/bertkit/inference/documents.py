@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertkit.inference.answers import AnswerCollector, context_parts
-from bertkit.inference.entities import EntityCollector, RawText, has_chunks, text_parts
+from bertkit.inference.entities import EntityCollector, RawText, TextPart, has_chunks, text_parts
 from bertkit.inference.predict import Predictor
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import Example, QuestionExample, TaggedExample
@@ -36,15 +36,16 @@ def documents(
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
 
     def examples() -> Iterator[Example | None]:
-        number = -1
+        number = 0
         for item in items:
             assembly = _assembly(predictor, item, top)
             for part, is_last in _with_last(assembly.parts()):
                 waiting.append((assembly, part, is_last))
                 example = part if part is None or not hasattr(part, "example") else part.example
-                if isinstance(item, RawText) and isinstance(example, TaggedExample):
+                if isinstance(part, TextPart):
                     # Below 0, since sentences that come as words are numbered from 0.
-                    example, number = replace(example, document=number), number - 1
+                    number -= part.begins
+                    example = replace(part.example, document=number)
                 yield example
 
     for _, prediction in predictor.stream(examples(), **windows):
@@ -76,13 +77,13 @@ class _Assembly:
 class _TextAssembly(_Assembly):
     """A text whose words are tagged."""
 
-    def __init__(self, item: RawText, task: Tagging, margin: int, top: int | None) -> None:
+    def __init__(self, item: RawText, task: Tagging, top: int | None) -> None:
         super().__init__(item, top)
-        self._raw, self._context, self._margin = item, task.settings.context, margin
+        self._raw, self._context = item, task.settings.context
         self._collector = EntityCollector(item, task.labels.names, top)
 
     def parts(self) -> Iterator[Any]:
-        return text_parts(self._raw, self._context, self._margin)
+        return text_parts(self._raw, self._context)
 
     def add(self, part: Any, prediction: Prediction | None) -> None:
         assert prediction is not None
@@ -129,7 +130,7 @@ def _assembly(predictor: Predictor, item: Item, top: int | None) -> _Assembly:
     if isinstance(task, Tagging) and isinstance(item, RawText):
         if not item.text.strip():
             return _BlankText("entities" if has_chunks(task.labels.names) else "tags")
-        return _TextAssembly(item, task, predictor.encoder.max_tokens, top)
+        return _TextAssembly(item, task, top)
     return _Assembly(item, top)
 
 

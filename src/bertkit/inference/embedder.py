@@ -26,6 +26,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.inference.independent_batches import (
     batches_by_length,
     each_on_one_thread,
+    even_batch_tokens,
     independent_batch,
     worker_count,
 )
@@ -218,9 +219,7 @@ class Embedder:
         found = np.zeros((len(sequences), self.width), dtype=np.float32)
         real = [number for number, each in enumerate(sequences) if each.ids]
         lengths = [len(sequences[number].ids) for number in real]
-        chosen = [
-            [real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(sum(lengths)))
-        ]
+        chosen = [[real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(lengths))]
 
         def computed(batch: Sequence[int]) -> Floats:
             return self._computed([sequences[number][:2] for number in batch])
@@ -242,12 +241,12 @@ class Embedder:
         """
         return self.joined(self.parts(texts, long))
 
-    def _batch_tokens(self, tokens: int) -> int:
-        """Tokens of a batch: so few that every thread has one, where there are not many."""
+    def _batch_tokens(self, lengths: Sequence[int]) -> int:
+        """Tokens of a batch: on a CPU so many that all threads have as many batches, and at least one."""
         most = self._engine.micro_batch_tokens
         if self._engine.device.type != "cpu":
             return most
-        return min(most, max(_SMALLEST_BATCH, -(-tokens // worker_count())))
+        return min(most, max(_SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
 
     def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Floats:
         ids, types = zip(*sequences, strict=True)

@@ -2,16 +2,17 @@
 
 Tjong Kim Sang and De Meulder 2003, CoNLL, for what an entity is (conlleval's reading of tags). A tagger that was
 trained on sentences reads each sentence by itself; one that was trained on documents (Devlin et al. 2019, BERT,
-arXiv:1810.04805, section 5.3) reads a text in overlapping windows, each word tagged in the one that shows the most
-around it. A long text is read in parts, so that the memory of a pass does not grow with it. Sibling column_files.py
-tags words as a file gives them.
+arXiv:1810.04805, section 5.3) reads as many whole paragraphs at once as fit, as it did with sentences in training, and
+one that is too long in overlapping windows. So windows follow the text: a chapter is cut as if it stood alone, but for
+its edges. Windows at every so many words would be others for each place of a chapter in its book. Sibling
+column_files.py tags words as a file gives them.
 
 Shapes: W words of an entity, K tags, C types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,11 @@ from bertkit.errors import DataError
 from bertkit.metrics.tagging import conlleval_spans, split_tag
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import TaggedExample
-from bertkit.text.passages import paragraph_places, sentence_places_in
+from bertkit.text.passages import blocks_of_paragraphs, paragraph_places, sentence_places_in
 from bertkit.text.word_split import Place, word_places
 
 PART_WORDS = 8192
-"""Words of a text that are tagged together, at least."""
+"""Words of a text that are tagged together, at most: the memory of a pass does not grow with the text."""
 OUTSIDE = "O"
 _DIGITS = 6
 
@@ -41,52 +42,75 @@ class RawText:
 
 @dataclass(frozen=True)
 class TextPart:
-    """Words of a text that are tagged together.
+    """Words of a text that no window has to cut: a sentence, or a paragraph.
 
     Attributes:
         example: the words.
         places: where each is in the text.
-        closing: the numbers of words behind which no entity continues.
-        kept: the words whose tags are used; the others are there as context.
+        begins: whether it is not read with the part before it, even where both fit.
+        closes: whether no entity continues behind it.
     """
 
     example: TaggedExample
     places: list[Place]
-    closing: frozenset[int]
-    kept: range
+    begins: bool
+    closes: bool
 
 
-def text_parts(raw: RawText, context: str, margin: int) -> Iterator[TextPart]:
+def text_parts(raw: RawText, context: str) -> Iterator[TextPart]:
     """The words of a text that is not blank, in parts.
 
     Args:
         raw: the text.
-        context: `sentence`: a part is a sentence; `document`: parts of at least `PART_WORDS` words.
-        margin: words around a document's part that are read with it; no window may hold more of them.
+        context: `sentence`: a part is a sentence; `document`: a paragraph, or whole sentences of one that has more
+            than `PART_WORDS` words.
     """
     if context == "sentence":
         for paragraph in paragraph_places(raw.text):
             for start, end in sentence_places_in(raw.text, paragraph):
-                places = word_places(raw.text, start, end)
-                yield _part(raw, places, {len(places) - 1}, 0, len(places))
+                yield _part(raw, word_places(raw.text, start, end), begins=True, closes=True)
         return
-    places, closing, first = list[Place](), set[int](), 0
-    for paragraph in paragraph_places(raw.text):
-        for start, end in sentence_places_in(raw.text, paragraph):
-            places += word_places(raw.text, start, end)
-        closing.add(len(places) - 1)
-        while len(places) - first >= PART_WORDS + 2 * margin:
-            last = first + PART_WORDS
-            yield _part(raw, places[: last + margin], closing, first, last)
-            done = max(0, last - margin)
-            places, closing, first = places[done:], {each - done for each in closing if each >= done}, last - done
-    if len(places) > first:
-        yield _part(raw, places, closing, first, len(places))
+    together = 0
+    for begins_document, paragraph in _of_documents(raw.text):
+        together = 0 if begins_document else together
+        sentences = [word_places(raw.text, start, end) for start, end in sentence_places_in(raw.text, paragraph)]
+        pieces = list(_pieces(sentences))
+        for number, places in enumerate(pieces, start=1):
+            begins = not together or together + len(places) > PART_WORDS
+            together = len(places) + (0 if begins else together)
+            yield _part(raw, places, begins=begins, closes=number == len(pieces))
 
 
-def _part(raw: RawText, places: list[Place], closing: set[int], first: int, last: int) -> TextPart:
+def _of_documents(text: str) -> Iterator[tuple[bool, Place]]:
+    """Each paragraph, and whether a document begins with it.
+
+    Where blank lines separate paragraphs the text is one document. Where paragraphs are lines, blank lines are more
+    than that, as in the texts of pretraining: they separate documents.
+    """
+    before = 0
+    for block in blocks_of_paragraphs(text):
+        for number, paragraph in enumerate(block):
+            yield number == 0 and max(before, len(block)) > 1, paragraph
+        before = len(block)
+
+
+def _pieces(sentences: Iterable[list[Place]]) -> Iterator[list[Place]]:
+    """The words of a paragraph; where these are too many, at the end of a sentence or, of too long a one, anywhere."""
+    piece: list[Place] = []
+    for sentence in sentences:
+        for first in range(0, len(sentence), PART_WORDS):
+            places = sentence[first : first + PART_WORDS]
+            if piece and len(piece) + len(places) > PART_WORDS:
+                yield piece
+                piece = []
+            piece = [*piece, *places]
+    if piece:
+        yield piece
+
+
+def _part(raw: RawText, places: list[Place], *, begins: bool, closes: bool) -> TextPart:
     words = tuple(raw.text[start:end] for start, end in places)
-    return TextPart(TaggedExample(raw.id, words), places, frozenset(closing), range(first, last))
+    return TextPart(TaggedExample(raw.id, words), places, begins, closes)
 
 
 class EntityCollector:
@@ -114,11 +138,10 @@ class EntityCollector:
 
     def add(self, part: TextPart, prediction: Prediction) -> None:
         """Tags of the next part."""
-        for number in part.kept:
-            share_K = prediction.scores["probabilities"][number]
-            self._open.append((part.places[number], prediction.prediction[number], share_K))
-            if number in part.closing:
-                self._close()
+        shares = prediction.scores["probabilities"]
+        self._open += zip(part.places, prediction.prediction, shares, strict=True)
+        if part.closes:
+            self._close()
 
     def document(self) -> dict[str, Any]:
         """`id`, `text`, and `entities`; `tags`, one a word, where the tags are not of the form B-TYPE."""

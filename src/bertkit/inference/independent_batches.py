@@ -83,6 +83,15 @@ def batches_by_length(lengths: Sequence[int], most_tokens: int) -> list[list[int
     return batches
 
 
+def even_batch_tokens(lengths: Sequence[int], most_tokens: int, workers: int) -> int:
+    """At how many tokens of a batch `batches_by_length` makes as many batches for each worker; at most `most_tokens`
+    where no sequence is longer than half of that."""
+    total, longest = sum(lengths), max(lengths, default=0)
+    # A batch may end a sequence short of full.
+    rounds = -(-total // (workers * max(1, most_tokens - longest))) or 1
+    return -(-total // (rounds * workers)) + longest
+
+
 class _Workers:
     """Threads of which each computes with one thread of torch; made at first use, as many as torch has threads."""
 

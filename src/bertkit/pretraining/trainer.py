@@ -50,9 +50,10 @@ from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
+from bertkit.training.model_state import write_whole
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
-from bertkit.training.trainer import Trainer, write_whole
+from bertkit.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

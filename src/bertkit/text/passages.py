@@ -21,7 +21,13 @@ _NEARLY_FULL = 0.7
 
 
 def paragraph_places(text: str) -> Iterator[Place]:
-    """The paragraphs that are not blank, in order.
+    """The paragraphs that are not blank, in order."""
+    for block in blocks_of_paragraphs(text):
+        yield from block
+
+
+def blocks_of_paragraphs(text: str) -> Iterator[list[Place]]:
+    """The paragraphs between blank lines, those that are not blank.
 
     The lines between two blank ones are one paragraph if all but the last are nearly as long as the longest, and none
     is longer than a page is wide; else each is one.
@@ -30,11 +36,12 @@ def paragraph_places(text: str) -> Iterator[Place]:
     for match in _LINE.finditer(text):
         start, end = match.span()
         if block and (match[0].isspace() or _has_blank_line(text, block[-1][1], start)):
-            yield from _of_block(block)
+            yield _paragraphs(block)
             block = []
         if not match[0].isspace():
             block.append((start, end))
-    yield from _of_block(block)
+    if block:
+        yield _paragraphs(block)
 
 
 def _has_blank_line(text: str, end: int, start: int) -> bool:
@@ -42,15 +49,13 @@ def _has_blank_line(text: str, end: int, start: int) -> bool:
     return between.count("\n") > 1 or (between.count("\r") > 1 and "\n" not in between)
 
 
-def _of_block(lines: list[Place]) -> Iterator[Place]:
-    if not lines:
-        return
+def _paragraphs(lines: list[Place]) -> list[Place]:
+    """The paragraphs of a block of lines."""
     sizes = [end - start for start, end in lines]
     longest = max(sizes)
     if longest <= _WIDEST_PAGE and all(size >= _NEARLY_FULL * longest for size in sizes[:-1]):
-        yield lines[0][0], lines[-1][1]
-    else:
-        yield from lines
+        return [(lines[0][0], lines[-1][1])]
+    return lines
 
 
 def sentence_places_in(text: str, paragraph: Place) -> list[Place]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.headed import HeadedModel
@@ -45,6 +44,7 @@ from bertkit.training.failing_updates import FailingUpdates
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
+from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
@@ -505,49 +505,6 @@ class _StoppingMeter:
     def update(self, completed: int, note: str | None = None) -> None:
         self.meter.update(completed, note)
         self.check()
-
-
-def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
-
-    Raises:
-        DataError: the checkpoint's weights are not the model's.
-    """
-    weights = checkpoint.tensors["weights"]
-    parameters = dict(model.named_parameters())
-    if weights.keys() != parameters.keys():
-        differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
-        raise DataError(
-            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
-            " version of bertkit that began the run"
-        )
-    copy_weights(model, weights)
-
-
-@torch.no_grad()
-def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy each parameter's value into the model."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
-
-
-def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
-    """Write a directory beside this one, then rename it, so that a crash never leaves half of it.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    writing = directory.with_name(f"{directory.name}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    try:
-        write(writing)
-    except (DataError, OSError) as error:
-        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the disk space that a checkpoint needs
-        raise DataError(
-            f"{writing}: cannot write the model: {error}; free space and run again with --resume"
-        ) from error
-    shutil.rmtree(directory, ignore_errors=True)
-    writing.rename(directory)
 
 
 @cache

@@ -31,9 +31,9 @@ from bertkit.models.pseudo_likelihood import (
     LeftToRight,
     MaskedRule,
     ScoringRule,
-    TokenPredictor,
     check_distribution,
 )
+from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress
 from bertkit.tasks.readers.common import numbered_lines
 from bertkit.text.tokenizer import Tokenizer

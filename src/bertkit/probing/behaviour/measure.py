@@ -29,9 +29,9 @@ from bertkit.models.pseudo_likelihood import (
     MaskedRule,
     Original,
     ScoringRule,
-    TokenPredictor,
     WithinWordLeftToRight,
 )
+from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.text.tokenizer import Tokenizer

@@ -1,0 +1,109 @@
+"""What a head says of single tokens: log-probabilities of a vocabulary head, or the energies of Electric's.
+
+Which tokens are asked for, and in which copies of a text, is decided by the rules of models/pseudo_likelihood.py.
+
+Shapes: T tokens of a packed batch, M predicted tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.heads import HEAD_KINDS
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+MAX_LOGITS = 1 << 24
+"""Logits held at once: with a causal model every token of a batch has V of them."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """The log-probability (nats) of M tokens, and whether each is the most probable of the vocabulary."""
+
+    log_p_M: Floats
+    is_first_M: NDArray[np.bool_]
+
+
+class TokenPredictor:
+    """Log-probabilities of the head `masked_lm` or `causal_lm` at given positions, in fp32.
+
+    The model is put on the device and out of training mode; if `causal`, it is run with causal attention.
+    """
+
+    def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
+        assert HEAD_KINDS[head] == "vocabulary", "check_distribution tells the user"
+        self.model = model.to(device).eval()
+        self.head = head
+        self.causal = causal
+        self.device = device
+
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+        """The scores of the target tokens; arguments and errors as of `distributions`."""
+        log_p, is_first = [], []
+        for log_p_MV, target_M1 in self.distributions(ids, index_M, target_M):
+            log_p.append(log_p_MV.gather(1, target_M1)[:, 0].cpu())
+            is_first.append((log_p_MV.argmax(dim=-1) == target_M1[:, 0]).cpu())
+        return TokenScores(torch.cat(log_p).numpy(), torch.cat(is_first).numpy())
+
+    @torch.inference_mode()
+    def distributions(
+        self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Log-probabilities of the vocabulary, (M, V), with the target ids, (M, 1), some rows at a time.
+
+        Args:
+            ids: of each sequence, special tokens included.
+            index_M: positions to predict at, counted over all sequences end to end.
+            target_M: ids of the tokens.
+
+        Raises:
+            DataError: a log-probability of a target is not a number.
+        """
+        hidden_TD = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
+        index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
+        rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
+        for own_index, target_M1 in zip(torch.split(index, rows), torch.split(target[:, None], rows), strict=True):
+            logits_MV = self.model.token_logits(self.head, hidden_TD.index_select(0, own_index))
+            log_p_MV = torch.log_softmax(logits_MV.float(), dim=-1)
+            if log_p_MV.gather(1, target_M1).isnan().any():
+                raise DataError(
+                    "the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged"
+                )
+            yield log_p_MV, target_M1
+
+
+class EnergyPredictor:
+    """Minus the energies of a model trained by `bertkit.objectives.noise_contrastive`, in fp32: estimates of the
+    log-probabilities of tokens given all others, without a softmax. Arguments as of `TokenPredictor`."""
+
+    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
+        self.model = model.to(device).eval()
+        self.head = head
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+        """The scores of the tokens at these positions; which words would have scored more is not known.
+
+        Raises:
+            DataError: an energy is not a number.
+        """
+        hidden_TD = self.model(PackedBatch.from_ids(ids).to(self.device))
+        hidden_MD = hidden_TD.index_select(0, torch.from_numpy(index_M).to(self.device))
+        log_p_M = -self.model.token_logits(self.head, hidden_MD).squeeze(-1).float()
+        if log_p_M.isnan().any():
+            raise DataError("the model's energies are not numbers (NaN): its weights are damaged or diverged")
+        return TokenScores(log_p_M.cpu().numpy(), np.zeros(log_p_M.numel(), dtype=np.bool_))
