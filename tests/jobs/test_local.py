@@ -11,10 +11,11 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import read_json
-from bertkit.jobs.executor import ATTEMPTS, executor_of
+from bertkit.jobs.executor import ATTEMPTS
 from bertkit.jobs.job import Job
 from bertkit.jobs.local import LocalExecutor
 from bertkit.jobs.manifest import JOBS_FILE, check_files, write_manifest
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from tests.jobs import work
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.executor import executor_of
 from bertkit.jobs.ray_cluster import _passed_on, _require_reachable
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.training.config import EngineConfig
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
-from bertkit.jobs.executor import executor_of
 from bertkit.jobs.job import Job
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked, with_capitals
 from bertkit.text.readers import Part

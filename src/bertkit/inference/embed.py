@@ -25,8 +25,8 @@ from bertkit.inference.embedder import Embedder, TooLongError
 from bertkit.inference.predict_input import InputColumns, id_of, string_of
 from bertkit.inference.vector_files import VectorFile
 from bertkit.inference.vector_types import STORED, check_width, finished, stored, stored_width
-from bertkit.jobs.executor import executor_of
 from bertkit.jobs.job import Job
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.progress import Progress, silent_progress
 from bertkit.training.interrupt import StopRequest

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.jobs.job import DoneJob, Job, Place, Reply, Value, itself
-from bertkit.jobs.settings import ExecutorSettings
 
 ATTEMPTS = 3
 """Workers that a job may lose before it is taken to be what kills them."""
@@ -151,23 +150,3 @@ class Executor(ABC, Generic[Handle]):
     @abstractmethod
     def _end(self, handles: Sequence[Handle]) -> None:
         """Tell workers to stop, as by SIGTERM, and wait for them."""
-
-
-def executor_of(settings: ExecutorSettings, *, fresh_process: bool = True) -> Executor[Any]:
-    """The executor that settings name.
-
-    Args:
-        settings: which, and how many jobs at a time.
-        fresh_process: each job in a process of its own; else a process does many short jobs.
-
-    Raises:
-        UsageError: Ray is not installed.
-        DataError: its cluster is out of reach.
-    """
-    if settings.executor == "ray":
-        from bertkit.jobs.ray_cluster import RayExecutor
-
-        return RayExecutor(settings.jobs, fresh_process=fresh_process)
-    from bertkit.jobs.local import LocalExecutor
-
-    return LocalExecutor(settings.jobs, fresh_process=fresh_process)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from bertkit.jobs.executor import executor_of
 from bertkit.jobs.job import DoneJob, Job
 from bertkit.jobs.manifest import check_files, write_manifest
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.training.interrupt import StopRequest
 
