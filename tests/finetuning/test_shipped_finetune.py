@@ -201,7 +201,7 @@ def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
     assert (optimisation.batch_sequences, optimisation.epochs) == (32, 3)
 
 
-@pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb"])
+@pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb", "cross-encoder-stsb"])
 def test_sentence_berts_optimiser_is_that_of_its_released_code(name: str) -> None:
     optimisation = load_any(name).optimisation
     optimizer = optimisation.optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -50,3 +51,43 @@ def test_every_command_of_the_page_works(
     for words in found:
         done = bertkit(*words)
         assert done.code == 0, (words, done.stderr)
+
+
+def documented() -> dict[str, list[str]]:
+    """The keys that the page lists, by the first words of the command."""
+    section = PAGE.read_text(encoding="utf-8").partition("### What `--json` prints\n")[2].partition("\n## ")[0]
+    rows = [row.split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    return {command.lstrip("| "): re.findall(r"`([a-z0-9]+)`", keys) for command, keys in rows}
+
+
+def test_the_documents_have_the_keys_that_the_page_lists(bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    model = write_model(tmp_path / "MODEL")
+    corpus, pairs, index = tmp_path / "texts.txt", tmp_path / "pairs.csv", tmp_path / "index"
+    corpus.write_text("\n".join([*TEXTS, "word " * 90]) + "\n")
+    pairs.write_text("anchor,positive\n" + "".join(f"{TEXTS[n]},{TEXTS[n + 6]}\n" for n in range(6)))
+    shared = ("--model", model, "--json")
+
+    def printed(*words: object) -> Any:
+        done = bertkit(*words, *shared)
+        assert done.code == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    listed = documented()
+    (lines, written, built, hits, alike, negatives, mined) = listed.values()
+    assert list(printed("embed", corpus)[0]) == lines
+    (document,) = printed("embed", corpus, "--out", tmp_path / "v.npy", "--long", "window")
+    assert list(document) == written
+    assert document["windowed"] == 1
+    (document,) = printed("embed", corpus, "--out", tmp_path / "w.npy")
+    assert [*document, "windowed"] == written
+    assert (document["cut"], document["count"]) == (1, len(TEXTS) + 1)
+    (document,) = printed("search", "--corpus", corpus, "--index", index)
+    assert (list(document), document["kind"]) == (built, "exact")
+    (found,) = printed("search", "--index", index, "a fine list")
+    assert [*found[0], *found[0]["hits"][0]] == hits
+    (found,) = printed("search", "--index", index, "--pairs")
+    assert list(found[0]) == alike
+    assert list(printed("mine-negatives", "--pairs", pairs, "--corpus", corpus)[0]) == negatives
+    (document,) = printed("mine-negatives", "--pairs", pairs, "--corpus", corpus, "--out", tmp_path / "t.jsonl")
+    assert list(document) == mined

@@ -86,6 +86,11 @@ PUBLISHED = {
     "cramming": (120_179_712, 119_588_352),
     # The baseline of 2025, 33M by its weights.
     "babylm-strict-small": (33_046_084, 32_881_860),
+    # Its twins: GPT-2's 124M with a vocabulary of 16,384 and 512 positions; the others are sizes of our own.
+    "babylm-gpt2": (98_032_128, 98_032_128),
+    "babylm-bert": (27_947_776, 27_930_624),
+    "babylm-diffusion": (27_698_944, 27_534_720),
+    "babylm-tiny": (1_565_696, 1_540_992),
     # 117M as published, 116.5M by its released weights; 124M.
     "gpt": (116_534_784, 116_534_784),
     "gpt2": (124_439_808, 124_439_808),
@@ -422,6 +427,17 @@ def test_babylm_reads_at_most_ten_epochs_and_follows_its_curriculum() -> None:
         ("masked_next_token", ("masked_lm",)),
         ("causal_lm", ("masked_lm",)),
     ]
+
+
+@pytest.mark.parametrize("name", ["strict-small", "gpt2", "bert", "diffusion", "tiny"])
+def test_babylm_recipes_keep_the_rules_of_the_track(name: str) -> None:
+    recipe = load_recipe(f"babylm-{name}")
+    assert (recipe.data.max_epochs, recipe.data.max_words) == (10, 10_000_000)
+    millions = [*range(1, 11), *range(20, 101, 10)]
+    assert recipe.engine.models_at_words == [million * 1_000_000 for million in millions]
+    assert recipe.engine.expected_files[0] == "childes"
+    assert recipe.model.max_tokens >= 512
+    assert name == "strict-small" or 0 < recipe.optimisation.passes <= 10
 
 
 def test_ernie_masks_pieces_then_phrases_then_entities() -> None:

@@ -206,6 +206,8 @@ class PretrainingDraws:
             ),
             "static_copies": [None, 1, 2],
             "max_epochs": [None, 0.01],
+            # Token shards have no words to count.
+            "max_words": lambda recipe: [None] if recipe.data.is_tokenised else [None, 3],
             "held_out": [0.1, 0.3],
             "random_partner_probability": [0.0, 0.5, 0.3, 1.0],
             "swap_probability": [0.0, 0.3, 0.7],

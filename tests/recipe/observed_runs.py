@@ -26,8 +26,9 @@ from bertkit.errors import BertkitError, DivergedError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.run import open_shards
+from bertkit.pretraining.run import open_shards, open_text
 from bertkit.pretraining.trainer import check_epochs
+from bertkit.pretraining.words import check_words, count_words, needs_words
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -36,6 +37,8 @@ from bertkit.training.trainer import Trainer
 Observed = Iterator[str]
 UPDATES = 3
 """Of each stage, or of a run on a task."""
+MORE_BATCHES = 60
+"""Looked at of each stage where all else is equal."""
 _TASKS = ("sequence_classification", "token_classification", "span", "multiple_choice")
 
 
@@ -98,6 +101,9 @@ class Pretraining:
             yield f"{REFUSED}: {type(error).__name__}"
 
     def _observed(self, recipe: Any) -> Observed:
+        if needs_words(recipe):
+            opened = open_text(recipe, offline=True)
+            check_words(recipe, count_words(opened, silent_progress))
         shards = open_shards(recipe, cache=self.cache, offline=True, progress=silent_progress)
         tokenizer = load_tokenizer(shards.directory)
         count = int(shards.segment_start_S1[-1])
@@ -130,6 +136,10 @@ class Pretraining:
         yield from _for_tasks(trainer.model)
         yield _given_up_after(trainer, last)
         yield digest(steps, recipe.model.max_tokens)
+        # A choice that is seldom made, such as that of a random token, may be in none of those batches.
+        for stage in trainer.stages:
+            for step in range(4, min(MORE_BATCHES, stage.stage.end_step - stage.stage.first_step)):
+                yield _samples(stage.batches.samples(step), reads_types)
 
 
 def _steps_of(stage: Any) -> range:

@@ -1,7 +1,7 @@
 """`bertkit distill`: a teacher and a recipe in, a smaller model out.
 
-Nothing here follows a paper. A recipe with an `objective` distils on text, like `bertkit pretrain`; any other on a
-task, like `bertkit finetune`.
+Nothing here follows a paper. A recipe with an `objective` distils on text, like `bertkit pretrain`; one with `static`
+makes a table of token vectors; any other distils on a task, like `bertkit finetune`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
@@ -25,9 +25,13 @@ from bertkit.cli.options import (
     keep_log,
     option,
     runs_root,
+    set_overrides,
 )
 from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
+
+_OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
+"""Options of which a table of token vectors has none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,16 @@ def distill(
     `bertkit distill distil-task --teacher RUN --task mrpc --control`
     `bertkit distill pkd --teacher M --task rte --seeds 0-4`
     `bertkit distill distilbert --teacher M --data my.txt`
+    `bertkit distill static-embeddings --teacher EMBEDDER`
     """
     source, resume = _recipe_or_run(recipe, resume, models)
-    on_text = _is_on_text(source)
+    way = _way_of(source)
+    if way == "static":
+        unfit = [*given_flags(tasks), *given_flags(own), *given_flags(hyperparameters), *(["--data"] if data else [])]
+        unfit += [flag for flag in given_flags(models) if flag != "--teacher"]
+        _make_static(source, models, resume, unfit, common)
+        return
+    on_text = way == "text"
     epochs = ["--epochs"] if hyperparameters.epochs is not None else []
     of_tasks = [*(flag for each in (tasks, side_by_side, own) for flag in given_flags(each)), *epochs]
     misplaced = of_tasks if on_text else ["--data"] if data else []
@@ -117,8 +128,8 @@ def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str
     return str(run / "recipe.yaml"), str(run)
 
 
-def _is_on_text(recipe: str) -> bool:
-    """Whether a recipe distils on text.
+def _way_of(recipe: str) -> Literal["text", "task", "static"]:
+    """How a recipe distils: on text, on a task, or into a table of token vectors.
 
     Raises:
         UsageError: it is of another kind.
@@ -127,7 +138,37 @@ def _is_on_text(recipe: str) -> bool:
 
     tree = resolve_recipe(recipe)
     require_kind(tree, recipe, "distill")
-    return tree.child("objective") is not None
+    if tree.child("objective") is not None:
+        return "text"
+    return "task" if tree.child("static") is None else "static"
+
+
+def _make_static(recipe: str, models: Models, resume: str | None, unfit: Sequence[str], common: Training) -> None:
+    unfit = [*unfit, *(flag for flag in given_flags(common) if flag in _OF_TRAINING)]
+    if unfit:
+        raise UsageError(f"{', '.join(unfit)}: the recipe makes a table of token vectors, and trains nothing")
+    from bertkit.distillation.static_recipe import StaticArguments
+    from bertkit.distillation.static_run import make_static, static_plan
+
+    request = StaticArguments(
+        recipe=recipe,
+        teachers=models.teacher or (),
+        overrides=set_overrides(common.settings),
+        resume=resume,
+        runs_root=runs_root(),
+        run_dir=common.run_dir,
+        fresh=common.fresh,
+        offline=common.offline,
+        command=sys.argv,
+    )
+    if common.plan:
+        common.finish_plan(static_plan(request))
+        return
+    finished = make_static(request, progress=console.progress, on_start=keep_log)
+    made = finished.results["static"]
+    words = f", {made['words']:,} of them whole words" if made["words"] else ""
+    console.info(f"{made['tokens']:,} rows{words}, {made['width']} wide: {made['variance_kept']:.0%} of the variance")
+    common.finish(finished.run, finished.results)
 
 
 def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training) -> None:

@@ -25,33 +25,75 @@ def babylm(
             help="The challenge's evaluation_data, or a folder with parts of it (blimp_filtered, ...).",
         ),
     ] = None,
+    checkpoints: Annotated[
+        bool,
+        option(
+            "--checkpoints",
+            metavar="",
+            help="Score each model that the run has kept (engine.models_at_words), with --sample fast.",
+        ),
+    ] = False,
     *,
-    settings: Annotated[BabylmSettings, spelled(only="--only TASK")],
+    settings: Annotated[BabylmSettings, spelled(only="--only TASK", finetune="--finetune TASK")],
     common: Measuring,
 ) -> None:
     """BabyLM challenge: minimal pairs, entities, wugs, reading times: `bertkit eval babylm --model RUN --data-dir D`
 
     What is not there is named and left out. Writes the files that the leaderboard takes.
     """
+    if checkpoints:
+        _checkpoints(model, data_dir, settings, common)
+        return
     from bertkit.evaluation.babylm.run import evaluate_babylm
 
     evaluated = evaluate_babylm(eval_arguments(model, common), data_dir, settings, progress=console.progress)
     _print(evaluated.results)
-    more = ("averages", "left_out", "warnings", "submission")
+    more = ("averages", "finetuned", "left_out", "warnings", "submission")
     document = {**evaluated.document, "run": evaluated.run.path, **{key: evaluated.results[key] for key in more}}
     common.finish(evaluated.run, document)
 
 
-def _print(results: dict[str, Any]) -> None:
+def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSettings, common: Measuring) -> None:
+    """The scores of a run's models, a line each."""
+    from bertkit.evaluation.babylm.checkpoints import evaluate_checkpoints
+
+    evaluated = evaluate_checkpoints(eval_arguments(model, common), data_dir, settings, progress=console.progress)
+    results = evaluated.results
     for warning in results["warnings"]:
         console.warn(warning)
-    references = [row for row in results["references"] if row["backend"] == results["protocol"]["official_backend"]]
+    shown = [(task, next(iter(metrics))) for task, metrics in results["tasks"].items()]
+    rows = [
+        (f"{row['words']:,}", *(_percent(row["tasks"][task][metric]["mean"]) for task, metric in shown))
+        for row in results["checkpoints"]
+    ]
+    title = f"{results['model']}: fast evaluation, rule {results['protocol']['rule']}, %"
+    console.table(("words", *(f"{task} {metric}" for task, metric in shown)), rows, title=title)
+    if results["aoa"] is not None:
+        for name in ("aoa", "aoa_own_vocabulary"):
+            figure = results["aoa"][name]
+            value = "none" if figure["value"] is None else f"{figure['value']:.3f}"
+            console.info(f"{name}: correlation with children's ages {value}, over {figure['words']} words")
+    for task, reason in results["left_out"].items():
+        console.warn(f"{task} is left out: {reason}")
+    _print_state(results["submission"])
+    more = {key: results[key] for key in ("checkpoints", "aoa", "left_out", "warnings", "submission")}
+    common.finish(evaluated.run, {**evaluated.document, "run": evaluated.run.path, **more})
+
+
+def _print(results: dict[str, Any]) -> None:
+    from bertkit.evaluation.babylm.published import ALIKE
+
+    for warning in results["warnings"]:
+        console.warn(warning)
+    alike = ALIKE.get(results["protocol"]["official_backend"], ())
+    references = [row for row in results["references"] if row["backend"] in alike]
     rows = []
     for task, metrics in results["tasks"].items():
         for name, figure in metrics.items():
-            beside = [_percent(row["figures"].get(task)) if name == "accuracy" else "" for row in references]
-            interval = "" if figure["interval"] is None else " to ".join(map(_percent, figure["interval"]))
-            rows.append((task, name, _percent(figure["mean"]), interval, results["items"][task], *beside))
+            column = task if name == "accuracy" else name
+            beside = [_percent(row["figures"][column]) if column in row["figures"] else "" for row in references]
+            interval = " to ".join(map(_percent, figure.get("interval") or ()))
+            rows.append((task, name, _percent(figure["mean"]), interval, results["items"].get(task, ""), *beside))
     average = results["averages"]["accuracy"]
     if average["over"]:
         over = f"{len(average['over'])} of {len(average['over']) + len(average['lacking'])} tasks"
@@ -69,9 +111,20 @@ def _print(results: dict[str, Any]) -> None:
     )
     for row in references[:1]:
         console.info(f"beside: baselines trained on the official text ({row['source']})")
+    finetuned = results["finetuned"]
+    if finetuned is not None:
+        whole = "" if finetuned["average"] is None else f"; their mean is {_percent(finetuned['average'])}"
+        console.info(
+            f"fine-tuned: {', '.join(finetuned['over'])}, each by its best epoch on dev, as officially{whole}; runs in"
+            f" {finetuned['run']}"
+        )
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")
-    submission = results["submission"]
+    _print_state(results["submission"])
+
+
+def _print_state(submission: dict[str, Any] | None) -> None:
+    """Where the leaderboard's file is, and what it lacks."""
     if submission is not None:
         state = "complete" if submission["complete"] else f"not complete: lacks {', '.join(submission['missing'])}"
         console.info(f"for the leaderboard: {submission['file']} in the run, {state}")

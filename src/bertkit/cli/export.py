@@ -48,9 +48,10 @@ def export(
     if width is not None and kind != "static":
         raise UsageError("--width: goes with --format static")
     if kind == "static":
-        from bertkit.inference.static_embeddings import WIDTH, write_static
+        from bertkit.distillation.static_table import StaticTable, write_static
 
-        made = write_static(model, to, width=width or WIDTH, offline=common.offline, progress=console.progress)
+        settings = StaticTable() if width is None else StaticTable(width=width)
+        made = write_static(model, to, settings, offline=common.offline, progress=console.progress)
         console.info(f"{made['tokens']:,} tokens, vectors of {made['width']}")
         result({"to": to, **made} if common.as_json else to, as_json=common.as_json)
         return

@@ -58,9 +58,9 @@ def _trainer(run: RunDirectory) -> Trainer[Any]:
     from bertkit.recipe.resolve import kind_of, resolve_recipe
     from bertkit.run.directory import RECIPE
 
-    if run.record["kind"] not in ("pretrain", "finetune", "distill"):
-        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which trains nothing")
     tree = resolve_recipe(str(run.path / RECIPE))
+    if run.record["kind"] not in ("pretrain", "finetune", "distill") or tree.child("static") is not None:
+        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which trains nothing")
     kind, on_text = kind_of(tree), tree.child("objective") is not None
     if kind == "pretrain" or (kind == "distill" and on_text):
         return _trainer_on_text(run, kind)

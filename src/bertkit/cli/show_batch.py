@@ -79,6 +79,8 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
     tree = resolve_recipe(name)
     if kind_of(tree) == "finetune":
         return FinetuneArguments(recipe=name, **shared)
+    if tree.child("static") is not None:
+        raise UsageError(f"{recipe}: makes a table of token vectors, and trains nothing")
     if kind_of(tree) == "distill" and tree.child("objective") is None:
         return DistillArguments(recipe=name, progress=console.progress, **shared)
     return None

@@ -46,6 +46,12 @@ class DataConfig(Settings):
         description="How often the text as a whole may be read, over all stages; a run of more steps is refused before"
         " it begins. null: no limit.",
     )
+    max_words: int | None = Field(
+        None,
+        ge=1,
+        description="Most words, between white space, that the text may have; one of more is refused before it is read."
+        " null: no limit.",
+    )
     held_out: float = Field(
         0.01, gt=0, lt=1, description="Share of the text that is never trained on, for the held-out figures."
     )
@@ -55,7 +61,7 @@ class DataConfig(Settings):
         description="Tokens that are held out at least, or a tenth of the text where that is less: whole documents,"
         " then the last sentences of documents. 0: `held_out` is a share of the documents, whatever their lengths.",
     )
-    later_fields: ClassVar[frozenset[str]] = frozenset({"held_out_tokens"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"held_out_tokens", "max_words"})
 
     @property
     def is_tokenised(self) -> bool:

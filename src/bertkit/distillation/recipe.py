@@ -1,8 +1,9 @@
-"""What a recipe of kind `distill` may hold: a recipe on text or on a task, with a teacher and a student.
+"""What a recipe of kind `distill` may hold: a recipe on text or on a task, with a teacher and a student, or a table.
 
 Hinton et al. 2015, arXiv:1503.02531. A recipe with an `objective` distils on text: it is a pretraining recipe in whose
-list terms of distillation among the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). Any other
-distils on a task: it is a fine-tuning recipe with a list `distillation`, in which the labels are one term.
+list terms of distillation among the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). One with a section
+`static` makes a table of token vectors, and trains nothing (static_recipe.py). Any other distils on a task: it is a
+fine-tuning recipe with a list `distillation`, in which the labels are one term.
 
     kind: distill                                     kind: distill
     teacher: google-bert/bert-base-uncased            teacher: "?"
@@ -14,13 +15,14 @@ distils on a task: it is a fine-tuning recipe with a list `distillation`, in whi
 
 from __future__ import annotations
 
+from bertkit.distillation.static_recipe import SECTION, StaticRecipe
 from bertkit.distillation.task_recipe import DistillRecipe, resolved_distillation
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 
 
-def from_tree(tree: Located) -> DistillTextRecipe | DistillRecipe:
+def from_tree(tree: Located) -> DistillTextRecipe | DistillRecipe | StaticRecipe:
     """The recipe of resolved settings; one on a task is completed where it names task, teacher and student.
 
     Raises:
@@ -28,5 +30,7 @@ def from_tree(tree: Located) -> DistillTextRecipe | DistillRecipe:
     """
     if tree.child("objective") is not None:
         return validate(tree, DistillTextRecipe)
+    if tree.child(SECTION) is not None:
+        return validate(tree, StaticRecipe)
     recipe = validate(tree, DistillRecipe)
     return resolved_distillation(recipe) if recipe.is_complete else recipe

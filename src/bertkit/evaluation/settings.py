@@ -5,7 +5,7 @@ Own design. They are kept apart from the suites, and import no torch, because op
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,16 @@ class BabylmSettings(Settings):
         " scored whole.",
     )
     seed: int = Field(0, ge=0, description="Seed of the draw of items, and of resamples.")
+    finetune: list[str] = Field(
+        default_factory=list,
+        description="Fine-tune on these tasks of the (Super)GLUE subset too, such as rte, or all, as officially"
+        " (default: none; it takes hours).",
+    )
+    finetune_steps: int | None = Field(
+        None, ge=1, description="At most this many updates of each fine-tuning, for a quick look (default: all)."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_steps"})
 
 
 class MlmSettings(Settings):

@@ -24,6 +24,7 @@ from torch import nn
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.independent_batches import (
+    SMALLEST_BATCH,
     batches_by_length,
     each_on_one_thread,
     even_batch_tokens,
@@ -40,8 +41,6 @@ from bertkit.training.engine import Engine
 Floats = NDArray[np.float32]
 Long = Literal["error", "cut", "window"]
 """What is done with a text that is longer than the model reads."""
-_SMALLEST_BATCH = 256
-"""Tokens below which a batch is not parted for the sake of more threads."""
 
 
 class TextSequence(NamedTuple):
@@ -246,7 +245,7 @@ class Embedder:
         most = self._engine.micro_batch_tokens
         if self._engine.device.type != "cpu":
             return most
-        return min(most, max(_SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
+        return min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
 
     def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Floats:
         ids, types = zip(*sequences, strict=True)

@@ -30,6 +30,8 @@ from bertkit.data.batch import PackedBatch
 
 TOKEN_STEP = 64
 SEQUENCE_STEP = 16
+SMALLEST_BATCH = 256
+"""Tokens below which a batch is not parted for the sake of more threads."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

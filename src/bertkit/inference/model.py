@@ -9,6 +9,7 @@ Shapes: N texts, E width of the vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from bertkit.generation.run import generate
 from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.documents import Item, documents
 from bertkit.inference.embedder import Embedder, TextSequence
+from bertkit.inference.independent_predictions import independent_outputs
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.models.fill_mask import fill_masks
@@ -107,10 +109,19 @@ class Model:
         rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
         return list(examples_of(rows, kind, self._predictor.columns))
 
-    def documents(self, examples: Iterable[Item], *, top: int | None = None) -> list[dict[str, Any]]:
+    def documents(
+        self, examples: Iterable[Item], *, top: int | None = None, independent: bool = False
+    ) -> list[dict[str, Any]]:
         """The documents of examples, see `predict`. A tagger that was trained on documents reads neighbours whose
-        `document` is the same together."""
-        return [document for _, document in documents(self._predictor, examples, top=top)]
+        `document` is the same together.
+
+        Args:
+            examples: of `examples`.
+            top: see `predict`.
+            independent: on a CPU an answer's bits depend on no other (independent_predictions.py); a little slower.
+        """
+        predictor = self._independent_predictor if independent else self._predictor
+        return [document for _, document in documents(predictor, examples, top=top)]
 
     @property
     def kind(self) -> Kind:
@@ -223,6 +234,10 @@ class Model:
     @cached_property
     def _predictor(self) -> Predictor:
         return Predictor.load(str(self.directory), self._engine, offline=self._offline)
+
+    @cached_property
+    def _independent_predictor(self) -> Predictor:
+        return replace(self._predictor, outputs=independent_outputs)
 
     @cached_property
     def _pretrained(self) -> HeadedModel:

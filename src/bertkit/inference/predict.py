@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json
@@ -65,6 +66,7 @@ class Predictor:
         engine: where and how much at once.
         columns: what its data call the text and the second text, as far as is known.
         recipe: of the run that made it; of the task alone where there is none.
+        outputs: computes the head's outputs: `predict`, or another function of its form.
     """
 
     directory: Path
@@ -75,6 +77,7 @@ class Predictor:
     engine: Engine
     columns: InputColumns
     recipe: FinetuneRecipe
+    outputs: Callable[..., list[NDArray[Any]]] = field(default=predict, kw_only=True)
 
     @classmethod
     def load(
@@ -196,20 +199,29 @@ class Predictor:
     ) -> tuple[list[Prediction], Account]:
         if not examples:
             return [], Account(0, 0, 0)
+        return self._read(examples, progress, label, with_candidates=with_candidates)
+
+    def _read(
+        self, examples: Sequence[Example], progress: Progress, label: str, *, with_candidates: bool
+    ) -> tuple[list[Prediction], Account]:
+        """The predictions of one example or more; subclasses have another way."""
         features = self.task.encode(examples, self.encoder)
-        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
-        for item, output in enumerate(outputs):
-            if not np.isfinite(output).all():
-                name = examples[features.origin_I[item]].id
-                raise DataError(
-                    f"{self.directory}: its outputs are not finite numbers (NaN or infinity), first for example {name};"
-                    " the weights are damaged, or training diverged"
-                )
+        outputs = self.outputs(self.model, self.task, features, self.engine, progress=progress, label=label)
+        self._check_finite(outputs, examples, features.origin_I)
         found = self.task.predictions(examples, features, outputs)
         if with_candidates and isinstance(self.task, Span):
             candidates = self.task.candidates(list(examples), features, outputs)  # type: ignore[arg-type]  # questions
             found = [replace(one, candidates=own) for one, own in zip(found, candidates, strict=True)]
         return self.task.final(found, self.stored), features.account
+
+    def _check_finite(self, outputs: Iterable[Any], examples: Sequence[Example], origin: Iterable[int]) -> None:
+        """Raise DataError at the first output that is not finite; `origin` is the number of each one's example."""
+        for output, number in zip(outputs, origin, strict=True):
+            if not np.isfinite(output).all():
+                raise DataError(
+                    f"{self.directory}: its outputs are not finite numbers (NaN or infinity), first for example"
+                    f" {examples[number].id}; the weights are damaged, or training diverged"
+                )
 
     def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:

@@ -29,7 +29,7 @@ from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.sentence import is_embedder, load_sentence_model
-from bertkit.progress import Progress, silent_progress
+from bertkit.progress import Progress
 from bertkit.tasks.base import Account, Prediction
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.task import Embedding
@@ -64,19 +64,11 @@ class ZeroShot(Predictor):
         """The template with each label."""
         return [self.template.replace(_SLOT, name) for name in self.names]
 
-    def _predicted(
-        self,
-        examples: Sequence[Any],
-        progress: Progress = silent_progress,
-        label: str = "",
-        *,
-        with_candidates: bool = False,
+    def _read(
+        self, examples: Sequence[Any], progress: Progress, label: str, *, with_candidates: bool
     ) -> tuple[list[Prediction], Account]:
-        if not examples:
-            return [], Account(0, 0, 0)
         score_IL, account = self.scores(examples, progress, label)
-        if not np.isfinite(score_IL).all():
-            raise DataError(f"{self.directory}: its outputs are not finite numbers; the weights are damaged")
+        self._check_finite(score_IL, examples, range(len(examples)))
         return [
             Prediction(each.id, self.names[int(row.argmax())], dict(zip(self.names, row.tolist(), strict=True)))
             for each, row in zip(examples, score_IL, strict=True)

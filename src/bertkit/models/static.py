@@ -1,7 +1,7 @@
 """A table of token vectors as an encoder: no layers, so that a text's vector is the mean of its tokens' rows.
 
 The `StaticEmbedding` of sentence-transformers, and model2vec (Tulkens and van Dongen 2024). One is made of an encoder
-by inference/static_embeddings.py; sibling sentence.py pools it.
+by distillation/static_table.py; sibling sentence.py pools it.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """

@@ -172,7 +172,10 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
         lanes=recipe.optimisation.batch_sequences,
     )
     samples = optimisation.passes * training.epoch_length(0)
-    steps = max(1, math.ceil(samples / optimisation.batch_sequences))
+    steps = math.ceil(samples / optimisation.batch_sequences)
+    if recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs:
+        steps = math.floor(samples / optimisation.batch_sequences)  # the last batch would read beyond the limit
+    steps = max(1, steps)
     log.info(
         "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
     )

@@ -94,7 +94,7 @@ def pretraining_plan(
         beside = 0.0 if teacher is None else teacher.flops / _flops(whole)
         stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside))
         teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
-    kept = engine.intervals.keep_checkpoints + 1
+    kept, models = engine.intervals.keep_checkpoints + 1, 1 + len(recipe.engine.models_at_words)
     tokens = sum(each.steps * each.step_tokens for each in stretches)
     document = plan_document(
         recipe,
@@ -108,7 +108,7 @@ def pretraining_plan(
             "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
             "initial_model": 4.0 * parameters.total if recipe.init is not None else 0.0,
         },
-        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4),
+        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4 * models),
         text_bytes=text_bytes,
         vocabulary=vocabulary,
         teacher=teacher,

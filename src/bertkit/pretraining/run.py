@@ -5,20 +5,22 @@ Own design (contract: `pretrain`). Siblings: arguments.py has the command line a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
-from bertkit.data.shards import MANIFEST, TokenShards, is_shards
+from bertkit.data.shards import MANIFEST, TokenShards
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
+from bertkit.pretraining.words import WORDS, check_countable, check_words, count_words, needs_words, tell_other_files
 from bertkit.progress import Progress
 from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
-from bertkit.text.sources import hub_commits, open_corpus
+from bertkit.text.sources import Corpus, hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import (
     FinishedRun,
@@ -57,6 +59,7 @@ def run_pretraining(
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     require_ranks(recipe)
+    check_countable(recipe)
     with current().in_turn():
         models = arguments.fingerprints(recipe)
     commits = None if run is None else run.record.get("commits")
@@ -64,6 +67,12 @@ def run_pretraining(
         languages = recipe.data.languages
         sources = [source for own in languages.values() for source in own] if languages else recipe.data.sources
         commits = current().from_first(lambda: hub_commits(sources, offline=arguments.offline))
+    words = None if run is None else run.record.get(WORDS)
+    if words is None:
+        opened = partial(open_text, recipe, offline=arguments.offline, commits=commits)
+        words = current().from_first(lambda: _words_of(recipe, opened, progress))
+    if words is not None:
+        check_words(recipe, words)
     with current().in_turn():
         shards = open_shards(
             recipe, cache=arguments.cache, offline=arguments.offline, progress=progress, commits=commits
@@ -87,6 +96,7 @@ def run_pretraining(
             shards=str(shards.directory.resolve()),
             shards_manifest_sha256=sha256_of(shards.directory / MANIFEST),
             commits=commits,
+            **({} if words is None else {WORDS: words}),
         )
         return arguments.trainer(recipe, shards, run)
 
@@ -109,14 +119,9 @@ def open_shards(
     Args:
         commits: of the Hub's data sets, in place of the newest ones.
     """
-    sources = recipe.data.sources
-    if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
-        return TokenShards.open(Path(sources[0]), verify=True)
-    corpus = (
-        open_languages(recipe.data, offline=offline, commits=commits)
-        if recipe.data.languages
-        else open_corpus(sources, recipe.data.reading, offline=offline, commits=commits)
-    )
+    if recipe.data.is_tokenised:
+        return TokenShards.open(Path(recipe.data.sources[0]), verify=True)
+    corpus = open_text(recipe, offline=offline, commits=commits)
     engine = recipe.engine
     return prepare_shards(
         corpus,
@@ -128,3 +133,20 @@ def open_shards(
         offline=offline,
         progress=progress,
     )
+
+
+def open_text(recipe: Recipe, *, offline: bool, commits: Mapping[str, str] | None = None) -> Corpus:
+    """The recipe's text."""
+    data = recipe.data
+    if data.languages:
+        return open_languages(data, offline=offline, commits=commits)
+    return open_corpus(data.sources, data.reading, offline=offline, commits=commits)
+
+
+def _words_of(recipe: Recipe, opened: Callable[[], Corpus], progress: Progress) -> int | None:
+    """Words of the text, where the recipe depends on them; other files than it expects are told."""
+    if recipe.data.is_tokenised or not (needs_words(recipe) or recipe.engine.expected_files):
+        return None
+    corpus = opened()
+    tell_other_files(recipe, corpus)
+    return count_words(corpus, progress) if needs_words(recipe) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +44,7 @@ from bertkit.pretraining.held_out import HeldOut, HeldOutSize
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.pretraining.words import FOLDER, WORDS, WordsRead, kept_document, mark_name
 from bertkit.progress import Progress
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
@@ -314,13 +316,48 @@ class Pretrainer(Trainer[PackedBatch]):
     def _figures(self, stage_run: StageRun, progress: Progress) -> dict[str, Any]:
         return stage_run.held_out.figures(self.model, self.terms(stage_run), self.engine, progress=progress)
 
+    @property
+    def words_read(self) -> WordsRead | None:
+        """The words read at each step; None where they were not counted."""
+        words = self.run.record.get(WORDS)
+        return None if words is None else WordsRead(self.stages, int(words), self.steps)
+
+    @property
+    def _marks_due(self) -> list[int]:
+        """The words under which the model is kept now."""
+        read, marks = self.words_read, self.recipe.engine.models_at_words
+        return [] if read is None else read.due(self.step, marks)
+
+    def after_update(self) -> None:
+        if self.step < self.steps and (marks := self._marks_due):
+            self._record_rule(self.current)
+            with nullcontext() if self.average is None else self.average.in_use():
+                self._keep_model(marks)
+
+    def _keep_model(self, marks: Sequence[int]) -> None:
+        """Write the model as it is, once for each number of words."""
+        for words in marks if self.ranks.is_first else ():
+            directory = self.run.path / FOLDER / mark_name(words)
+            directory.parent.mkdir(exist_ok=True)
+            write_whole(directory, partial(save_model, self.model, self.tokenizer))
+            log.info("step %d: the model of %s words is kept in %s", self.step, f"{words:,}", directory)
+
+    def _record_rule(self, stage_run: StageRun) -> None:
+        """Let the model's config.json name the way of scoring that a stage trains it for."""
+        self.model.extras.pop(SCORING_RULE, None)  # an initial model's, or a stage's before
+        rule = scoring_rule(stage_run.objectives)
+        if rule is not None:
+            self.model.extras[SCORING_RULE] = rule
+
+    def _line(self) -> dict[str, Any]:
+        read = self.words_read
+        return {**super()._line(), **({} if read is None else {WORDS: read.before(self.step)})}
+
     def finish(self) -> dict[str, Any]:
         self.save_checkpoint()
         self.take_average()
-        self.model.extras.pop(SCORING_RULE, None)  # an initial model's
-        rule = scoring_rule(self.stages[-1].objectives)
-        if rule is not None:
-            self.model.extras[SCORING_RULE] = rule
+        self._record_rule(self.stages[-1])
+        self._keep_model(self._marks_due)
         for name, companion in self.model.named_companions().items():
             if not companion.encoder.has_hub_class or not self.ranks.is_first:
                 continue
@@ -343,6 +380,8 @@ class Pretrainer(Trainer[PackedBatch]):
             figures = self._figures(last, self.closing_progress)
         held_out = dict(figures)
         results: dict[str, Any] = {"held_out": held_out, "held_out_text": last.held_out_size.document}
+        if self.words_read is not None:
+            results[WORDS] = kept_document(self.words_read, self.recipe.engine.models_at_words)
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
             held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)

@@ -23,6 +23,7 @@ from bertkit.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 MIN_LETTERS = 2
+_OF_RECIPE = "tokenizer.add_tokens"
 _LEAST_SCORE = -100.0
 """Of a special token inside a Unigram model, which no text must reach."""
 
@@ -47,7 +48,9 @@ class WordUse:
         return self.count * (self.tokens - 1)
 
 
-def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_frequency: int) -> Tokenizer:
+def extended(
+    tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_frequency: int, key: str = _OF_RECIPE
+) -> Tokenizer:
     """The tokenizer with the `count` words more that save the most tokens of the texts; all its ids stay.
 
     Args:
@@ -55,21 +58,20 @@ def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_freq
         texts: a sample of the domain.
         count: of words to add.
         min_frequency: occurrences that a word needs.
+        key: of the recipe that has the count, for messages.
 
     Raises:
         DataError: the texts have too few such words, or the vocabulary is of another kind.
     """
     kind = json.loads(tokenizer.canonical_json)["model"]["type"]
     if kind not in ("WordPiece", "BPE", "Unigram"):
-        raise DataError(
-            f"tokenizer.add_tokens: words are added to WordPiece, BPE or Unigram vocabularies, not to {kind}"
-        )
+        raise DataError(f"{key}: words are added to WordPiece, BPE or Unigram vocabularies, not to {kind}")
     uses = word_uses(tokenizer, texts)
     frequent = [use for use in uses if use.count >= min_frequency]
     wanted = sorted((use for use in frequent if use.tokens > 1), key=lambda use: (-use.saved, use.word))
     known = sum(use.tokens == 1 for use in frequent)
     if len(wanted) < count:
-        raise _too_few(len(wanted), known, count, min_frequency)
+        raise _too_few(len(wanted), known, count, min_frequency, key)
     chosen = wanted[:count]
     before, saved = sum(use.count * use.tokens for use in uses), sum(use.saved for use in chosen)
     log.info(
@@ -82,13 +84,15 @@ def extended(tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_freq
     return _with_entries(tokenizer, chosen, sum(use.count for use in uses))
 
 
-def _too_few(found: int, known: int, count: int, min_frequency: int) -> DataError:
+def _too_few(found: int, known: int, count: int, min_frequency: int, key: str) -> DataError:
     there = f"{found:,} word{'s' * (found != 1)}" if found else "no word"
-    fewer = f"take --add-tokens {found} or less, " if found else ""
+    fewer = f"take {'--add-tokens ' if key == _OF_RECIPE else f'{key}='}{found} or less" if found else ""
+    rarer = "lower tokenizer.added_frequency" if key == _OF_RECIPE else ""
+    remedies = [each for each in (fewer, "give more text", rarer) if each]
     return DataError(
-        f"tokenizer.add_tokens: {count:,} new words are wanted, and the text has {there}"
+        f"{key}: {count:,} new words are wanted, and the text has {there}"
         f" of more than one token with {min_frequency} or more occurrences ({known:,} frequent words are tokens"
-        f" already); {fewer}give more text, or lower tokenizer.added_frequency"
+        f" already); {', or '.join([', '.join(remedies[:-1]), remedies[-1]]) if len(remedies) > 1 else remedies[0]}"
     )
 
 

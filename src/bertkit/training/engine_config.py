@@ -6,7 +6,8 @@ decides what is `auto`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,6 +46,17 @@ class EngineConfig(ExecutorSettings):
         "auto",
         description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
     )
+    models_at_words: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="On text: words, between white space, after which the model is kept in RUN/models, such as"
+        " [1000000, 2000000]; every pass counts them again.",
+    )
+    expected_files: list[str] = Field(
+        default_factory=list,
+        description="On text: names, up to their first dot, of the files that the sources should have; others, and"
+        " those that are missing, are named in a warning.",
+    )
     examples: list[str] = Field(
         default_factory=list, description="Texts with [MASK] that are filled in when training is done."
     )
@@ -82,6 +94,8 @@ class EngineConfig(ExecutorSettings):
         False, description="With several ranks: spread weights and moments over them; not available yet."
     )
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})
+
     @model_validator(mode="after")
     def _runs_or_ranks(self) -> Self:
         if self.is_parallel and self.ranks > 1:
@@ -89,4 +103,11 @@ class EngineConfig(ExecutorSettings):
                 f"ranks is {self.ranks}, and independent runs are to go on side by side (jobs: {self.jobs}, executor:"
                 f" {self.executor}); choose one: several processes for each run, or one each for several runs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _words_ascend(self) -> Self:
+        marks = self.models_at_words
+        if any(after <= before for before, after in pairwise(marks)):
+            raise ValueError(f"models_at_words has to ascend, each number once; found {marks}")
         return self

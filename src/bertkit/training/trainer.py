@@ -288,6 +288,9 @@ class Trainer(ABC, Generic[Batch]):
     def finish(self) -> dict[str, Any]:
         """Write the model; returns the contents of results.json."""
 
+    def after_update(self) -> None:
+        """Called after each update and its evaluation, before its checkpoint."""
+
     def check_data(self) -> None:
         """Raise DataError if there are too few data."""
 
@@ -378,6 +381,7 @@ class Trainer(ABC, Generic[Batch]):
         if self.evaluation_is_due():
             with nullcontext() if self.average is None else self.average.in_use():
                 self.evaluate()
+        self.after_update()
         if not last and not self.failing.may_be_unsound and self.step % intervals.save_every_steps == 0:
             self.failing.last_sound = self.step
             self.save_checkpoint()

@@ -81,6 +81,54 @@ def test_the_published_layouts_are_read(tmp_path: Path) -> None:
     assert stsb.pairs == [("a", "b", 1.0)]
 
 
+YEARS = {
+    12: ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    13: ("FNWN", "headlines", "OnWN"),
+    14: ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    15: ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    16: ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+"""The subsets of each year, by the names that SentEval's files have."""
+
+
+def test_every_year_is_read_with_its_subsets(tmp_path: Path) -> None:
+    for year, subsets in YEARS.items():
+        folder = tmp_path / "STS" / f"STS{year}-en-test"
+        folder.mkdir(parents=True)
+        for number, name in enumerate((*subsets, "ALL")):
+            # STS14 and later have sources behind the sentences in some files, STS16 empty scores.
+            lines = [f"one {year}\t{name}\tsource", 'a "quoted text\tthe other']
+            (folder / f"STS.input.{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (folder / f"STS.gs.{name}.txt").write_text(f"{number / 2}\n\n" if number % 2 else f"{number / 2}\n5\n")
+    found = {each.name: each for each in find_sets(tmp_path, StsSettings())}
+    assert list(found) == [f"sts{year}" for year in YEARS]
+    for year, subsets in YEARS.items():
+        read = found[f"sts{year}"].subsets
+        assert set(read) == set(subsets)
+        assert all(read[name][0] == (f"one {year}", name, number / 2) for number, name in enumerate(subsets))
+        assert [len(read[name]) for name in subsets] == [1 if number % 2 else 2 for number in range(len(subsets))]
+
+
+def test_sick_is_read_from_either_release(tmp_path: Path) -> None:
+    header = ("pair_ID", "sentence_A", "sentence_B", "entailment_label", "relatedness_score", "entailment_AB")
+    header += ("entailment_BA", "sentence_A_original", "sentence_B_original", "sentence_A_dataset")
+    header += ("sentence_B_dataset", "SemEval_set")
+
+    def row(number: int, score: str, split: str) -> tuple[str, ...]:
+        return (str(number), f"a {number}", "b", "NEUTRAL", score, "x", "y", "o", "p", "FLICKR", "FLICKR", split)
+
+    rows = [header, row(1, "4.5", "TRAIN"), row(2, "3.2", "TRIAL"), row(3, "1", "TEST"), row(4, "2.75", "TEST")]
+    (tmp_path / "SICK.txt").write_text("".join("\t".join(each) + "\n" for each in rows))
+    for split, wanted in (("auto", [3, 4]), ("dev", [2]), ("train", [1])):
+        (sick,) = find_sets(tmp_path, StsSettings.model_validate({"split": split}))
+        assert [first for first, _, _ in sick.pairs] == [f"a {number}" for number in wanted]
+    assert sick.pairs[0][2] == 4.5
+    short = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n7\tc\td\t6\tNEUTRAL\n"
+    (tmp_path / "SICK_test_annotated.txt").write_text(short)
+    with pytest.raises(DataError, match=r"SICK_test_annotated\.txt, line 2.*score 6, expected 0 to 5"):
+        find_sets(tmp_path, StsSettings())
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -73,6 +73,16 @@ def test_simcse_reads_each_text_twice_under_two_dropouts(directory: Path, encode
     torch.testing.assert_close(calm[:, 0], calm[:, 1])
 
 
+def test_simcse_warns_of_a_model_without_dropout(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Embedding(SimcseLoss(), ("spearman",), pooling=("cls",))
+    model_of(directory, task)
+    assert "dropout" not in caplog.text
+    model_of(write_model(tmp_path / "calm", dropout=0.0), task)
+    assert "differ by dropout alone" in caplog.text
+
+
 def test_simcses_dense_layer_is_trained_and_dropped(directory: Path, encoder: SequenceEncoder) -> None:
     task = Embedding(SimcseLoss(), ("spearman",), pooling=("cls",))
     model = model_of(directory, task)

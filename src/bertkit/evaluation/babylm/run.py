@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm.choices import (
     COUNTS,
     AnsweredItem,
@@ -27,6 +27,7 @@ from bertkit.evaluation.babylm.choices import (
     drawn,
     weights_of,
 )
+from bertkit.evaluation.babylm.glue import Finetuned, finetune_glue, glue_names
 from bertkit.evaluation.babylm.published import BASELINES
 from bertkit.evaluation.babylm.reading import read_reading, reading_gains, surprisals
 from bertkit.evaluation.babylm.submission import (
@@ -34,6 +35,7 @@ from bertkit.evaluation.babylm.submission import (
     choice_predictions,
     first_share,
     reading_predictions,
+    write_fast_predictions,
     write_submission,
 )
 from bertkit.evaluation.babylm.tasks import NOT_SCORED, TASKS, BabylmTask, find_tasks
@@ -75,6 +77,7 @@ class BabylmScores:
         items: of each task, how many were scored.
         parts: predictions as the leaderboard takes them.
         left_out: why the other tasks have no score.
+        finetuned: the part that is fine-tuned, where it was wanted.
     """
 
     tasks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -82,6 +85,7 @@ class BabylmScores:
     items: dict[str, int] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    finetuned: Finetuned | None = None
 
 
 def evaluate_babylm(
@@ -99,6 +103,9 @@ def evaluate_babylm(
         DataError: no data, faulty ones, or a model that cannot score text.
         UsageError: the rule does not fit the model, or the run directory is taken.
     """
+    glue_names(settings.finetune)
+    if settings.finetune and settings.sample != "full":
+        raise UsageError("--finetune goes with --sample full: checkpoints are not fine-tuned; leave one of them out")
     found, left_out = find_tasks(data, settings.sample, settings.only)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
@@ -107,10 +114,14 @@ def evaluate_babylm(
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
     if (done := finished_measurement(identity, arguments)) is not None:
         return Evaluated(done, done.results or {})
+    # The longest part, which continues where it was stopped, goes first.
+    finetuned = None
+    if settings.finetune:
+        finetuned = finetune_glue(arguments, data, settings.finetune, settings.finetune_steps, progress)
     run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
         run.write_environment()
-        measured = BabylmScores(left_out=left_out)
+        measured = BabylmScores(left_out=left_out, finetuned=finetuned)
         for task in TASKS:
             if task.name in found:
                 _measure(run, task, found[task.name], loaded, rule, settings, engine, measured, progress)
@@ -238,13 +249,16 @@ def _results(
         warnings.append(f"the official pipeline has no backend that scores as the rule {rule.name} does: no submission")
     submission = None
     if backend is not None and settings.sample == "full":
-        submission = write_submission(run.path, loaded.label or "model", backend, measured.parts)
+        glue = {} if measured.finetuned is None else measured.finetuned.predictions
+        submission = write_submission(run.path, loaded.label or "model", backend, measured.parts, glue)
+    if backend is not None and settings.sample == "fast":
+        write_fast_predictions(run.path, loaded.label or "model", backend, measured.parts)
     return {
         "suite": SUITE,
         "model": loaded.name,
         "average": None if average["lacking"] else average["value"],
         "averages": {"accuracy": average},
-        "tasks": measured.tasks,
+        "tasks": measured.tasks | ({} if measured.finetuned is None else measured.finetuned.tasks),
         "subsets": {
             task: {
                 name: {"items": subset.items, **subset.shares, "ties": subset.ties, "near_ties": subset.near_ties}
@@ -253,12 +267,30 @@ def _results(
             for task, own in measured.subsets.items()
         },
         "items": measured.items,
-        "left_out": measured.left_out | ({} if settings.only else NOT_SCORED),
+        "left_out": measured.left_out | _not_scored(measured, settings),
+        "finetuned": None if measured.finetuned is None else _finetuned_document(measured.finetuned),
         "warnings": warnings,
         "submission": submission,
         "protocol": _protocol(rule, settings),
         "trained": loaded.training,
         "references": [dict(row) for row in BASELINES] if settings.sample == "full" and settings.items is None else [],
+    }
+
+
+def _not_scored(measured: BabylmScores, settings: BabylmSettings) -> dict[str, str]:
+    """Why parts of the official score are missing that no model alone has."""
+    if measured.finetuned is not None:
+        return {**measured.finetuned.left_out, "aoa": NOT_SCORED["aoa"]}
+    return {} if settings.only else NOT_SCORED
+
+
+def _finetuned_document(finetuned: Finetuned) -> dict[str, Any]:
+    return {
+        "run": finetuned.run,
+        "average": finetuned.average,
+        "over": list(finetuned.tasks),
+        "definition": "mean over the seven tasks, F1 of MRPC and QQP, accuracy of the others; of the epoch that is best"
+        " on dev, as officially",
     }
 
 

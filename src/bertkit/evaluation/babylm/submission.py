@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.evaluation.babylm.choices import AnsweredItem, by_subset
+from bertkit.evaluation.babylm.glue import wrong_sizes
 from bertkit.evaluation.babylm.tasks import READING, TASKS, BabylmTask
 from bertkit.files import write_text
 
@@ -28,6 +29,16 @@ BACKENDS = {
 """The official backend of each rule that has one."""
 
 FOLDER = "submission"
+FAST_SIZES = {
+    "blimp": 13_400,
+    "blimp_supplement": 250,
+    "ewok": 1_100,
+    "entity_tracking": 3_152,
+    "wug_adj": 200,
+    "wug_past": 50,
+    "reading": 1_726,
+}
+"""Items of each task's fast sample; the official script refuses others."""
 Floats = NDArray[np.float64]
 
 
@@ -45,7 +56,13 @@ def reading_predictions(surprisal_N: Floats, previous_N: Floats) -> dict[str, An
     return {READING: {"predictions": [{"id": k, "pred": own, "prev_pred": prev} for k, (own, prev) in enumerate(rows)]}}
 
 
-def write_submission(run: Path, model: str, backend: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def write_submission(
+    run: Path,
+    model: str,
+    backend: str,
+    parts: Mapping[str, Mapping[str, Any]],
+    glue: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
     """Write RUN/submission: a folder a task, as the official pipeline writes it, and the document of all.
 
     Args:
@@ -53,19 +70,21 @@ def write_submission(run: Path, model: str, backend: str, parts: Mapping[str, Ma
         model: the name that the files are under.
         backend: the official one.
         parts: predictions by task.
+        glue: those of the fine-tuned tasks.
 
     Returns:
         `{"file", "complete": bool, "missing": {task: reason}}`; paths below the run.
     """
     root = Path(FOLDER) / model
-    for task in TASKS:
-        if task.name in parts:
-            folder = root / "main" / "zero_shot" / backend / task.official[0] / task.official[1]
-            _write(run / folder / "predictions.json", parts[task.name])
+    _write_tasks(run / root / "main" / "zero_shot" / backend, parts, fast=False)
     file = root / f"all_full_preds_{backend}.json"
-    _write(run / file, parts)
+    for name, predictions in glue.items():
+        _write(run / root / "main" / "finetune" / name / "predictions.json", {name: predictions})
+    _write(run / file, {**parts, **({"glue": glue} if glue else {})})
     missing = {task.name: "not scored" for task in TASKS if task.name not in parts}
-    missing |= {"aoa": "not scored", "glue": "not scored"}
+    missing |= {"aoa": "not scored"}
+    if wrong := wrong_sizes(glue):
+        missing["glue"] = f"{', '.join(wrong)}: not scored, or of another size than the leaderboard takes"
     for task in TASKS:
         own = parts.get(task.name, {})
         count = sum(len(subset["predictions"]) for subset in own.values())
@@ -74,6 +93,22 @@ def write_submission(run: Path, model: str, backend: str, parts: Mapping[str, Ma
                 f"{count} items in {len(own)} subsets; the leaderboard takes {task.items} in {task.subsets}"
             )
     return {"file": str(file), "complete": not missing, "missing": missing}
+
+
+def write_fast_predictions(run: Path, model: str, backend: str, parts: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write the predictions on the fast sample where `collate_preds.py --fast` looks for a checkpoint's, but for the
+    revision's name, which is `main`; returns the folder, below the run."""
+    folder = Path(FOLDER) / model / "main" / "zero_shot" / backend
+    _write_tasks(run / folder, parts, fast=True)
+    return folder
+
+
+def _write_tasks(folder: Path, parts: Mapping[str, Mapping[str, Any]], *, fast: bool) -> None:
+    for task in TASKS:
+        if task.name in parts:
+            name, data = task.official
+            data = Path(task.fast[0]).stem if fast and task.read is not None else data
+            _write(folder / name / data / "predictions.json", parts[task.name])
 
 
 def _prediction(task: BabylmTask, name: str, answered: AnsweredItem) -> dict[str, Any]:

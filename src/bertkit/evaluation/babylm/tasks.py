@@ -114,8 +114,8 @@ TASKS = (
 """In the order of tables."""
 
 NOT_SCORED = {
-    "aoa": "age of acquisition needs the 19 checkpoints of a run at the words that the track asks for; not scored here",
-    "glue": "the GLUE subset is fine-tuned, not scored as the model is: bertkit eval glue, or finetune with its files",
+    "aoa": "age of acquisition needs the models that a run has kept: give --checkpoints --sample fast",
+    "glue": "the GLUE subset is fine-tuned, not scored as the model is: give --finetune all",
 }
 """Parts of the official score that no model alone has a score in, and why."""
 
@@ -140,7 +140,7 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
         raise DataError(f"{data}: no such directory; give the challenge's evaluation_data, with {known}")
     found: dict[str, Path] = {}
     left_out: dict[str, str] = {}
-    places = [data, *(data / below for below in (f"{sample}_eval", f"evaluation_data/{sample}_eval"))]
+    places = places_of(data, sample)
     for task in TASKS:
         if only and task.name not in only:
             continue
@@ -155,6 +155,11 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
     if not found:
         raise DataError(f"{data}: holds none of the {sample} evaluation's files; expected {known}")
     return found, left_out
+
+
+def places_of(data: Path, sample: str = "full") -> list[Path]:
+    """The folders in which parts of an evaluation may be."""
+    return [data, *(data / below for below in (f"{sample}_eval", f"evaluation_data/{sample}_eval"))]
 
 
 def _names(task: BabylmTask, sample: str) -> tuple[str, ...]:

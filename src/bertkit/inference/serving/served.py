@@ -119,7 +119,7 @@ class ServedModel:
             return list(self.model.vectors(sequences))
         if kind.ability == "fill":
             return [{"text": text, "masks": self.model.fill(text, top=kind.top or 5)} for text in items]
-        return self.model.documents(apart(items), top=kind.top)
+        return self.model.documents(apart(items), top=kind.top, independent=True)
 
     def blame(self, error: DataError | UsageError) -> tuple[bool, str]:
         """Whether the model is at fault rather than the request, and the message without the model's place."""

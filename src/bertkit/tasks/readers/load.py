@@ -11,6 +11,7 @@ from pathlib import Path
 from bertkit.errors import UsageError
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import Example, SentenceExample, Split, TextExample
+from bertkit.tasks.readers.babylm import read_babylm
 from bertkit.tasks.readers.columns import read_conll, read_conllu
 from bertkit.tasks.readers.find import find_files
 from bertkit.tasks.readers.glue import read_glue
@@ -23,6 +24,7 @@ from bertkit.tasks.readers.swag import read_codah, read_hellaswag, read_swag
 
 READERS: dict[str, Callable[[Path, TaskSpec, str], Split]] = {
     "glue": read_glue,
+    "babylm": read_babylm,
     "snli": read_nli,
     "sick": read_sick,
     "imdb": read_imdb,

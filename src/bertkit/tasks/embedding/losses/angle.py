@@ -9,31 +9,22 @@ Shapes: I examples, E width of the vectors.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, of_whole_batch, pair, unit
-from bertkit.tasks.embedding.losses.cosent import ranking_loss
+from bertkit.tasks.embedding.losses.base import unit
+from bertkit.tasks.embedding.losses.cosent import RankingLoss
 
 
-class AngleLoss(EmbeddingLoss):
-    """log(1 + sum exp(scale (s_i - s_j))) over pairs of examples that are ranked, s the similarity of angles."""
+class AngleLoss(RankingLoss):
+    """The ranking of angles."""
 
     name: Literal["angle"] = "angle"
-    scale: float = Field(20.0, gt=0, description="Factor of the similarities: the inverse of a temperature.")
 
-    wanted: ClassVar[Wanted | None] = "score"
-    compares_examples: ClassVar[bool] = True
-
-    def count(self, examples: int) -> int:
-        return 1
-
-    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
-        return of_whole_batch(ranking_loss(self.scale * angle_similarity(*pair(batch)), batch.wanted))
+    def similarity(self, first_IE: Tensor, second_IE: Tensor) -> Tensor:
+        return angle_similarity(first_IE, second_IE)
 
 
 def angle_similarity(first_IE: Tensor, second_IE: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 Su 2022 (kexue.fm/archives/8847); Huang et al. 2024, CoSENT, IEEE/ACM TASLP 32. The loss of a batch is
 log(1 + sum exp(scale (s_i - s_j))) over all pairs of its examples where the score of i is less than that of j. Only the
-order of the scores matters, so any scale of them will do.
+order of the scores matters, so any scale of them will do. Sibling angle.py ranks another similarity.
 
 Shapes: I examples.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -19,11 +20,10 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, cosine, of_whole_batch, pair
 
 
-class CosentLoss(EmbeddingLoss):
-    """log(1 + sum exp(scale (s_i - s_j))) over pairs of examples that are ranked."""
+class RankingLoss(EmbeddingLoss):
+    """log(1 + sum exp(scale (s_i - s_j))) over the pairs of a batch's examples that are ranked, s a similarity."""
 
-    name: Literal["cosent"] = "cosent"
-    scale: float = Field(20.0, gt=0, description="Factor of the cosines: the inverse of a temperature.")
+    scale: float = Field(20.0, gt=0, description="Factor of the similarities: the inverse of a temperature.")
 
     wanted: ClassVar[Wanted | None] = "score"
     compares_examples: ClassVar[bool] = True
@@ -31,8 +31,21 @@ class CosentLoss(EmbeddingLoss):
     def count(self, examples: int) -> int:
         return 1
 
+    @abstractmethod
+    def similarity(self, first_IE: Tensor, second_IE: Tensor) -> Tensor:
+        """Of each pair of vectors, (I,)."""
+
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
-        return of_whole_batch(ranking_loss(self.scale * cosine(*pair(batch)), batch.wanted))
+        return of_whole_batch(ranking_loss(self.scale * self.similarity(*pair(batch)), batch.wanted))
+
+
+class CosentLoss(RankingLoss):
+    """The ranking of cosines."""
+
+    name: Literal["cosent"] = "cosent"
+
+    def similarity(self, first_IE: Tensor, second_IE: Tensor) -> Tensor:
+        return cosine(first_IE, second_IE)
 
 
 def ranking_loss(similarity_I: Tensor, score_I: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: I examples, E width of the vectors.
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -18,6 +19,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.embedding.losses.base import TextVectors
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+
+log = logging.getLogger(__name__)
 
 
 class SimcseLoss(MultipleNegativesLoss):
@@ -31,8 +34,20 @@ class SimcseLoss(MultipleNegativesLoss):
     of_parts: ClassVar[bool] = False
 
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
+        if model is not None and not has_dropout(model):
+            log.warning(
+                "embedding.loss.name=simcse: the two readings of a text differ by dropout alone, the model has none:"
+                " vectors get worse; take a model whose config.json has dropout (0.1 in BERT), or the loss tsdae"
+            )
         return nn.Sequential(nn.Linear(width, width), nn.Tanh()) if self.projection else None
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         vectors_I2E = batch.vectors_IAE if module is None else module(batch.vectors_IAE)
         return self.among(vectors_I2E, batch.text_IA)
+
+
+def has_dropout(model: HeadedModel) -> bool:
+    """Whether the encoder has dropout anywhere; a classifier's is not read here."""
+    settings = model.encoder.config.model_dump()
+    rates = [rate for name, rate in settings.items() if "dropout" in name and not name.startswith("classifier")]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -1,0 +1,200 @@
+"""A table of token vectors made of an encoder: minutes on a CPU, then thousands of sentences a second.
+
+model2vec (Tulkens and van Dongen 2024, github.com/MinishLab/model2vec, distill/distillation.py and inference.py): every
+token of the vocabulary goes through the encoder alone, the mean of its states is its vector; principal components
+reduce the width, and each row is weighted by sif / (sif + p), p the token's share by Zipf's law with its rank in the
+vocabulary. Whole words of a text may have rows of their own. Tokens called [unused1] and the unknown token have zeros
+here and keep their ids; there they are removed from the table or from the text. Sibling static_run.py makes a run.
+
+Shapes: V vocabulary, D width of the encoder, E width of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError, UsageError
+from bertkit.files import read_json, write_json
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import CONFIG_FILE, check_vocabulary, load_model
+from bertkit.models.model_files import MODULES_FILE, SAFETENSORS, encoder_directory, find_model, write_safetensors
+from bertkit.models.sentence import pool
+from bertkit.models.sentence_files import VERSION_FILE, version_settings
+from bertkit.models.static import TABLE
+from bertkit.progress import Progress, silent_progress
+from bertkit.settings import Settings
+from bertkit.tasks.encoding import Template
+from bertkit.text.added_tokens import extended
+from bertkit.text.lines import read_lines
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
+
+_UNUSED = re.compile(r"\[unused\d+\]")
+_TOKENS_AT_ONCE = 1024
+_LEAST_OCCURRENCES = 5
+
+
+class StaticTable(Settings):
+    """How a table of token vectors is made of an encoder."""
+
+    width: int = Field(256, ge=1, le=65_536, description="Principal components; of a narrower encoder all it has.")
+    sif: float | None = Field(
+        1e-4,
+        gt=0,
+        lt=1,
+        description="a of the weights a / (a + p), p a token's share by Zipf's law: less counts rare tokens more; null:"
+        " no weights.",
+    )
+    special_tokens: Literal["own", "swapped"] = Field(
+        "own",
+        description="Where a token's special tokens stand: in their own places, as in model2vec since 0.5, or in each"
+        " other's, as before.",
+    )
+    words: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="Whole words that get rows of their own: those that save `text` most tokens.",
+    )
+    text: str | None = Field(None, description="File of text that the words are taken from; goes with `words`.")
+
+    @model_validator(mode="after")
+    def _words_of_a_text(self) -> StaticTable:
+        if bool(self.words) != (self.text is not None):
+            raise ValueError("words and text go together: the number of words, and the file that they are taken from")
+        return self
+
+
+def write_static(
+    name: str,
+    to: Path,
+    settings: StaticTable | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = silent_progress,
+) -> dict[str, Any]:
+    """Write the table of an encoder as a directory of sentence-transformers; returns its rows and width.
+
+    Args:
+        name: a model directory, a run directory or a Hub id.
+        to: a directory that is not there, or is empty.
+        settings: of the table; the defaults where None.
+        offline: use no network.
+        progress: the display.
+
+    Raises:
+        UsageError: `to` holds something.
+        DataError: the model or the text cannot be read, or the text has too few words.
+    """
+    chosen = settings or StaticTable()
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UsageError(f"--to {to}: is there already; name another directory")
+    files = encoder_directory(find_model(name, offline=offline))
+    model, _ = load_model(files, heads=())
+    tokenizer = load_tokenizer(files, offline=offline)
+    check_vocabulary(model, tokenizer, source=name)
+    ids, table_tokenizer = rows_of(tokenizer, chosen)
+    used_V = np.array([not _UNUSED.fullmatch(table_tokenizer.token(i)) for i in range(table_tokenizer.vocab_size)])
+    vectors_VD = token_vectors(model, tokenizer, ids, chosen.special_tokens, progress)
+    if not np.isfinite(vectors_VD).all():
+        raise DataError(f"{name}: its states are not finite numbers; the weights are damaged")
+    table_VE, kept = weighted(vectors_VD, used_V, chosen)
+    if "unk" in table_tokenizer.roles:
+        table_VE[table_tokenizer.unk_id] = 0  # as if the token were not in the text, since vectors have length one
+    _write(to, table_VE, table_tokenizer, model.encoder.max_tokens)
+    return {
+        "tokens": len(table_VE),
+        "words": len(table_VE) - tokenizer.vocab_size,
+        "width": int(table_VE.shape[1]),
+        "variance_kept": kept,
+        "source": name,
+    }
+
+
+def rows_of(tokenizer: Tokenizer, settings: StaticTable) -> tuple[list[list[int]], Tokenizer]:
+    """The ids that each row of the table is made of, and the tokenizer of the table.
+
+    Raises:
+        DataError: the text cannot be read or has too few words, or the vocabulary is of a kind that takes none.
+    """
+    rows = [[token] for token in range(tokenizer.vocab_size)]
+    if settings.text is None:
+        return rows, tokenizer
+    texts = (line for lines in read_lines(Path(settings.text).expanduser()) for line in lines)
+    larger = extended(tokenizer, texts, settings.words, min_frequency=_LEAST_OCCURRENCES, key="static.words")
+    split = tokenizer.backend.model.tokenize
+    rows += [
+        [token.id for token in split(larger.token(word))] for word in range(tokenizer.vocab_size, larger.vocab_size)
+    ]
+    return rows, larger
+
+
+def _write(to: Path, table_VE: NDArray[np.float32], tokenizer: Tokenizer, max_tokens: int) -> None:
+    to.mkdir(parents=True, exist_ok=True)
+    write_safetensors(to / SAFETENSORS, {TABLE: torch.from_numpy(table_VE)})
+    save_tokenizer(tokenizer, to, max_tokens=max_tokens, token_types=False)
+    settings = read_json(to / "tokenizer.json")
+    (to / "tokenizer.json").write_text(json.dumps(settings | {"post_processor": None}), encoding="utf-8")
+    shape = {"vocab_size": len(table_VE), "hidden_size": table_VE.shape[1]}
+    write_json(to / CONFIG_FILE, {"model_type": "static", "architectures": ["StaticEmbedding"], **shape})
+    kinds = {"StaticEmbedding": "", "Normalize": "1_Normalize"}
+    (to / "1_Normalize").mkdir()
+    write_json(
+        to / MODULES_FILE,
+        [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for number, (kind, path) in enumerate(kinds.items())
+        ],
+    )
+    write_json(to / VERSION_FILE, version_settings())
+
+
+@torch.inference_mode()
+def token_vectors(
+    model: HeadedModel,
+    tokenizer: Tokenizer,
+    ids: Sequence[Sequence[int]],
+    special_tokens: Literal["own", "swapped"] = "own",
+    progress: Progress = silent_progress,
+) -> NDArray[np.float32]:
+    """The mean state of each row's tokens and the special tokens around them, (V, D)."""
+    before, behind = ([token for token, _ in frame] for frame in Template.of(tokenizer.backend, 1).frames)
+    if special_tokens == "swapped":
+        before, behind = behind, before
+    model.eval()
+    found: list[NDArray[np.float32]] = []
+    with progress("tokens", total=len(ids), unit="tokens") as meter:
+        for first in range(0, len(ids), _TOKENS_AT_ONCE):
+            several = ids[first : first + _TOKENS_AT_ONCE]
+            batch = PackedBatch.from_ids([[*before, *own, *behind] for own in several])
+            found.append(pool("mean", model(batch), batch).numpy())
+            meter.update(first + len(several))
+    return np.concatenate(found)
+
+
+def weighted(
+    vectors_VD: NDArray[np.float32], used_V: NDArray[np.bool_], settings: StaticTable
+) -> tuple[NDArray[np.float32], float]:
+    """The vectors' principal components, each token's by its weight, (V, E), zeros where a token is not used; and the
+    share of the variance that they keep."""
+    from sklearn.decomposition import PCA
+
+    used = vectors_VD[used_V]
+    reduction = PCA(n_components=min(settings.width, *used.shape), svd_solver="full")
+    reduced = reduction.fit_transform(used)
+    if settings.sif is not None:
+        share = 1.0 / np.arange(2, len(used) + 2)
+        reduced = reduced * (settings.sif / (settings.sif + share / share.sum()))[:, None]
+    table_VE = np.zeros((len(vectors_VD), reduced.shape[1]), dtype=np.float32)
+    table_VE[used_V] = reduced
+    return table_VE, float(reduction.explained_variance_ratio_.sum())

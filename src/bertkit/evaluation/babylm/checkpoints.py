@@ -1,0 +1,227 @@
+"""What a model learnt when: the fast samples of the BabyLM evaluation, scored with each model that a run has kept.
+
+Charpentier et al. 2025, arXiv:2502.10645: models are scored after each million words up to ten, then after each ten
+million. A run keeps them by `engine.models_at_words` (pretraining/words.py). Sibling run.py scores one model; each is a
+run of its own here, so that a comparison that was stopped repeats nothing.
+
+github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py: what is handed in for a checkpoint are
+the shares of right answers in each subset, in the order of the checkpoints, and it looks for predictions in folders
+named `chck_1M`, `chck_2M`, ...
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.babylm.acquisition import (
+    CHILDREN,
+    CONTEXTS,
+    OFFICIAL_GUESS,
+    agreement,
+    measure_surprisals,
+    official_document,
+    read_children,
+    read_contexts,
+)
+from bertkit.evaluation.babylm.run import evaluate_babylm
+from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
+from bertkit.evaluation.babylm.tasks import places_of
+from bertkit.evaluation.loaded_model import short_name
+from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, finished_measurement
+from bertkit.evaluation.settings import BabylmSettings
+from bertkit.files import write_text
+from bertkit.pretraining.words import FOLDER as MODELS
+from bertkit.pretraining.words import mark_name, words_of_mark
+from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RECORD, RunIdentity
+
+SUITE = "babylm-checkpoints"
+AOA = "aoa"
+OFFICIAL_MARKS = (*(million * 1_000_000 for million in range(1, 11)), *(ten * 10_000_000 for ten in range(2, 11)))
+"""Words of the checkpoints that the leaderboard takes of strict-small."""
+
+
+def kept_models(run: str) -> dict[int, Path]:
+    """The models that a run has kept, by the words read, ascending.
+
+    Raises:
+        UsageError: it is no run directory.
+        DataError: it has kept none.
+    """
+    path = Path(run)
+    if not (path / RECORD).is_file():
+        raise UsageError(f"--checkpoints: {run} is no run directory; give the run of `bertkit pretrain`")
+    folders = sorted(path.joinpath(MODELS).glob("*/config.json"))
+    found = {words: each.parent for each in folders if (words := words_of_mark(each.parent.name)) is not None}
+    if not found:
+        remedy = "train with --set engine.models_at_words=[1000000, 2000000]"
+        raise DataError(f"{path / MODELS}: the run has kept no models at words that it read; {remedy}")
+    return dict(sorted(found.items()))
+
+
+def evaluate_checkpoints(
+    arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
+) -> Evaluated:
+    """Score each model that the run has kept, and write what the leaderboard takes of checkpoints.
+
+    Args:
+        arguments: the run, and where to compute and write.
+        data: the challenge's `evaluation_data`, or a folder with its fast parts.
+        settings: which parts, and how they are scored; the sample has to be the fast one.
+        progress: the display.
+
+    Raises:
+        UsageError: the model is no run, or the sample is the full one.
+        DataError: the run has kept no models; or as of `evaluate_babylm`.
+    """
+    if settings.sample != "fast":
+        raise UsageError("--checkpoints goes with --sample fast, as officially; the full sets are for the last model")
+    models = kept_models(arguments.model)
+    scored = {
+        words: evaluate_babylm(
+            replace(arguments, model=str(model), run_dir=None, fresh=False), data, settings, progress=progress
+        )
+        for words, model in models.items()
+    }
+    folder = None if settings.only else find_acquisition(data)
+    ages = None if folder is None else _acquisition(arguments, folder, models, settings, progress)
+    done_runs = [*scored.values(), *(() if ages is None else ages.measured.values())]
+    identity = _identity(arguments, settings, done_runs)
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return Evaluated(done, done.results or {})
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        last = list(scored.values())[-1].results
+        left_out = {task: reason for task, reason in last["left_out"].items() if task not in (AOA, "glue")}
+        if ages is None and not settings.only:
+            left_out[AOA] = f"no aoa/{CONTEXTS} in {data} or in its full_eval"
+        results = {
+            "suite": SUITE,
+            "model": arguments.model,
+            "tasks": last["tasks"],
+            "average": None,
+            "checkpoints": [
+                {"words": words, "tasks": each.results["tasks"], "run": str(each.run.path)}
+                for words, each in scored.items()
+            ],
+            "aoa": None if ages is None else ages.figures,
+            "left_out": left_out,
+            "warnings": last["warnings"],
+            "protocol": last["protocol"],
+            "submission": _write_submission(run.path, short_name(arguments.model), scored, ages),
+        }
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def find_acquisition(data: Path | None) -> Path | None:
+    """The folder with words in context and children's shares; None where it is not there."""
+    found = [] if data is None else [place / AOA for place in places_of(data)]
+    return next((each for each in found if (each / CONTEXTS).is_file() and (each / CHILDREN).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Ages:
+    """What came of the age of acquisition.
+
+    Attributes:
+        measured: surprisals by the words read.
+        figures: the correlations with children's ages.
+        document: what the leaderboard takes.
+    """
+
+    measured: dict[int, Evaluated]
+    figures: dict[str, Any]
+    document: Any
+
+
+def _acquisition(
+    arguments: EvalArguments, folder: Path, models: Mapping[int, Path], settings: BabylmSettings, progress: Progress
+) -> Ages:
+    words, children = read_contexts(folder / CONTEXTS), read_children(folder / CHILDREN)
+    measured = {}
+    for read, model in models.items():
+        own = replace(arguments, model=str(model), run_dir=None, fresh=False)
+        measured[read] = measure_surprisals(own, words, folder / CONTEXTS, settings, progress)
+    by_read = {read: each.results["surprisals"] for read, each in measured.items()}
+    vocabulary = math.log(next(iter(measured.values())).results["vocabulary"])
+    figures = {
+        AOA: agreement(by_read, children, OFFICIAL_GUESS),
+        "aoa_own_vocabulary": agreement(by_read, children, vocabulary),
+        "definition": "Pearson's correlation of the logarithm of the words read at which a word counts as learnt, and"
+        " the age at which half of the children say it",
+    }
+    by_name = {_revision(read): (read, each) for read, each in measured.items()}
+    return Ages(measured, figures, official_document(short_name(arguments.model), by_name, words))
+
+
+def _revision(words: int) -> str:
+    """What the official scripts call a checkpoint."""
+    return f"chck_{mark_name(words)}"
+
+
+def _identity(arguments: EvalArguments, settings: BabylmSettings, scored: Sequence[Evaluated]) -> RunIdentity:
+    chosen = settings.model_dump(mode="json")
+    hashes = [each.run.record["what_hash"] for each in scored]
+    return RunIdentity.of_measurement(
+        "eval",
+        SUITE,
+        {"kind": "eval", "suite": SUITE, "models": [arguments.model], "settings": chosen},
+        {"kind": "eval", "name": SUITE, "settings": chosen, "runs": hashes},
+        seed=settings.seed,
+        command=arguments.command,
+        fingerprints=dict(scored[-1].run.record["fingerprints"]),
+    )
+
+
+def official_shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Of each task what the leaderboard takes of a checkpoint: shares by subset, correlations, gains."""
+    found: dict[str, dict[str, float | None]] = {}
+    for task, metrics in results["tasks"].items():
+        if "accuracy" in metrics:
+            found[task] = {name: each["accuracy"] for name, each in results["subsets"][task].items()}
+        elif "spearman" in metrics:
+            found[task] = {task: metrics["spearman"]["mean"]}
+        else:
+            found[task] = {"spr": metrics["self_paced_reading"]["mean"], "rt": metrics["eye_tracking"]["mean"]}
+    return found
+
+
+def _write_submission(
+    run: Path, name: str, scored: Mapping[int, Evaluated], ages: Ages | None
+) -> dict[str, Any] | None:
+    """Predictions by checkpoint and the document of their shares; None where no official backend scores so."""
+    first = next(iter(scored.values())).results
+    backend = BACKENDS.get(first["protocol"]["rule"])
+    if backend is None:
+        return None
+    root = Path(FOLDER) / name
+    for words, each in scored.items():
+        (own,) = each.run.path.joinpath(FOLDER).glob("*/main")
+        shutil.copytree(own, run / root / _revision(words), dirs_exist_ok=True)
+    shares = [official_shares(each.results) for each in scored.values()]
+    document = {task: [each[task] for each in shares] for task in shares[0]}
+    file = root / f"fast_scores_{backend}.json"
+    write_text(run / file, json.dumps({"fast_eval_results": document}) + "\n")
+    if ages is not None:
+        place = run / root / "main" / "zero_shot" / backend / "AoA_word"
+        place.mkdir(parents=True)
+        write_text(place / "surprisal.json", json.dumps(ages.document) + "\n")
+    missing = {} if ages is not None else {AOA: "not scored"}
+    missing |= {
+        task: f"{first['items'].get(task, 0)} items; the leaderboard takes {size}"
+        for task, size in FAST_SIZES.items()
+        if first["items"].get(task, 0) != size
+    }
+    lacking = [mark_name(words) for words in OFFICIAL_MARKS if words not in scored]
+    if lacking:
+        missing["checkpoints"] = f"without {', '.join(lacking)}"
+    return {"file": str(file), "complete": not missing, "missing": missing}

@@ -1,0 +1,171 @@
+"""Words that a run has read: what BabyLM limits, and the points at which it wants a model kept.
+
+Charpentier et al. 2025, arXiv:2502.10645: words are counted between white space, every pass counts them again, and
+models are kept after each million words up to ten, then after each ten million. Siblings: trainer.py keeps the models,
+run.py counts the words of the text.
+
+Tokenising and packing lose where a word ends, so words are counted in the text, and a run has read as many times those
+of its training text as it has made passes. This is a function of the step alone: a resumed run, or one on several
+ranks, keeps the same models. Within a pass it is exact as far as all samples have as many words to a token.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bertkit.data.stream import StepBatches
+from bertkit.errors import DataError, UsageError
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import Stage
+from bertkit.progress import Progress
+from bertkit.text.sources import Corpus
+
+log = logging.getLogger(__name__)
+
+WORDS = "words"
+"""The entry of run.json with the words of the text, where they were counted."""
+FOLDER = "models"
+"""The directory of a run with the models that were kept."""
+CLOSE = 0.9
+"""A run that ends with this share of a mark's words keeps its last model as that of the mark."""
+
+
+class StageOnText(Protocol):
+    """A stage and its batches: see `bertkit.pretraining.trainer.StageRun`."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def batches(self) -> StepBatches: ...
+
+
+def needs_words(recipe: Recipe) -> bool:
+    """Whether anything in the recipe depends on the words of the text."""
+    return recipe.data.max_words is not None or bool(recipe.engine.models_at_words)
+
+
+def count_words(corpus: Corpus, progress: Progress) -> int:
+    """Words of the whole text, between white space."""
+    count = 0
+    with progress("count words", unit="words") as meter:
+        for block in corpus.blocks():
+            count += sum(len(line.split()) for _, lines in block.parts for line in lines)
+            meter.update(count)
+    return count
+
+
+def check_words(recipe: Recipe, words: int) -> None:
+    """Raise DataError if the text has more words than `data.max_words` allows."""
+    limit = recipe.data.max_words
+    if limit is not None and words > limit:
+        raise DataError(
+            f"{', '.join(recipe.data.sources)}: {words:,} words between white space, {words - limit:,} more than"
+            f" data.max_words allows ({limit:,}); leave text out, or lift the limit with --set data.max_words=null"
+        )
+
+
+def check_countable(recipe: Recipe) -> None:
+    """Raise UsageError if words are wanted of token shards, which have none."""
+    if needs_words(recipe) and recipe.data.is_tokenised:
+        key = "engine.models_at_words" if recipe.data.max_words is None else "data.max_words"
+        raise UsageError(
+            f"{key}: {recipe.data.sources[0]} holds tokens, whose words cannot be counted; give the text itself, or set"
+            f" {key} to {'[]' if key.startswith('engine') else 'null'}"
+        )
+
+
+def tell_other_files(recipe: Recipe, corpus: Corpus) -> None:
+    """Warn of files that the recipe does not expect, and of those that are missing."""
+    expected = recipe.engine.expected_files
+    if not expected:
+        return
+    found = {Path(reader.name).name: Path(reader.name).name.partition(".")[0] for reader in corpus.readers}
+    others = [file for file, stem in found.items() if stem not in expected]
+    missing = [name for name in expected if name not in found.values()]
+    parts = ([f"has {', '.join(others)}"] if others else []) + ([f"lacks {', '.join(missing)}"] if missing else [])
+    if parts:
+        log.warning(
+            "%s: not the text that recipe %s is for (engine.expected_files): it %s. Its scores do not compare with"
+            " those of models of that text",
+            *(", ".join(recipe.data.sources), recipe.name, " and ".join(parts)),
+        )
+
+
+def passes_before(stages: Sequence[StageOnText], step: int) -> float:
+    """How often the updates before this one have read the training text, over all stages."""
+    passes = 0.0
+    for each in stages:
+        first, end = each.stage.first_step, min(step, each.stage.end_step)
+        if end > first:
+            passes += each.stage.sequences(first, end) / each.batches.stream.epoch_length(0)
+    return passes
+
+
+@dataclass(frozen=True)
+class WordsRead:
+    """The words that a run has read before each of its updates.
+
+    Attributes:
+        stages: of the run.
+        text_words: of the whole text, held-out text included.
+        steps: of the run.
+    """
+
+    stages: Sequence[StageOnText]
+    text_words: int
+    steps: int
+
+    @property
+    def training_words(self) -> float:
+        """Words of one pass: held-out text is not read."""
+        stream = self.stages[0].batches.stream
+        return self.text_words * stream.tokens / stream.shards.tokens
+
+    def before(self, step: int) -> int:
+        """Words read by the updates before this one; after the run with its number of steps."""
+        return int(self.training_words * passes_before(self.stages, step))
+
+    def due(self, step: int, marks: Sequence[int]) -> list[int]:
+        """Marks that are reached by the update that makes this the number of steps.
+
+        The last one serves a mark of which it reaches `CLOSE`, too: the limit of ten passes keeps a run just below the
+        hundred million words that it is allowed.
+        """
+        before, read = self.before(step - 1), self.before(step)
+        return [mark for mark in marks if before < mark and (CLOSE if step == self.steps else 1) * mark <= read]
+
+    def steps_of(self, marks: Sequence[int]) -> dict[int, int]:
+        """The step after which each mark's model is kept; without marks that the run does not reach."""
+        numbers = range(self.steps + 1)
+        found = {mark: bisect_left(numbers, mark, key=self.before) for mark in marks}
+        return {mark: min(step, self.steps) for mark, step in found.items() if CLOSE * mark <= self.before(self.steps)}
+
+
+def mark_name(words: int) -> str:
+    """The name of a kept model's directory: 3M, 250k or 1234 words."""
+    for size, letter in ((1_000_000, "M"), (1_000, "k")):
+        if words >= size and words % size == 0:
+            return f"{words // size}{letter}"
+    return str(words)
+
+
+def words_of_mark(name: str) -> int | None:
+    """What `mark_name` named; None of any other name."""
+    number, size = (name[:-1], {"M": 1_000_000, "k": 1_000}[name[-1]]) if name[-1:] in ("M", "k") else (name, 1)
+    return int(number) * size if number.isascii() and number.isdigit() else None
+
+
+def kept_document(read: WordsRead, marks: Sequence[int]) -> dict[str, Any]:
+    """What results.json says of the words: those of the text, those read, and the models that were kept."""
+    steps = read.steps_of(marks)
+    models = [
+        {"words": mark, "read": read.before(step), "step": step, "directory": f"{FOLDER}/{mark_name(mark)}"}
+        for mark, step in steps.items()
+    ]
+    not_reached = [mark for mark in marks if mark not in steps]
+    return {"text": read.text_words, "read": read.before(read.steps), "models": models, "not_reached": not_reached}
