@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from making import finished_run, identity, stopped_run
 
+from bertkit.code_hash import code_sha256
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
-from bertkit.run.code import code_sha256
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.finished import finished_before
 

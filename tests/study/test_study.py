@@ -189,7 +189,7 @@ def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(home: Path) -> N
 def test_two_runs_at_a_time_give_the_same_results(home: Path) -> None:
     sets = ["choose=null"]
     run_study(arguments(home, "alone", *sets), progress=silent_progress)
-    run_study(arguments(home, "together", *sets, jobs=2), progress=silent_progress)
+    run_study(arguments(home, "together", *sets, "engine.jobs=2"), progress=silent_progress)
     assert results(home, "together") == results(home, "alone")
     assert {arm: own["candidates"] for arm, own in results(home, "alone")["choice"].items()} == {
         "masked": [],
@@ -202,7 +202,7 @@ def test_an_error_in_a_process_is_the_commands(home: Path) -> None:
         run_study(arguments(home, "broken"), progress=silent_progress)
     (home / "broken" / "runs" / "masked-candidate=1" / "run.json").write_text("{}")
     with pytest.raises(DataError, match=r"run\.json: .*the file is damaged"):
-        run_study(arguments(home, "broken", resume=True, jobs=2), progress=silent_progress)
+        run_study(arguments(home, "broken", "engine.jobs=2", resume=True), progress=silent_progress)
 
 
 def test_a_finished_study_is_not_carried_out_again(home: Path) -> None:

@@ -18,6 +18,7 @@ from bertkit.cli.options import (
     Data,
     RecipeName,
     Resume,
+    SideBySide,
     TaskHyperparameters,
     Training,
     given_flags,
@@ -61,6 +62,7 @@ def distill(
     models: Models,
     hyperparameters: TaskHyperparameters,
     tasks: Tasks,
+    side_by_side: SideBySide,
     own: OwnData,
     common: Training,
 ) -> None:
@@ -82,7 +84,8 @@ def distill(
         return
     on_text = way == "text"
     epochs = ["--epochs"] if hyperparameters.epochs is not None else []
-    misplaced = [*given_flags(tasks), *given_flags(own), *epochs] if on_text else ["--data"] if data else []
+    of_tasks = [*(flag for each in (tasks, side_by_side, own) for flag in given_flags(each)), *epochs]
+    misplaced = of_tasks if on_text else ["--data"] if data else []
     if misplaced:
         where = "text, and these are options of a task" if on_text else "a task, and this is an option of text"
         raise UsageError(f"{', '.join(misplaced)}: the recipe distils on {where}")
@@ -103,7 +106,7 @@ def distill(
         shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
         _distil_on_text(shared, data or (), common)
     else:
-        shared["overrides"] = [*hyperparameters.overrides, *task_overrides(own, common)]
+        shared["overrides"] = [*hyperparameters.overrides, *side_by_side.overrides, *task_overrides(own, common)]
         _distil_on_task(shared | tasks.fields, tasks, own, common)
 
 

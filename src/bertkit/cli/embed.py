@@ -14,7 +14,19 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, Precision, model_or_default, option
+from bertkit.cli.options import (
+    COMMON_PANEL,
+    BatchTokens,
+    Common,
+    Device,
+    Model,
+    Precision,
+    SideBySide,
+    given_flags,
+    model_or_default,
+    option,
+)
+from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
@@ -153,6 +165,7 @@ def embed(
     reading: TextReading,
     vectors: VectorOptions,
     computing: Computing,
+    side_by_side: SideBySide,
     common: EmbedOutput,
 ) -> None:
     """The vector of every text of a file, in its order: `bertkit embed --model M texts.txt --out vectors.npy`
@@ -176,13 +189,17 @@ def embed(
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
     texts = reading.texts(path)
     if out is None:
+        if flags := given_flags(side_by_side):
+            raise UsageError(f"{', '.join(flags)}: give --out FILE too; vectors on stdout are computed by one process")
         _print_vectors(embedder, texts, settings, is_typed=path is None and sys.stdin.isatty())
         return
     from bertkit.inference.embed import embed_to_file
 
     named = {name: value for name, value in vars(reading).items() if value is not None}
     source = None if path is None else {"path": str(path.resolve()), **named}
-    written = embed_to_file(embedder, texts, out, settings, source=source, progress=console.progress)
+    written = embed_to_file(
+        embedder, texts, out, settings, source=source, executor=side_by_side.settings, progress=console.progress
+    )
     _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens)
     windows = {"windowed": written.windowed} if settings.long == "window" else {}
     document = {

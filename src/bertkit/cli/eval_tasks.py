@@ -16,6 +16,8 @@ from bertkit.cli.console import console, percent
 from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.options import (
     DataDir,
+    ExecutorName,
+    Jobs,
     MaxMinutes,
     MaxSteps,
     Measuring,
@@ -64,10 +66,13 @@ class TaskEvaluating(Measuring):
     settings: SetOption = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
+    jobs: Jobs = None
+    executor: ExecutorName = None
 
     def evaluation(self, suite: str, tasks: tuple[TaskSpec, ...]) -> TaskEvaluation:
         """The arguments of an evaluation on tasks."""
         from bertkit.evaluation.plan import TaskEvaluation
+        from bertkit.jobs.settings import ExecutorSettings
         from bertkit.recipe.resolve import overrides_of
 
         steps = {} if self.max_steps is None else {"optimisation.steps": self.max_steps}
@@ -82,6 +87,7 @@ class TaskEvaluating(Measuring):
             published=self.published,
             max_minutes=self.max_minutes,
             metrics=tuple(self.metric or ()),
+            executor=ExecutorSettings(executor=self.executor or "local", jobs=self.jobs or 1),
         )
 
 

@@ -20,6 +20,7 @@ from bertkit.cli.options import (
     DataDir,
     Metrics,
     Resume,
+    SideBySide,
     TaskHyperparameters,
     Training,
     given_flags,
@@ -183,6 +184,7 @@ def finetune(
     hyperparameters: TaskHyperparameters,
     tasks: Tasks,
     own: OwnData,
+    side_by_side: SideBySide,
     common: Training,
 ) -> None:
     """Fine-tune a model on a task and evaluate it.
@@ -208,11 +210,12 @@ def finetune(
     methods = [Override("method", {"name": method})] if method else []
     embedding = [Override("embedding.loss", {"name": loss})] if loss else []
     embedding += [Override("embedding.pooling", pooling)] if pooling else []
+    given = [*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *side_by_side.overrides]
     request = FinetuneArguments(
         recipe=recipe or None,
         task=own.task_or(tasks.names),
         model=model,
-        overrides=[*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *task_overrides(own, common)],
+        overrides=[*given, *task_overrides(own, common)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,

@@ -22,6 +22,7 @@ from bertkit.cli.generated_options import FromField, Options, annotation_parts, 
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from bertkit.jobs.settings import ExecutorSettings
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
 
@@ -164,6 +165,9 @@ BatchTokens = Annotated[
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
 ]
 Processes = Annotated[int | None, FromField(_ENGINE, "engine.ranks", "--nproc N", panel=COMMON_PANEL)]
+_EXECUTOR = "bertkit.jobs.settings:ExecutorSettings"
+Jobs = Annotated[int | None, FromField(_EXECUTOR, "engine.jobs", "--jobs N")]
+ExecutorName = Annotated[Literal["local", "ray"] | None, FromField(_EXECUTOR, "engine.executor")]
 Fresh = Annotated[
     bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
 ]
@@ -343,6 +347,26 @@ class Training(Common):
         for split, reasons in plan["skipped"].items():
             rows[f"{split} skips"] = ", ".join(f"{count:,} rows: {reason}" for reason, count in reasons.items())
         return rows
+
+
+@dataclass(frozen=True)
+class SideBySide(Options):
+    """Of commands whose runs are independent."""
+
+    jobs: Jobs = None
+    executor: ExecutorName = None
+
+    @property
+    def settings(self) -> ExecutorSettings:
+        """The executor that these options choose."""
+        from bertkit.jobs.settings import ExecutorSettings
+
+        return ExecutorSettings(executor=self.executor or "local", jobs=self.jobs or 1)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The engine's fields that these options replace."""
+        return recipe_overrides(self)
 
 
 def given_flags(options: Options) -> list[str]:

@@ -19,6 +19,7 @@ from bertkit.cli.options import (
     Resume,
     RunDir,
     SetOption,
+    SideBySide,
     keep_log,
     option,
     runs_root,
@@ -60,10 +61,8 @@ def study(
     arms: Annotated[
         list[str] | None, option("--arms", metavar="ARM,ARM", help="Compare these arms alone. Repeatable.")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time, each in a process; they share the cores.")
-    ] = 1,
     *,
+    side_by_side: SideBySide,
     common: StudyOptions,
 ) -> None:
     """Compare objectives or settings at equal cost, each at its own chosen learning rate, over fresh seeds.
@@ -79,7 +78,7 @@ def study(
 
     arguments = StudyArguments(
         recipe=file or None,
-        overrides=set_overrides(common.settings),
+        overrides=[*side_by_side.overrides, *set_overrides(common.settings)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
@@ -89,7 +88,6 @@ def study(
         sources=data or (),
         data_dir=data_dir,
         arms=[name.strip() for each in arms or () for name in each.split(",") if name.strip()],
-        jobs=jobs,
     )
     if common.plan:
         planned = PlannedStudy(arguments.requested(), arguments.cache, arguments.offline)

@@ -13,7 +13,7 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, option
+from bertkit.cli.options import Common, SideBySide, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
 from bertkit.text.sources import SourceOptions
@@ -51,6 +51,7 @@ def tokenize(
     workers: Annotated[
         int | None, option("--workers", metavar="N", min=1, help="Processes (default: one for each core).")
     ] = None,
+    side_by_side: SideBySide,
     common: Common,
 ) -> None:
     """Turn text into a tokenizer and token shards in DIR; run it again to continue after an interruption."""
@@ -64,7 +65,14 @@ def tokenize(
     cache, offline = cache_directory(), common.offline
     corpus = open_corpus(sources, reading, cache=cache, offline=offline)
     shards = prepare_shards(
-        corpus, vocabulary, out, cache=cache, workers=workers, progress=console.progress, offline=offline
+        corpus,
+        vocabulary,
+        out,
+        cache=cache,
+        workers=workers or side_by_side.jobs,
+        executor=side_by_side.settings,
+        progress=console.progress,
+        offline=offline,
     )
     if common.as_json:
         result(prepared_description(shards), as_json=True)

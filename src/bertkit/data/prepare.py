@@ -22,6 +22,7 @@ from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, Toke
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.added_tokens import extended
 from bertkit.text.sources import Corpus, Position
@@ -39,18 +40,20 @@ def prepare_shards(
     *,
     cache: Path,
     workers: int | None = None,
+    executor: ExecutorSettings | None = None,
     progress: Progress = silent_progress,
     offline: bool = False,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenShards:
     """Token shards of a corpus; finished ones are reused, interrupted ones continued.
 
-    The files depend neither on `workers` nor on interruptions. Memory does not grow with the corpus.
+    The files depend neither on `workers` and `executor` nor on interruptions. Memory does not grow with the corpus.
 
     Args:
         config: the vocabulary to learn, or the tokenizer to use.
         out: the directory; None: one under `cache` named by the identity.
         workers: processes that tokenise; None: all cores.
+        executor: what tokenises in their place, where it is not `local`.
         progress: shows how many characters are read and tokenised.
         shard_tokens: a shard is closed when it has this many tokens.
 
@@ -77,7 +80,7 @@ def prepare_shards(
             start, language_ends = _resumed_at(writer.position)
             if start is not None and isinstance(corpus, LanguageCorpus):
                 language_ends[corpus.language_before(start)] = writer.documents
-            blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options, workers)
+            blocks = tokenize_blocks(corpus.blocks(start), tokenizer, corpus.options, workers, executor)
             done = 0
             with progress("tokenising", unit="characters") as meter, closing(blocks):
                 for block, end, characters in blocks:

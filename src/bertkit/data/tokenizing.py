@@ -16,9 +16,10 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from numpy.typing import NDArray
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
+from bertkit.jobs.job import Job
+from bertkit.jobs.registry import executor_of
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked, with_capitals
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
@@ -35,6 +39,7 @@ from bertkit.text.tokenizer import Tokenizer
 # A corpus of fewer blocks is done before a pool has started.
 MIN_BLOCKS_FOR_POOL = 8
 BLOCKS_IN_FLIGHT = 3
+BLOCKS_OF_A_JOB = 4
 # No prose has such a segment; cut up, a line of many megabytes is encoded in little memory.
 MAX_ENCODED_CHARACTERS = 1 << 18
 
@@ -138,13 +143,18 @@ def _split_long(text: str) -> list[tuple[int, str]]:
 
 
 def tokenize_blocks(
-    blocks: Iterator[Block], tokenizer: Tokenizer, options: SourceOptions, workers: int
+    blocks: Iterator[Block],
+    tokenizer: Tokenizer,
+    options: SourceOptions,
+    workers: int,
+    executor: ExecutorSettings | None = None,
 ) -> Generator[tuple[TokenBlock, Position, int]]:
     """Tokens, end position and number of characters of each block, in the order of the blocks.
 
     Args:
         options: how the blocks were read.
         workers: processes; with 1, or for a small corpus, this process does the work.
+        executor: what tokenises in place of processes of this machine, where it is not `local`.
 
     Raises:
         DataError: a worker process was killed from outside.
@@ -152,6 +162,9 @@ def tokenize_blocks(
     cutting = options.cut, len(options.marked_fields), options.mark_capitals
     first = list(itertools.islice(blocks, MIN_BLOCKS_FOR_POOL))
     blocks = itertools.chain(first, blocks)
+    if executor is not None and executor.executor != "local" and len(first) == MIN_BLOCKS_FOR_POOL:
+        yield from _on_cluster(executor, blocks, tokenizer, cutting)
+        return
     if workers <= 1 or len(first) < MIN_BLOCKS_FOR_POOL:
         for block in blocks:
             yield _tokens(tokenizer, cutting, block.parts), block.end, block.characters
@@ -171,6 +184,33 @@ def tokenize_blocks(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _on_cluster(
+    settings: ExecutorSettings, blocks: Iterator[Block], tokenizer: Tokenizer, cutting: _Cutting
+) -> Iterator[tuple[TokenBlock, Position, int]]:
+    """The same by an executor, some blocks at a time, which are read here and come back in their order."""
+    ends: deque[list[tuple[Position, int]]] = deque()
+    with executor_of(settings, fresh_process=False) as executor:
+        shared = executor.share(tokenizer)
+
+        def jobs() -> Iterator[Job]:
+            number = 0
+            while some := list(itertools.islice(blocks, BLOCKS_OF_A_JOB)):
+                ends.append([(block.end, block.characters) for block in some])
+                parts = [block.parts for block in some]
+                yield Job(f"blocks from {number}", partial(_tokenize_some, shared, cutting, parts))
+                number += len(some)
+
+        for done in executor.run(jobs(), ordered=True, ahead=BLOCKS_IN_FLIGHT):
+            for tokens, (end, characters) in zip(done.value, ends.popleft(), strict=True):
+                yield tokens, end, characters
+
+
+def _tokenize_some(shared: Callable[[], Tokenizer], cutting: _Cutting, parts: list[list[Part]]) -> list[TokenBlock]:
+    """The tokens of some blocks, on a worker."""
+    tokenizer = shared()
+    return [_tokens(tokenizer, cutting, each) for each in parts]
 
 
 def _in_order(

@@ -7,9 +7,9 @@ run; finetuning/run.py carries it out, with seeds, grid and resuming.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from bertkit.distillation.plan import planned_task_teacher
 from bertkit.distillation.student_settings import GivenModel
@@ -53,6 +53,9 @@ class DistillArguments(FinetuneArguments):
     progress: Progress = silent_progress
 
     kind: ClassVar[str] = "distill"
+
+    def for_worker(self) -> Self:
+        return replace(self, progress=silent_progress)
 
     @property
     def names_nothing(self) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.metrics.modules import AdditionalMetric, load_metric
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import what_hash
@@ -54,6 +55,7 @@ class TaskEvaluation:
         may_lack: whether a task without data is left out; else it is an error.
         max_minutes: stop after so long, with a checkpoint.
         metrics: reported beside the tasks' own, see `bertkit.metrics.modules.load_metric`.
+        executor: what the fine-tuning runs are carried out by, and how many at a time.
     """
 
     suite: str
@@ -68,6 +70,7 @@ class TaskEvaluation:
     may_lack: bool = False
     max_minutes: float | None = None
     metrics: tuple[str, ...] = ()
+    executor: ExecutorSettings = field(default_factory=ExecutorSettings)
 
     @cached_property
     def additional(self) -> tuple[AdditionalMetric, ...]:

@@ -12,8 +12,9 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from bertkit.evaluation.run import Evaluated
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
-from bertkit.finetuning.run import finetune, finished_run
+from bertkit.finetuning.run import finetune, finished_run, result_hashes
 from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
+from bertkit.jobs.job import Job
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
@@ -44,6 +46,7 @@ from bertkit.run.finished import finished_before
 from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.run_jobs import minutes_until, run_jobs, until
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +106,8 @@ def evaluate_tasks(
     deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
     with run.recording(evaluation.arguments.command):
         run.write_environment()
+        if evaluation.executor.is_parallel:
+            _side_by_side(evaluation, planned, run, deadline)
         measured = {task.spec.name: _measure(evaluation, task, run, progress, deadline) for task in planned}
         table = figures_table(planned, measured)
         first = planned[0].spec
@@ -322,6 +327,40 @@ def _finetuned(
     except StoppedError as stopped:
         remedy = f"give the same command again to go on with {run.path}"
         raise StoppedError(stopped.reason, remedy) from stopped
+
+
+def _side_by_side(
+    evaluation: TaskEvaluation, planned: Sequence[PlannedTask], run: RunDirectory, deadline: float | None
+) -> None:
+    """Carry out the fine-tuning runs of all tasks, several at a time; then `_measure` finds them finished."""
+    minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
+    moment = until(minutes)
+    sent = replace(evaluation, arguments=replace(evaluation.arguments, on_start=_unannounced))
+
+    def jobs() -> Iterator[Job]:
+        for task in planned:
+            for seed in task.recipes:
+                log.info("%s, seed %d", task.spec.name, seed)
+                work = partial(_finetuned_job, sent, task, seed, run.path, moment)
+                yield Job(f"{task.spec.name}-seed={seed}", work)
+
+    try:
+        run_jobs(evaluation.executor, jobs(), run.path, minutes_left=minutes)
+    except StoppedError as stopped:
+        raise StoppedError(stopped.reason, f"give the same command again to go on with {run.path}") from stopped
+
+
+def _finetuned_job(
+    evaluation: TaskEvaluation, task: PlannedTask, seed: int, run: Path, moment: float | None
+) -> dict[str, str]:
+    """`_finetuned` on a worker, up to a moment of `until`; the hashes of the run's results and weights."""
+    minutes = minutes_until(moment)
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    return result_hashes(_finetuned(evaluation, task, seed, RunDirectory.open(run), silent_progress, deadline))
+
+
+def _unannounced(run: RunDirectory) -> None:
+    """Of a worker: the command has announced its run."""
 
 
 def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, has_head, prepare
@@ -146,6 +146,10 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     ) -> PlannedTeacher | None:
         """What a teacher adds to the cost of these runs, each with its number of epochs; None where there is none."""
         return None
+
+    def for_worker(self) -> Self:
+        """These arguments, to be sent to another process."""
+        return self
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Further keys of a suite's results.json, from the runs of the chosen setting."""

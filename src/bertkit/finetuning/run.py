@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from bertkit.code_hash import code_sha256
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -22,12 +25,14 @@ from bertkit.finetuning.multitask import joint_fingerprints
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import SweepRun, folds_of, suite_results, sweep_runs
 from bertkit.finetuning.trainer import ADDITIONAL_METRICS, Finetuner, metric_fingerprints
-from bertkit.progress import Progress
+from bertkit.jobs.job import Job
+from bertkit.jobs.manifest import hashes
+from bertkit.jobs.settings import ExecutorSettings
+from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
-from bertkit.run.code import code_sha256
-from bertkit.run.directory import RECIPE, RunDirectory, RunIdentity
+from bertkit.run.directory import RECIPE, RESULTS, RunDirectory, RunIdentity
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     FinishedRun,
@@ -45,6 +50,7 @@ from bertkit.training.run import (
     run_of,
     train_run,
 )
+from bertkit.training.run_jobs import minutes_until, run_jobs, until
 
 SUITE_FILE = "suite.json"
 _READ = {
@@ -218,10 +224,12 @@ class _Runs:
         """Finish the runs of a suite, and choose among them."""
         suite = own_run(suite)
         plan = read_json(suite.path / SUITE_FILE)
-        runs = sweep_runs(recipe, plan["seeds"], plan["grid"])
+        runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"])
         log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
         with suite.recording(self.arguments.command):
             suite.write_environment()
+            if recipe.engine.is_parallel:
+                self.side_by_side(suite, recipe.engine, runs)
             finished: list[tuple[SweepRun, RunDirectory]] = []
             for number, each in enumerate(runs, start=1):
                 log.info("run %d of %d: %s", number, len(runs), each.name)
@@ -236,6 +244,43 @@ class _Runs:
             suite.write_results(results)
             suite.update(**{key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")})
         return FinishedRun(suite, results, tuple(run for _, run in finished))
+
+    def side_by_side(self, suite: RunDirectory, engine: ExecutorSettings, runs: Sequence[SweepRun]) -> None:
+        """Train the runs of a suite that are not finished, several at a time."""
+        arguments = self.arguments
+        minutes = None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) / 60
+        moment = until(minutes)
+
+        def jobs() -> Iterator[Job]:
+            for number, each in enumerate(runs, start=1):
+                log.info("run %d of %d: %s", number, len(runs), each.name)
+                work = partial(finished_job, arguments.for_worker(), each.recipe, each.name, suite.path, moment)
+                yield Job(each.name, work)
+
+        try:
+            run_jobs(engine, jobs(), suite.path, minutes_left=minutes)
+        except StoppedError as stopped:
+            remedy = f"go on with `bertkit {arguments.kind} --resume {suite.path}`"
+            raise StoppedError(stopped.reason, remedy) from stopped
+
+
+def finished_job(
+    arguments: FinetuneArguments, recipe: FinetuneRecipe, name: str, suite: Path, moment: float | None
+) -> dict[str, str]:
+    """`_Runs.finished` on a worker, up to a moment of `until`; the hashes of the run's results and weights."""
+    runs = _Runs(arguments, silent_progress, lambda run: None, deadline_after(minutes_until(moment)))
+    return result_hashes(runs.finished(recipe, name, RunDirectory.open(suite)))
+
+
+def result_hashes(run: RunDirectory) -> dict[str, str]:
+    """Of the results and the weights of a finished run."""
+    return hashes([run.path / RESULTS, *run.model.rglob("*.safetensors")])
+
+
+def _alone(recipe: FinetuneRecipe) -> FinetuneRecipe:
+    """The recipe of the runs of a suite, which are the same wherever they go on."""
+    engine = recipe.engine.model_copy(update=ExecutorSettings().model_dump())
+    return recipe.model_copy(update={"engine": engine})
 
 
 def finished_run(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,16 @@ from bertkit.inference.embedder import Embedder, TooLongError
 from bertkit.inference.predict_input import InputColumns, id_of, string_of
 from bertkit.inference.vector_files import VectorFile
 from bertkit.inference.vector_types import STORED, check_width, finished, stored, stored_width
+from bertkit.jobs.job import Job
+from bertkit.jobs.registry import executor_of
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.progress import Progress, silent_progress
 from bertkit.training.interrupt import StopRequest
 
 log = logging.getLogger(__name__)
 
+_BLOCKS_AHEAD = 2
+"""Of each worker: one is computed while another waits."""
 FIRST_BLOCK, LARGEST_BLOCK = 256, 2048
 """Texts of a block: few at first, so that lines come soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 22
@@ -111,6 +118,56 @@ def embed_block(embedder: Embedder, block: list[InputText], settings: EmbedSetti
     )
 
 
+def embedded_blocks(
+    embedder: Embedder,
+    blocks: Iterable[list[InputText]],
+    settings: EmbedSettings,
+    executor: ExecutorSettings | None = None,
+) -> Generator[EmbeddedBlock]:
+    """The vectors of blocks, in their order: computed here, or by the workers of an executor, each of which reads the
+    model once.
+
+    Raises:
+        DataError: see `embed_block`.
+    """
+    if executor is None or not executor.is_parallel:
+        for block in blocks:
+            yield embed_block(embedder, block, settings)
+        return
+    with executor_of(executor, fresh_process=False) as workers:
+        jobs = (
+            Job(
+                f"texts from {block[0].place}",
+                partial(_embed_job, embedder.loader, embedder.fingerprint, block, settings),
+            )
+            for block in blocks
+        )
+        for done in workers.run(jobs, ordered=True, ahead=_BLOCKS_AHEAD):
+            yield done.value
+
+
+def _embed_job(
+    loader: Callable[[], Embedder], fingerprint: str, block: list[InputText], settings: EmbedSettings
+) -> EmbeddedBlock:
+    """`embed_block` on a worker.
+
+    Raises:
+        DataError: the worker finds another model at the same path.
+    """
+    if fingerprint not in _loaded:
+        embedder = loader()
+        if embedder.fingerprint != fingerprint:
+            raise DataError(
+                f"{embedder.name}: a worker finds another model there; all machines must read the same files"
+            )
+        _loaded[fingerprint] = embedder
+    return embed_block(_loaded[fingerprint], block, settings)
+
+
+_loaded: dict[str, Embedder] = {}
+"""A worker's models by fingerprint."""
+
+
 @dataclass(frozen=True)
 class EmbeddedFile:
     """A file of vectors that is written: its rows, and counts as of `EmbeddedBlock`."""
@@ -130,6 +187,7 @@ def embed_to_file(
     settings: EmbedSettings,
     *,
     source: Mapping[str, Any] | None,
+    executor: ExecutorSettings | None = None,
     progress: Progress = silent_progress,
 ) -> EmbeddedFile:
     """Write the vectors of all texts, one row each, in their order.
@@ -140,6 +198,7 @@ def embed_to_file(
         out: .npy, .parquet or .arrow.
         settings: of the vectors.
         source: what the texts are read from, as a run that continues this one gives it; None: it cannot be continued.
+        executor: what computes, and how many blocks at a time; None: this process.
         progress: the display.
 
     Raises:
@@ -168,9 +227,11 @@ def embed_to_file(
             _note(seen, text)
         if seen.hexdigest() != file.notes.get("texts"):
             raise DataError(f"{out}.part: was begun with other texts; delete it, or restore the input")
-    with progress("texts", unit="texts") as meter, StopRequest() as stop:
-        for block in blocks_of(waiting, first=LARGEST_BLOCK):
-            embedded = embed_block(embedder, block, settings)
+    blocks = blocks_of(waiting, first=LARGEST_BLOCK)
+    computed = embedded_blocks(embedder, blocks, settings, executor)
+    with progress("texts", unit="texts") as meter, StopRequest() as stop, closing(computed):
+        for embedded in computed:
+            block = embedded.texts
             for text in block:
                 _note(seen, text)
             for name in counts:

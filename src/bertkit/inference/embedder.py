@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -76,6 +76,7 @@ class Embedder:
         self._engine = engine
         self._model = model.to(engine.device).eval()
         self._fingerprint = ""
+        self._loaded_by: Callable[[], Embedder] | None = None
         self._encoder = SequenceEncoder(
             tokenizer, max_tokens=self.max_tokens, token_types=model.model.encoder.config.reads_token_types
         )
@@ -102,7 +103,16 @@ class Embedder:
         found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
         if engine.bf16:
             _keep_in_bf16(model)
+        found._loaded_by = partial(
+            cls.load, directory.resolve(), engine, name=name, max_tokens=max_tokens, offline=offline
+        )
         return found
+
+    @property
+    def loader(self) -> Callable[[], Embedder]:
+        """Reads the same model again, in another process."""
+        assert self._loaded_by is not None, "of a model directory"
+        return self._loaded_by
 
     @property
     def fingerprint(self) -> str:

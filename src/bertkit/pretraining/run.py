@@ -122,7 +122,17 @@ def open_shards(
     if recipe.data.is_tokenised:
         return TokenShards.open(Path(recipe.data.sources[0]), verify=True)
     corpus = open_text(recipe, offline=offline, commits=commits)
-    return prepare_shards(corpus, recipe.tokenizer, None, cache=cache, offline=offline, progress=progress)
+    engine = recipe.engine
+    return prepare_shards(
+        corpus,
+        recipe.tokenizer,
+        None,
+        cache=cache,
+        workers=engine.jobs if engine.jobs > 1 else None,
+        executor=engine,
+        offline=offline,
+        progress=progress,
+    )
 
 
 def open_text(recipe: Recipe, *, offline: bool, commits: Mapping[str, str] | None = None) -> Corpus:

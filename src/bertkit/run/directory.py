@@ -19,9 +19,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import private_opener, read_json, sha256_of, without_credentials, write_json, write_text
-from bertkit.run.code import code_sha256
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 from bertkit.run.seal import OWN_HASH, RunSeal, write_self_hashed

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bertkit.code_hash import code_sha256
 from bertkit.errors import DataError, UsageError
-from bertkit.run.code import code_sha256
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs
 from bertkit.run.verify import result_errors

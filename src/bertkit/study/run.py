@@ -54,13 +54,11 @@ class StudyArguments(RunArguments[Study]):
         sources: text to pretrain on, in place of the study's; empty for its own.
         data_dir: where relative paths of measures start; None: the working directory.
         arms: those to compare; empty for all.
-        jobs: runs at a time.
     """
 
     sources: Sequence[str] = ()
     data_dir: str | None = None
     arms: Sequence[str] = ()
-    jobs: int = 1
 
     kind: ClassVar[str] = KIND
 
@@ -143,7 +141,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         run.write_environment()
         write_json(run.path / COSTS, costs)
         try:
-            results = StudyWork(planned, workplace, costs, progress, on_start, arguments.jobs).results()
+            results = StudyWork(planned, workplace, costs, progress, on_start).results()
             write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
             raise StoppedError("interrupted", f"go on with `bertkit study --resume {run.path}`") from interrupt

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from bertkit.errors import UsageError
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.recipe.errors import validate
 from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override, kind_of, require_kind, resolve_recipe, with_values
@@ -114,7 +115,7 @@ class Claim(Settings):
         return names_of(self.measure)
 
 
-class StudyEngine(Settings):
+class StudyEngine(ExecutorSettings):
     """What does not change the results."""
 
     keep: Literal["scores", "models", "checkpoints"] = Field(

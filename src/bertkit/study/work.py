@@ -7,17 +7,19 @@ has scores of every arm.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bertkit.errors import StoppedError
+from bertkit.jobs.job import Job
 from bertkit.progress import Progress
-from bertkit.study.jobs import carry_out_together
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.results import ChosenSetting, choose, study_results
 from bertkit.study.study_runs import StudyRun, candidates_of
-from bertkit.study.workplace import Workplace
+from bertkit.study.workplace import Workplace, carry_out_job
 from bertkit.training.run import OnStart
+from bertkit.training.run_jobs import run_jobs, until
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,6 @@ class StudyWork:
         costs: of `PlannedStudy.costs`.
         progress: the display.
         on_start: called with the directory of each run before its training starts.
-        jobs: runs in parallel.
     """
 
     def __init__(
@@ -41,10 +42,9 @@ class StudyWork:
         costs: Mapping[str, Any],
         progress: Progress,
         on_start: OnStart,
-        jobs: int = 1,
     ) -> None:
         self.planned, self.workplace, self.costs = planned, workplace, costs
-        self.progress, self.on_start, self.jobs = progress, on_start, jobs
+        self.progress, self.on_start, self.engine = progress, on_start, planned.study.engine
         self.runs = planned.runs()
 
     def results(self) -> dict[str, Any]:
@@ -86,8 +86,9 @@ class StudyWork:
             if self._scores(study_run) is None
         ]
         try:
-            if self.jobs > 1:
-                carry_out_together(self.workplace, left, self.jobs, self._announce)
+            if self.engine.is_parallel:
+                minutes, directory = self.workplace.minutes_left(), self.workplace.directory
+                run_jobs(self.engine, self._jobs(left), directory, minutes_left=minutes)
                 return
             for study_run, steps in left:
                 if self.workplace.minutes_left() == 0:
@@ -97,6 +98,12 @@ class StudyWork:
         except StoppedError as stopped:
             remedy = f"go on with `bertkit study --resume {self.workplace.directory}`"
             raise StoppedError(stopped.reason, remedy) from stopped
+
+    def _jobs(self, left: Sequence[tuple[StudyRun, int]]) -> Iterator[Job]:
+        for study_run, steps in left:
+            self._announce(study_run, steps)
+            moment = until(self.workplace.minutes_left())
+            yield Job(study_run.name, partial(carry_out_job, self.workplace, study_run, steps, moment))
 
     def _scores(self, study_run: StudyRun) -> dict[str, Any] | None:
         return self.workplace.scores_of(study_run)
@@ -121,7 +128,7 @@ class StudyWork:
         left = sum(
             study_run.share * training + len(self.workplace.measures_of(study_run)) * measuring for study_run in rest
         )
-        return f", {_duration(left / self.jobs)} left"
+        return f", {_duration(left / self.engine.jobs)} left"
 
 
 def _duration(seconds: float) -> str:

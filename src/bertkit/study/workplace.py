@@ -9,22 +9,24 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DivergedError
 from bertkit.files import read_json, write_json
+from bertkit.jobs.manifest import hashes
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
-from bertkit.progress import Progress
+from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.run.housekeeping import free_parts
 from bertkit.study.measuring import Measurer
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe
-from bertkit.training.run import OnStart
+from bertkit.training.run import OnStart, deadline_after
+from bertkit.training.run_jobs import minutes_until
 
 RUNS, MEASURED, SCORES = "runs", "measured", "scores.json"
 
@@ -63,9 +65,13 @@ class Workplace:
         """The directory of the pretraining."""
         return self.directory / RUNS / study_run.name
 
+    def scores_file(self, study_run: StudyRun) -> Path:
+        """Where the scores of a finished run are."""
+        return self.directory / MEASURED / study_run.name / SCORES
+
     def scores_of(self, study_run: StudyRun) -> dict[str, Any] | None:
         """The contents of scores.json; None before the run is finished."""
-        file = self.directory / MEASURED / study_run.name / SCORES
+        file = self.scores_file(study_run)
         return read_json(file) if file.is_file() else None
 
     def carry_out(
@@ -137,6 +143,13 @@ class Workplace:
         if keep == "scores" or study_run.candidate is not None:
             for path in run.glob("*/config.json"):
                 _free_part(path.parent)
+
+
+def carry_out_job(workplace: Workplace, study_run: StudyRun, steps: int, moment: float | None) -> dict[str, str]:
+    """`Workplace.carry_out` on a worker, up to a moment of `until`; the hash of what it leaves."""
+    here = replace(workplace, deadline=deadline_after(minutes_until(moment)))
+    here.carry_out(study_run, steps, progress=silent_progress)
+    return hashes([here.scores_file(study_run)])
 
 
 def _free_part(directory: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertkit.settings import Settings
+from bertkit.jobs.settings import ExecutorSettings
 
 
-class EngineConfig(Settings):
+class EngineConfig(ExecutorSettings):
     """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
@@ -98,6 +98,15 @@ class EngineConfig(Settings):
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})
+
+    @model_validator(mode="after")
+    def _runs_or_ranks(self) -> Self:
+        if self.is_parallel and self.ranks > 1:
+            raise ValueError(
+                f"ranks is {self.ranks}, and independent runs are to go on side by side (jobs: {self.jobs}, executor:"
+                f" {self.executor}); choose one: several processes for each run, or one each for several runs"
+            )
+        return self
 
     @model_validator(mode="after")
     def _words_ascend(self) -> Self:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from bertkit.code_hash import code_sha256
 from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.progress import Progress
@@ -27,7 +28,6 @@ from bertkit.recipe.renamed import new_key
 from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run import NEWEST
-from bertkit.run.code import code_sha256
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_to_resume
@@ -283,6 +283,7 @@ def identity_of(
 _SPEED_ALONE = frozenset(
     {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
     | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
+    | {"executor", "jobs"}
 )
 """Settings of the engine that show neither in the results nor in the files that stay."""
 

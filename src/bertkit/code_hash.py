@@ -10,7 +10,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parent
 _SUFFIXES = (".py", ".yaml")
 
 

@@ -1,0 +1,152 @@
+"""Starting independent jobs, waiting for them, and starting those anew whose worker is lost.
+
+Own design; the engines are multiprocessing (local.py) and Ray (ray_cluster.py). A worker that is killed (for lack of
+memory, or with its machine) costs the job that it was doing, nothing else: the job is started again, and goes on from
+its own checkpoints where it has any.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from bertkit.errors import DataError, StoppedError
+from bertkit.jobs.job import DoneJob, Job, Place, Reply, Value, itself
+
+ATTEMPTS = 3
+"""Workers that a job may lose before it is taken to be what kills them."""
+_POLL_SECONDS = 0.2
+
+Handle = TypeVar("Handle")
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLostError(Exception):
+    """The process or machine that did a job is gone."""
+
+
+@dataclass
+class _Attempt:
+    """A job that is being done, with its place in the order and the number of the attempt."""
+
+    job: Job
+    number: int
+    count: int = 1
+
+
+class Executor(ABC, Generic[Handle]):
+    """Runs independent jobs, a bounded number at a time; a context that holds its workers.
+
+    Args:
+        jobs: at a time.
+        threads: of each.
+    """
+
+    def __init__(self, jobs: int, threads: int) -> None:
+        self.jobs = jobs
+        self.place = Place.here(threads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def run(
+        self,
+        jobs: Iterable[Job],
+        *,
+        stop: Callable[[], str | None] = lambda: None,
+        ordered: bool = False,
+        ahead: int = 1,
+    ) -> Iterator[DoneJob]:
+        """Carry out jobs.
+
+        Args:
+            jobs: in the order in which they are started; each is taken when a worker is free for it.
+            stop: why to stop, once there is a reason.
+            ordered: give them back in their order, rather than as they are done; one that is done early then waits,
+                and counts as one that is being done.
+            ahead: jobs begun or waiting for each worker.
+
+        Raises:
+            StoppedError: `stop` gave a reason; the jobs were told, and have ended.
+            BertkitError: the first error of a job; the others were told to stop.
+            DataError: a job has lost its worker time and again.
+        """
+        waiting, limit = enumerate(jobs), self.jobs * ahead
+        running: dict[Handle, _Attempt] = {}
+        done: dict[int, DoneJob] = {}
+        given, is_exhausted = 0, False
+        try:
+            while True:
+                if (reason := stop()) is not None:
+                    raise StoppedError(f"stopped by {reason}, checkpoints saved")
+                while not is_exhausted and len(running) + (len(done) if ordered else 0) < limit:
+                    number, job = next(waiting, (-1, None))
+                    if job is None:
+                        is_exhausted = True
+                    else:
+                        running[self._submit(job)] = _Attempt(job, number)
+                if is_exhausted and not running:
+                    return
+                for handle in self._finished(list(running), _POLL_SECONDS):
+                    attempt = running.pop(handle)
+                    try:
+                        reply = self._reply(handle)
+                    except WorkerLostError as lost:
+                        running[self._again(attempt, lost)] = attempt
+                        continue
+                    value = reply.value_of(attempt.job)
+                    done[attempt.number] = DoneJob(attempt.job, value, reply.worker, attempt.count)
+                if not ordered:
+                    yield from done.values()
+                    done.clear()
+                while given in done:
+                    yield done.pop(given)
+                    given += 1
+        finally:
+            self._end(list(running))
+
+    def _again(self, attempt: _Attempt, lost: WorkerLostError) -> Handle:
+        """Start a job anew whose worker is lost."""
+        if attempt.count >= ATTEMPTS:
+            raise DataError(
+                f"{attempt.job.name}: lost its worker {ATTEMPTS} times ({lost}); its log.txt may say why; with less"
+                " memory take fewer --jobs"
+            )
+        log.warning("%s: its worker is lost (%s); starting it again", attempt.job.name, lost)
+        attempt.count += 1
+        return self._submit(attempt.job)
+
+    def share(self, value: Value) -> Callable[[], Value]:
+        """What gives a worker a value that many jobs read; it is sent once, where the engine can."""
+        return partial(itself, value)
+
+    @abstractmethod
+    def _submit(self, job: Job) -> Handle:
+        """Start a job."""
+
+    @abstractmethod
+    def _finished(self, handles: Sequence[Handle], seconds: float) -> list[Handle]:
+        """Those that are done, or lost, after at most so long."""
+
+    @abstractmethod
+    def _reply(self, handle: Handle) -> Reply:
+        """What came of one of these.
+
+        Raises:
+            WorkerLostError: nothing.
+        """
+
+    @abstractmethod
+    def _end(self, handles: Sequence[Handle]) -> None:
+        """Tell workers to stop, as by SIGTERM, and wait for them."""

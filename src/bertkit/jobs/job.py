@@ -1,0 +1,158 @@
+"""One independent part of a command's work, and how a worker carries it out.
+
+Own design. A job writes its result to disk or returns it; it depends on nothing but its own arguments, so that where
+and how often it runs changes no byte.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from bertkit.code_hash import code_sha256
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do.
+
+    Attributes:
+        name: for messages and the manifest.
+        work: a function of a module with its arguments bound (`functools.partial`), so that it can be pickled.
+    """
+
+    name: str
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class DoneJob:
+    """A job that is done.
+
+    Attributes:
+        job: which one.
+        value: what its work returned.
+        worker: host and process that did it.
+        attempts: how often it was started.
+    """
+
+    job: Job
+    value: Any
+    worker: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a worker must share with the command for the same result.
+
+    Attributes:
+        directory: the working directory, where relative paths start.
+        code, torch: hash of bertkit's code, and torch's version.
+        threads: of a job's matrix products; they decide the last bits.
+    """
+
+    directory: str
+    code: str
+    torch: str
+    threads: int
+
+    @classmethod
+    def here(cls, threads: int) -> Place:
+        return cls(os.getcwd(), code_sha256(), _torch_version(), threads)
+
+    def enter(self) -> None:
+        """Prepare the worker's process.
+
+        Raises:
+            UsageError: it has other code.
+            DataError: it does not see the working directory.
+        """
+        other = {"bertkit": (code_sha256(), self.code), "torch": (_torch_version(), self.torch)}
+        for name, (found, wanted) in other.items():
+            if found != wanted:
+                raise UsageError(
+                    f"the worker on {socket.gethostname()} has another {name} ({found[:12]}, the command"
+                    f" {wanted[:12]}); install the same version everywhere"
+                )
+        try:
+            os.chdir(self.directory)
+        except OSError as error:
+            raise DataError(
+                f"the worker on {socket.gethostname()} does not see {self.directory} ({error.strerror}); start the"
+                " command in a directory that all machines share"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker sends back: a value, or an error of the user's, or the first line of a bug."""
+
+    worker: str
+    value: Any = None
+    error: BertkitError | None = None
+    bug: str | None = None
+
+    def value_of(self, job: Job) -> Any:
+        """The value.
+
+        Raises:
+            BertkitError: the job's error.
+            DataError: the work failed by a bug; its message names the job.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.bug is not None:
+            raise DataError(f"{job.name}: {self.bug} ({self.worker}); its log.txt may say why")
+        return self.value
+
+
+def itself(value: Value) -> Value:
+    """The value: the form in which local processes get what jobs share."""
+    return value
+
+
+def reply_of(job: Job, place: Place) -> Reply:
+    """Carry out a job in this process, which is a worker's."""
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        place.enter()
+        _set_threads(place.threads)
+        return Reply(worker, job.work())
+    except BertkitError as error:
+        return Reply(worker, error=error)
+    except KeyboardInterrupt:
+        return Reply(worker, error=StoppedError(f"interrupted in {job.name}"))
+    except Exception as bug:
+        return Reply(worker, bug=f"{type(bug).__name__}: {first_line(bug)}")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(jobs: int) -> int:
+    """Threads of each of so many jobs at a time: OMP_NUM_THREADS, else an equal share of this machine's cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else max(1, cores() // jobs)
+
+
+@cache
+def _torch_version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

@@ -1,0 +1,45 @@
+"""What the user is told where Ray is not installed, or its cluster is out of reach."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from bertkit.errors import DataError, UsageError
+from bertkit.jobs.ray_cluster import _passed_on, _require_reachable
+from bertkit.jobs.registry import executor_of
+from bertkit.jobs.settings import ExecutorSettings
+from bertkit.training.config import EngineConfig
+
+
+def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"ray is not installed; pip install 'bertkit\[ray\]', or take"):
+        executor_of(ExecutorSettings(executor="ray"))
+
+
+def test_a_cluster_out_of_reach_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]  # nobody listens
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            with pytest.raises(DataError, match=rf"RAY_ADDRESS={address}: no Ray cluster answers there \(.*refused"):
+                _require_reachable(address)
+    with pytest.raises(UsageError, match="expected HOST:PORT"):
+        _require_reachable("head:first")
+    _require_reachable("auto")
+
+
+def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTKIT_CACHE", "/shared/cache")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    passed = _passed_on()
+    assert passed["BERTKIT_CACHE"] == "/shared/cache"
+    assert "HF_TOKEN" not in passed
+
+
+def test_ranks_and_jobs_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="ranks is 2, and independent runs are to go on side by side"):
+        EngineConfig(ranks=2, jobs=2)

@@ -1,0 +1,56 @@
+"""Work that jobs of tests do; in a file of its own, since a worker process has to import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from bertkit.errors import UsageError
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def many_bytes(number: int) -> bytes:
+    """More than a pipe holds."""
+    return bytes([number]) * (1 << 20)
+
+
+def killed_until(path: Path, times: int) -> int:
+    """Is killed as often as said, as by the kernel for lack of memory; then how often it was."""
+    before = len(path.read_text()) if path.exists() else 0
+    if before < times:
+        path.write_text("x" * (before + 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before
+
+
+def refused() -> None:
+    raise UsageError("optimisation.steps: a fault of the user's")
+
+
+def fails() -> None:
+    raise ZeroDivisionError("a bug")
+
+
+def waits(marker: Path) -> None:
+    """Until it is told to stop."""
+    marker.write_text("")
+    time.sleep(600)
+
+
+def threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def written(path: Path, text: str) -> dict[str, str]:
+    """A file and its hash."""
+    from bertkit.jobs.manifest import hashes
+
+    path.write_text(text)
+    return hashes([path])
