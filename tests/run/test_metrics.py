@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import DataError
+from bertkit.run import metrics
 from bertkit.run.metrics import MetricsLog, last_metrics, metrics_errors, read_metrics
 
 
@@ -149,3 +153,24 @@ def test_tensorboard_shows_every_number_once_after_a_resume(tmp_path: Path) -> N
     shown = [(event.step, event.value) for event in accumulator.Scalars("loss/masked_lm")]
     assert shown == [(step, float(step)) for step in range(1, 5)] + [(step, step + 40.0) for step in range(5, 9)]
     assert [value["step"] for value in read_metrics(path)] == list(range(1, 9))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_events_that_cannot_be_written_are_an_error_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = threading.excepthook
+    metrics._leave_errors_to_the_command.cache_clear()
+    monkeypatch.setattr(threading, "excepthook", before)  # put back at the end
+    events = tmp_path / "events"
+    log = MetricsLog(tmp_path / "metrics.jsonl", events)
+    log.log(1, {"loss": 2.0})
+    log.sync()
+    shutil.rmtree(events)
+    events.write_text("in the way")
+    log.log(2, {"loss": 1.5})
+    with pytest.raises(OSError, match="events"):
+        log.sync()
+    with suppress(OSError):
+        log.close()
+    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

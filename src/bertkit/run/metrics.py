@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -168,5 +170,18 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def _open_events(directory: Path, start_step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
+    _leave_errors_to_the_command()
     # TensorBoard itself hides the points of a killed attempt that are at and after purge_step.
     return SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
+
+
+@cache
+def _leave_errors_to_the_command() -> None:
+    """Print no traceback of TensorBoard's own thread: what it fails to write is raised again by the next flush."""
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            before(failure)
+
+    threading.excepthook = hook
