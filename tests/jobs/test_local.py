@@ -75,6 +75,21 @@ def test_a_reason_to_stop_ends_all(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("fresh_process", [True, False])
+def test_a_worker_that_has_saved_its_work_does_not_wait_for_more(tmp_path: Path, fresh_process: bool) -> None:
+    marker = tmp_path / "begun"
+    with (
+        LocalExecutor(1, fresh_process=fresh_process) as executor,
+        pytest.raises(StoppedError, match="stopped by the time limit"),
+    ):
+        list(
+            executor.run(
+                [Job("saves", partial(work.saves, marker))],
+                stop=lambda: "the time limit" if marker.exists() else None,
+            )
+        )
+
+
 def test_a_worker_has_the_commands_code_and_its_share_of_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     with LocalExecutor(2) as executor:

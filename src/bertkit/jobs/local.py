@@ -88,11 +88,9 @@ class LocalExecutor(Executor[_Worker]):
     def _end(self, handles: Sequence[_Worker]) -> None:
         for worker in handles:
             worker.process.terminate()  # SIGTERM: a training run saves a checkpoint
-        for worker in self._idle:
-            worker.connection.close()
         for worker in [*handles, *self._idle]:
+            worker.connection.close()  # one that has saved its checkpoint would wait for the next job
             worker.process.join()
-            worker.connection.close()
         self._idle.clear()
 
 
@@ -104,7 +102,7 @@ def _work(place: Place, connection: Connection, heeds_interrupt: bool) -> None:
     if not heeds_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         while True:
             job = connection.recv()
             connection.send(reply_of(job, place))
