@@ -22,6 +22,7 @@ from bertkit.models import model_files
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
+from bertkit.ranks import RankLostError
 from bertkit.run.checkpoint import LATEST, list_checkpoints, newest_valid_checkpoint, save_checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.elsewhere import continued_in
@@ -144,6 +145,15 @@ def test_a_signal_is_noted_once_and_for_all(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
     os.kill(os.getpid(), number)  # the command is ending: without a handler, this would end it as killed
     assert stop.reason == number.name
+
+
+@pytest.mark.usefixtures("handlers")
+def test_where_a_rank_is_lost_a_late_signal_changes_nothing() -> None:
+    """torchrun sends it to the others at some moment, perhaps while they tell what happened."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(RankLostError), StopRequest():
+        raise RankLostError("rank 1 died; checkpoint saved")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("handlers")

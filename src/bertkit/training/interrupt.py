@@ -2,7 +2,8 @@
 
 Nothing here follows a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a
 checkpoint; a second SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the
-command ends, which is why its handler stays after a signal came; the command line restores it (cli/app.py).
+command ends, which is why its handler stays after a signal came; the command line restores it (cli/app.py). It stays
+where a rank is lost, too: torchrun sends the others SIGTERM, perhaps while they tell what happened.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import signal
 import time
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from bertkit.ranks import RankLostError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,8 +43,9 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_ending = self.signal is not None or isinstance(error, RankLostError)
         for number, handler in self._previous.items():
-            if self.signal is None or number is signal.SIGINT:
+            if not is_ending or number is signal.SIGINT:
                 signal.signal(number, handler)
 
     @property
