@@ -171,8 +171,8 @@ class Study(RecipeHeader):
 
     @property
     def against(self) -> str:
-        """The baseline's name."""
-        return self.baseline or next(iter(self.arms))
+        """The baseline's name; empty where there are no arms."""
+        return self.baseline or next(iter(self.arms), "")
 
     def _seed_errors(self) -> Iterable[str]:
         if self.seed:
@@ -247,10 +247,10 @@ def _needs(claim: Any, baseline: Any, removed: Mapping[str, set[str]]) -> bool:
     """Whether a claim, as it is written, names an arm or a measure that is removed."""
     if not isinstance(claim, Mapping):
         return False
-    arms = {claim.get("arm"), claim.get("against") or baseline}
     measures = claim.get("measure")
-    named = set(measures) if isinstance(measures, list) else {measures}
-    return bool(arms & removed.get("arms", set()) or named & removed.get("measures", set()))
+    named = {"arms": [claim.get("arm"), claim.get("against") or baseline]}
+    named["measures"] = measures if isinstance(measures, list) else [measures]
+    return any(isinstance(name, str) and name in gone for key, gone in removed.items() for name in named[key])
 
 
 def names_of(names: Names) -> list[str]:
