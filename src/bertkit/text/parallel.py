@@ -59,7 +59,7 @@ class TabbedPairReader(Reader):
                 where = f"{self.name}, line {number}"
                 columns = line.split("\t")
                 if len(columns) != len(SIDES):
-                    count = f"{len(columns)} columns" if line.strip() else "is empty"
+                    count = f"columns: {len(columns)}" if line.strip() else "is empty"
                     raise DataError(f"{where}: {count}; expected two: the source, a tab, and the target")
                 yield pair_part(columns[0], columns[1], where)
 
