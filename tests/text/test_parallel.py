@@ -47,7 +47,7 @@ def test_parquet_has_them_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.tsv", "one\teins\ntwo\n", r"a\.tsv, line 2: columns: 1; expected two"),
+        ("a.tsv", "one\teins\ntwo\n", r"a\.tsv, line 2: 1 column; expected two"),
         ("a.tsv", "one\teins\n\ntwo\tzwei\n", r"a\.tsv, line 2: is empty; expected two"),
         ("a.tsv", "one\teins\tI\n", r"line 1: 3 columns"),
         ("a.tsv", "one\teins\n  \tzwei\n", r"a\.tsv, line 2: the source is empty"),

@@ -59,7 +59,8 @@ class TabbedPairReader(Reader):
                 where = f"{self.name}, line {number}"
                 columns = line.split("\t")
                 if len(columns) != len(SIDES):
-                    count = f"columns: {len(columns)}" if line.strip() else "is empty"
+                    number_of = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+                    count = number_of if line.strip() else "is empty"
                     raise DataError(f"{where}: {count}; expected two: the source, a tab, and the target")
                 yield pair_part(columns[0], columns[1], where)
 
