@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,20 +90,24 @@ def killing_one(runs: Path) -> Iterator[list[int]]:
         watcher.join()
 
 
-def require_same(home: Path, name: str, executor: ExecutorSettings) -> None:
+def suite_with_a_kill(home: Path, name: str, executor: ExecutorSettings) -> dict[str, Any]:
+    """The record of the suite's jobs, one of whose processes is killed."""
     with killing_one(home / name / "suite" / "runs") as killed:
         suite(home, name, executor)
     assert len(killed) == 1
-    assert bytes_of(home, name) == bytes_of(home, "serial")
-    jobs = read_json(home / name / "suite" / JOBS_FILE)
-    assert set(jobs) == {f"{task}-seed={seed}" for task in TASK_NAMES for seed in SEEDS}
-    assert sorted(each["attempts"] for each in jobs.values()) == [1, 1, 1, 1, 1, 2]
-    assert all("model/model.safetensors" in " ".join(each["files"]) for each in jobs.values())
+    return read_json(home / name / "suite" / JOBS_FILE)
+
+
+ALL_JOBS = {f"{task}-seed={seed}" for task in TASK_NAMES for seed in SEEDS}
 
 
 @pytest.mark.slow
 def test_processes_of_this_machine_give_the_same_bytes_though_one_is_killed(home: Path) -> None:
-    require_same(home, "local", ExecutorSettings(jobs=2))
+    jobs = suite_with_a_kill(home, "local", ExecutorSettings(jobs=2))
+    assert bytes_of(home, "local") == bytes_of(home, "serial")
+    assert set(jobs) == ALL_JOBS
+    assert sorted(each["attempts"] for each in jobs.values()) == [1, 1, 1, 1, 1, 2]
+    assert all("model/model.safetensors" in " ".join(each["files"]) for each in jobs.values())
 
 
 @pytest.mark.slow
@@ -111,7 +116,11 @@ def test_a_ray_cluster_gives_the_same_bytes_though_a_worker_is_killed(
 ) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    require_same(home, "ray", ExecutorSettings(executor="ray", jobs=2))
+    jobs = suite_with_a_kill(home, "ray", ExecutorSettings(executor="ray", jobs=2))
+    assert bytes_of(home, "ray") == bytes_of(home, "serial")
+    assert set(jobs) == ALL_JOBS
+    assert sorted(each["attempts"] for each in jobs.values()) == [1, 1, 1, 1, 1, 2]
+    assert all("model/model.safetensors" in " ".join(each["files"]) for each in jobs.values())
 
 
 @pytest.mark.slow

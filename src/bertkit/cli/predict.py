@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import InputColumns
     from bertkit.tasks.readers.reading import LeftOut, TableReading
+    from bertkit.training.engine import Engine
 
 READING = "bertkit.tasks.readers.reading:TableReading"
 
@@ -172,13 +173,8 @@ def predict(
     engine = MeasurementArguments(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
-    predictor: Predictor
     if zero_shot:
-        from bertkit.inference.zero_shot import zero_shot as zero_shot_predictor
-
-        predictor = zero_shot_predictor(
-            name, (labels or "").split(","), engine, template=template, offline=common.offline
-        )
+        predictor = _zero_shot(name, labels, template, engine, common)
     elif labels is not None or template is not None:
         raise UsageError("--labels and --template go with --zero-shot")
     else:
@@ -192,6 +188,12 @@ def predict(
     if reading.question is not None and form == "text":
         form = "document"
     _print_predictions(predictor, name, path, replace(reading, format=form), top)
+
+
+def _zero_shot(name: str, labels: str | None, template: str | None, engine: Engine, common: Streaming) -> Predictor:
+    from bertkit.inference.zero_shot import zero_shot
+
+    return zero_shot(name, (labels or "").split(","), engine, template=template, offline=common.offline)
 
 
 def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.generation.beam import PENALTIES, beam_search
-from bertkit.generation.causal import Generated, Limits, Prompt, decode
-from bertkit.generation.sampling import Sampling
+from bertkit.generation.causal import Generated, Limits, Prompt
+from bertkit.generation.search import search
 from bertkit.generation.settings import GenerationSettings
 from bertkit.models.conditional_decoding import CachedSourceNextTokens
 from bertkit.models.encoder_decoder import DECODER_START, SEQ2SEQ, EncoderDecoder
@@ -28,7 +26,6 @@ from bertkit.text.tokenizer import Tokenizer
 _CPU = torch.device("cpu")
 EXTRA_TOKENS = 50
 """By how many tokens a target may be longer than its source (section 6.1)."""
-SCOPE = "generate"
 
 
 @dataclass(frozen=True)
@@ -138,32 +135,12 @@ def write_targets(
     """
     decoder = CachedSourceNextTokens(model, device=device)
     limits = tokens.limits(settings.stop)
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p) if settings.method == "sample" else None
     found: dict[int, list[Generated]] = {}
     with progress("generate", len(sources), "prompts") as meter:
         rows = max(settings.samples, settings.beams)
         for batch in _batches(sources, tokens.prompts(sources, settings.max_new_tokens), rows, batch_tokens):
             decoder.read([sources[prompt.number] for prompt in batch])
-            if settings.method == "beam":
-                outputs = beam_search(
-                    decoder,
-                    batch,
-                    limits,
-                    beams=settings.beams,
-                    length_penalty=settings.length_power,
-                    penalty=PENALTIES[settings.penalty_form],
-                    samples=settings.samples,
-                )
-            else:
-                outputs = decode(
-                    decoder,
-                    batch,
-                    limits,
-                    sampling=sampling,
-                    samples=settings.samples,
-                    draw=Draw(settings.seed, SCOPE),
-                    on_token=on_token,
-                )
+            outputs = search(decoder, batch, limits, settings, on_token=on_token)
             found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
             meter.update(len(found))
     return [found[number] for number in range(len(sources))]

@@ -15,12 +15,12 @@ import torch
 
 from bertkit.data.random import Draw
 from bertkit.generation import masked
-from bertkit.generation.beam import PENALTIES, beam_search
-from bertkit.generation.causal import Generated, Prompt, decode
-from bertkit.generation.from_source import SCOPE, from_sources
+from bertkit.generation.causal import Generated, Prompt
+from bertkit.generation.from_source import from_sources
 from bertkit.generation.masked import Filling, MaskFiller
 from bertkit.generation.masked_text import MaskedPredictor, TextWithMasks, masked_texts
 from bertkit.generation.sampling import Sampling
+from bertkit.generation.search import SCOPE, search
 from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
 from bertkit.generation.text import PromptTokens
 from bertkit.models.decoding import causal_head, next_tokens
@@ -107,7 +107,6 @@ def _from_left_to_right(
             *(short, len(encoded), settings.new_tokens, tokens.max_tokens),
         )
     limits = tokens.limits(settings.stop, encoded)
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p) if settings.method == "sample" else None
     found: dict[int, list[Generated]] = {}
 
     def on_token(prompt: Prompt, sample: int, ids: list[int]) -> None:
@@ -116,26 +115,7 @@ def _from_left_to_right(
 
     with progress("generate", len(encoded), "prompts") as meter:
         for batch in _batches(encoded, max(settings.samples, settings.beams), batch_tokens):
-            if settings.method == "beam":
-                outputs = beam_search(
-                    decoder,
-                    batch,
-                    limits,
-                    beams=settings.beams,
-                    length_penalty=settings.length_power,
-                    penalty=PENALTIES[settings.penalty_form],
-                    samples=settings.samples,
-                )
-            else:
-                outputs = decode(
-                    decoder,
-                    batch,
-                    limits,
-                    sampling=sampling,
-                    samples=settings.samples,
-                    draw=Draw(settings.seed, SCOPE),
-                    on_token=None if on_text is None else on_token,
-                )
+            outputs = search(decoder, batch, limits, settings, on_token=None if on_text is None else on_token)
             found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
             meter.update(len(found))
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.json_input import parse_json
 from bertkit.text.lines import read_lines
-from bertkit.text.readers import HubReader, Part, Reader, dataset_records
+from bertkit.text.readers import HubReader, Part, Reader, dataset_records, json_records
 
 SIDES = ("source", "target")
 
@@ -52,17 +51,14 @@ class TabbedPairReader(Reader):
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        number = 0
-        for lines in read_lines(self.path, self.encoding):
-            for line in lines:
-                number += 1
-                where = f"{self.name}, line {number}"
-                columns = line.split("\t")
-                if len(columns) != len(SIDES):
-                    number_of = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-                    count = number_of if line.strip() else "is empty"
-                    raise DataError(f"{where}: {count}; expected two: the source, a tab, and the target")
-                yield pair_part(columns[0], columns[1], where)
+        for number, line in enumerate(_lines(self.path, self.encoding), 1):
+            where = f"{self.name}, line {number}"
+            columns = line.split("\t")
+            if len(columns) != len(SIDES):
+                number_of = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+                count = number_of if line.strip() else "is empty"
+                raise DataError(f"{where}: {count}; expected two: the source, a tab, and the target")
+            yield pair_part(columns[0], columns[1], where)
 
 
 @dataclass(frozen=True)
@@ -105,13 +101,7 @@ class JsonPairReader(Reader):
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        for number, line in enumerate(_lines(self.path, self.encoding), 1):
-            if not line or line.isspace():
-                continue
-            where = f"{self.name}, line {number}"
-            record = parse_json(line, where)
-            if not isinstance(record, dict):
-                raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+        for where, record in json_records(self.path, self.encoding):
             yield self.fields.pair(record, where)
 
 

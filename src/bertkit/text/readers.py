@@ -98,19 +98,23 @@ class JsonLinesReader(Reader):
         return str(self.path)
 
     def parts(self) -> Iterator[Part]:
-        number = 0
-        for lines in read_lines(self.path, self.encoding):
-            for line in lines:
-                number += 1
-                if line and not line.isspace():
-                    where = f"{self.name}, line {number}"
-                    yield from record_parts(self._record(line, where), self.text_field, self.span_fields, where)
+        for where, record in json_records(self.path, self.encoding):
+            yield from record_parts(record, self.text_field, self.span_fields, where)
 
-    def _record(self, line: str, where: str) -> dict[str, Any]:
-        record = parse_json(line, where)
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
-        return record
+
+def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The object of each line that is not blank, behind its place for messages.
+
+    Raises:
+        DataError: a line is no JSON object.
+    """
+    for number, line in enumerate(chain.from_iterable(read_lines(path, encoding)), 1):
+        if line and not line.isspace():
+            where = f"{path}, line {number}"
+            record = parse_json(line, where)
+            if not isinstance(record, dict):
+                raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+            yield where, record
 
 
 @dataclass(frozen=True)
