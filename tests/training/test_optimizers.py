@@ -370,6 +370,22 @@ def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
     assert shapes == {"map.weight:step": (), "map.weight:row_var": (7, 1), "map.weight:col_var": (1, 5)}
 
 
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_a_parameter_without_elements_is_left_alone(config: OptimizerConfig) -> None:
+    """MobileBERT's second part of the decoder has none where embeddings are as wide as the layers."""
+    model = small_bert()
+    model.register_parameter("rest", nn.Parameter(torch.empty(0, 9)))
+    optimizer = config.build(model)
+    before = weights_of(model)
+    update(model, optimizer, 0, 0.01)
+    after = weights_of(model)
+    assert after["rest"].shape == (0, 9)
+    assert not np.array_equal(
+        after["encoder.layers.0.attention.query.weight"], before["encoder.layers.0.attention.query.weight"]
+    )
+    restore_optimizer(model, config.build(model), optimizer_tensors(model, optimizer))
+
+
 def orthogonalised(momentum: np.ndarray) -> np.ndarray:
     """Five rounds of Jordan's quintic Newton-Schulz iteration, in double precision and on the singular values alone."""
     left, values, right = np.linalg.svd(momentum, full_matrices=False)

@@ -33,8 +33,13 @@ class AdafactorConfig(OptimizerConfig):
     """Two vectors a matrix."""
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        # Without elements there is no root mean square: torch would divide by their number.
+        groups = [
+            {**group, "params": [parameter for parameter in group["params"] if parameter.numel()]}
+            for group in self.groups(model)
+        ]
         return torch.optim.Adafactor(
-            self.groups(model),
+            groups,
             lr=0.0,
             beta2_decay=self.beta2_decay,
             eps=(self.eps1, self.eps2),
