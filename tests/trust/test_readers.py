@@ -7,6 +7,7 @@ tmp_path is opened, and what could block is opened by a reader that refuses it.
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import io
 import lzma
@@ -14,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,21 @@ def test_memory_stays_flat_while_a_small_file_expands_a_thousand_times(tmp_path:
     expanded, grown = map(int, shown.split())
     assert expanded == 16 * (EXPANDED >> 20)
     assert grown < 48
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_a_damaged_file_leaves_no_memory_behind(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"damaged.txt{suffix}"
+    path.write_bytes(packed_with(suffix, b"some lines\n" * 90)[:-5])
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            with pytest.raises(DataError, match="damaged or truncated"):
+                list(read_bytes(path))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < lines.CHUNK_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_xz_file_may_have_streams_and_padding(tmp_path: Path) -> None:

@@ -215,7 +215,9 @@ def _zstandard(file: BinaryIO) -> Iterator[bytes]:
     import pyarrow
 
     with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd") as stream:
-        yield from _chunks(stream)
+        # Its `read` never frees the bytes that it made room for where the file turns out to be damaged.
+        while chunk := stream.read_buffer(CHUNK_BYTES).to_pybytes():
+            yield chunk
 
 
 _DECOMPRESSED: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
