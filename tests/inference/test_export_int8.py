@@ -7,20 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import bertkit as bertkit_library
 from bertkit.errors import CheckError, UsageError
+from bertkit.files import sha256_of
 from bertkit.inference.export import export
 from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.inference.export.export import TOLERANCE, export_model
 from bertkit.models.bert import BertConfig
+from bertkit.models.calibrated import CalibratedLinear
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, read_config
 from bertkit.models.int8 import TRAINING_REFUSED, QuantisedEmbedding
 from bertkit.models.labels import Labels
 from bertkit.models.quantised import is_quantised, quantise
 from bertkit.models.sentence import load_sentence_model
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.inference.test_export import contents, small_model
 from tests.models.test_real_checkpoint import small_sentence_directory
 from tests.tasks.tiny_task import write_model
@@ -111,7 +116,7 @@ def test_pretraining_is_refused_before_the_text_is_read(written: Path, bertkit: 
 def test_what_is_far_from_its_source_is_refused_and_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(model: HeadedModel) -> None:
+    def spoilt(model: HeadedModel, *_: object) -> None:
         quantise(model)
         words = model.encoder.word_embedding
         assert isinstance(words, QuantisedEmbedding)
@@ -123,6 +128,65 @@ def test_what_is_far_from_its_source_is_refused_and_leaves_nothing(
         export_model(str(source), tmp_path / "out", kind="int8")
     assert not (tmp_path / "out").exists()
     assert contents(source.parent) == before
+
+
+@pytest.fixture(scope="module")
+def text(source: Path) -> Path:
+    """Lines of words that the model knows."""
+    words = [word for word in load_tokenizer(source).backend.get_vocab() if word.isalpha()]
+    lines = [" ".join(words[start::9]) for start in range(9)]
+    (source.parent / "text.txt").write_text("\n\n".join(lines) + "\n")
+    return source.parent / "text.txt"
+
+
+def test_ranges_of_a_text_make_maps_that_are_near_and_the_same_bits_in_any_batch(
+    source: Path, text: Path, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    done = bertkit("export", source, "--to", tmp_path / "out", "--format", "int8", "--calibrate", text, "--json")
+    assert done.code == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["calibrated_on"] == {"file": str(text), "sha256": sha256_of(text)}
+    assert record["largest_difference"] < record["tolerance"]
+    model, _ = load_model(tmp_path / "out")
+    maps = [part for part in model.encoder.modules() if isinstance(part, torch.nn.Linear)]
+    assert [type(part) for part in maps] == [CalibratedLinear] * 2 * 6
+    assert not any(type(part) is CalibratedLinear for name, part in model.named_modules() if "encoder." not in name)
+    lines = [line for line in text.read_text().splitlines() if line]
+    for precision in ("fp32", "bf16"):
+        encode = bertkit_library.load(str(tmp_path / "out"), device="cpu", precision=precision).encode
+        together = encode(lines)
+        assert np.array_equal(together, np.concatenate([encode([line]) for line in lines]))
+        assert np.array_equal(together[:4], encode(lines[:4]))
+        wanted = bertkit_library.load(str(source), device="cpu").encode(lines)
+        cosine = (together * wanted).sum(1) / np.linalg.norm(together, axis=1) / np.linalg.norm(wanted, axis=1)
+        assert cosine.min() > 0.98
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--format", "hf", "--calibrate", "{text}"], 2, "--calibrate: goes with --format int8"),
+        (["--format", "onnx", "--int8", "--calibrate", "{text}"], 2, "--calibrate: goes with --format int8"),
+        (["--format", "int8", "--calibrate", "{text}.missing"], 3, "no such file"),
+        (["--format", "int8", "--calibrate", "{empty}"], 3, "has no text to calibrate on"),
+    ],
+)
+def test_a_text_that_cannot_be_measured_is_told(
+    source: Path, text: Path, bertkit: Bertkit, tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    given = [word.format(text=text, empty=tmp_path / "empty.txt") for word in words]
+    done = bertkit("export", source, "--to", tmp_path / "out", *given)
+    assert done.code == code
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranges_need_a_tokenizer_and_an_encoder_alone(source: Path, text: Path, tmp_path: Path) -> None:
+    bare = small_sentence_directory(tmp_path / "bare", {"pooling_mode_mean_tokens": True}, dense=False)
+    with pytest.raises(UsageError, match="has no tokenizer to read"):
+        export_model(str(bare), tmp_path / "out", kind="int8", calibrate=text)
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_that_is_quantised_already_is_refused(written: Path, tmp_path: Path) -> None:

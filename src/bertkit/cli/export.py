@@ -35,6 +35,15 @@ def export(
     width: Annotated[
         int | None, typer.Option("--width", min=1, help="With --format static: of the vectors (default: 256).")
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="TEXT",
+            help="With --format int8: lines like those that the model will read. Their activations give fixed ranges,"
+            " which is about twice as fast on processors that multiply bytes (VNNI).",
+        ),
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
     *,
     common: Common,
@@ -45,6 +54,8 @@ def export(
 
     if int8 and kind in ("hf", "static"):
         raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")
+    if calibrate is not None and kind != "int8":
+        raise UsageError("--calibrate: goes with --format int8")
     if width is not None and kind != "static":
         raise UsageError("--width: goes with --format static")
     if kind == "static":
@@ -56,7 +67,7 @@ def export(
         result({"to": to, **made} if common.as_json else to, as_json=common.as_json)
         return
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
-    record = export_model(model, to, kind=written, offline=common.offline)
+    record = export_model(model, to, kind=written, calibrate=calibrate, offline=common.offline)
     if record["weights"]["unexpected"]:
         console.warn(f"{model}: weights that the model does not use were left out; they are listed below")
     console.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")

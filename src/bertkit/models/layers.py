@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -30,7 +29,11 @@ Activation = Literal[
 SubLayer = Callable[[Tensor], Tensor]
 """(T, D) to (T, D)."""
 
-_gelu_by_tanh = partial(functional.gelu, approximate="tanh")
+
+def _gelu_by_tanh(values: Tensor) -> Tensor:
+    return functional.gelu(values, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_python": functional.gelu,
@@ -45,7 +48,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them."""
+    """Two linear maps with an activation between them.
+
+    Attributes:
+        at_once: computes the whole layer where none of its points is needed; None: map by map. Quantised maps have one.
+    """
+
+    at_once: Callable[[FeedForward, Tensor], Tensor] | None = None
 
     def __init__(self, width: int, inner_width: int, activation: Activation) -> None:
         super().__init__()
@@ -55,6 +64,8 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""
+        if self.at_once is not None and not scope.needs("hook_pre") and not scope.needs("hook_post"):
+            return self.at_once(self, hidden_TD)
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
         output: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
         return output

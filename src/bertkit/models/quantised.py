@@ -1,7 +1,7 @@
 """Quantised linear maps and tables in a model: putting them in, and reading a directory that has them.
 
-Nothing here follows a paper. int8.py and low_bit.py compute; `quantise` converts any model to eight bits,
-compression/q8bert.py and qbert.py convert what they trained.
+Nothing here follows a paper. int8.py, calibrated.py and low_bit.py compute; `quantise` converts any model to eight
+bits, compression/q8bert.py and qbert.py convert what they trained.
 
 config.json describes the quantisation under `quantization_config`; the tensors of a quantised module replace its
 `weight` in the file.
@@ -12,10 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.attention import SelfAttention, project_separately
+from bertkit.models.attention import Projection, SelfAttention, project_separately
+from bertkit.models.calibrated import (
+    INPUT_FACTOR,
+    INPUT_RANGE,
+    CalibratedLinear,
+    CalibratedProjection,
+    InputRange,
+    check_calibration,
+    feed_forward_of,
+    smoothing_factors,
+)
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import (
     INPUT_THRESHOLD,
@@ -28,6 +39,7 @@ from bertkit.models.int8 import (
     QuantisedModule,
     StaticLinear,
 )
+from bertkit.models.layers import FeedForward
 from bertkit.models.low_bit import LowBitLinear
 from bertkit.models.weights import Names, to_hub_names
 
@@ -35,19 +47,46 @@ QUANTISATION = "quantization_config"
 """Key of config.json, one of a model's `extras`: that and how its weights are quantised."""
 METHOD = "bertkit"
 """Its `quant_method`."""
-_LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, *LowBitLinear.LEAVES)
+_LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, INPUT_RANGE, INPUT_FACTOR, *LowBitLinear.LEAVES)
 
 
-def quantise(model: HeadedModel) -> list[str]:
-    """Replace all linear maps and tables by int8 ones; returns their names."""
+def quantise(model: HeadedModel, ranges: Mapping[str, InputRange] | None = None) -> list[str]:
+    """Replace all linear maps and tables by int8 ones; returns their names.
+
+    Args:
+        model: whose they are.
+        ranges: of the inputs of maps, by name, which are fixed from then on; the others quantise each row as it comes.
+    """
     model.extras[QUANTISATION] = {
         "quant_method": METHOD,
         "format": "int8",
         "weights": "a scale an output, a scale a row of a table",
-        "activations": "by row",
+        "activations": "ranges of a text, by row where there is none" if ranges else "by row",
         "activation_bits": 8,
     }
-    return replace_parts(model, lambda _, part: _quantised(part))
+    fixed = _calibrated(model, ranges or {})
+    return replace_parts(model, lambda name, part: fixed.get(name) or _quantised(part))
+
+
+def _calibrated(model: nn.Module, ranges: Mapping[str, InputRange]) -> dict[str, CalibratedLinear]:
+    """The maps whose inputs have a range. Maps of one input share factors; what a feed-forward layer's outer map reads
+    has none."""
+    parts = {name: part for name in ranges if type(part := model.get_submodule(name)) is nn.Linear}
+    readers, unsmoothed = {part: [part] for part in parts.values()}, set()
+    for owner in model.modules():
+        if isinstance(owner, SelfAttention):
+            together = [each for each in (owner.query, owner.key, owner.value) if each in readers]
+            readers |= dict.fromkeys(together, together)
+        elif type(owner) is FeedForward:
+            unsmoothed.add(owner.outer)
+
+    def made(name: str, part: nn.Linear) -> CalibratedLinear:
+        if part in unsmoothed:
+            return CalibratedLinear.calibrated(part, ranges[name], torch.ones(part.in_features))
+        factors_D = smoothing_factors(ranges[name], [each.weight for each in readers[part]])
+        return CalibratedLinear.calibrated(part, ranges[name], factors_D)
+
+    return {name: made(name, part) for name, part in parts.items()}
 
 
 def _quantised(part: nn.Module) -> nn.Module | None:
@@ -74,13 +113,22 @@ def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.M
 
 
 def join_maps(model: nn.Module) -> None:
-    """Have attentions with maps quantised by rows compute queries, keys and values in one product, all others
-    separately."""
+    """Have attentions with maps of int8 compute queries, keys and values in one product, all others separately, and
+    feed-forward layers with fixed ranges keep their inner states in bytes."""
     for part in model.modules():
         if isinstance(part, SelfAttention):
-            maps = [each for each in (part.query, part.key, part.value) if type(each) is QuantisedLinear]
-            alike = len(maps) == 3 and len({each.bias is None for each in maps}) == 1
-            part.projection = JointProjection() if alike else project_separately
+            part.projection = _joint_projection([part.query, part.key, part.value])
+        elif type(part) is FeedForward:
+            part.at_once = feed_forward_of(part)
+
+
+def _joint_projection(maps: list[nn.Linear]) -> Projection:
+    kinds = {(type(each), each.bias is None) for each in maps}
+    if len(kinds) == 1 and type(maps[0]) is QuantisedLinear:
+        return JointProjection()
+    if len(kinds) == 1 and all(isinstance(each, CalibratedLinear) for each in maps):
+        return CalibratedProjection()
+    return project_separately
 
 
 def is_quantised(model: nn.Module) -> bool:
@@ -120,6 +168,9 @@ def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, s
             return QuantisedEmbedding(part.num_embeddings, part.embedding_dim, scales=scales)
         assert isinstance(part, nn.Linear)
         sizes = (part.in_features, part.out_features)
+        if INPUT_RANGE in own and INPUT_FACTOR in own:
+            check_calibration(f"{prefix}.{INPUT_RANGE}", own[INPUT_RANGE], own[INPUT_FACTOR])
+            return CalibratedLinear(*sizes, bias=part.bias is not None)
         if INPUT_THRESHOLD not in own:
             return QuantisedLinear(*sizes, bias=part.bias is not None, scales=scales)
         return StaticLinear(

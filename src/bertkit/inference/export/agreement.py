@@ -136,7 +136,7 @@ def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[
     generator = torch.Generator().manual_seed(_SEED)
     batches = []
     if tokenizer is not None:
-        batches += [_real_rows(tokenizer, TEXTS, None, longest), _real_rows(tokenizer, TEXTS, TEXTS[::-1], longest)]
+        batches += [real_rows(tokenizer, TEXTS, None, longest), real_rows(tokenizer, TEXTS, TEXTS[::-1], longest)]
     for seconds in (False, True):
         lengths = sorted({min(length, longest) for length in (*_RANDOM_LENGTHS, longest)}, reverse=True)
         rows = []
@@ -148,10 +148,8 @@ def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[
     return batches
 
 
-def _real_rows(
-    tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None, longest: int
-) -> list[ProbeRow]:
-    """Rows in the tokenizer's template."""
+def real_rows(tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None, longest: int) -> list[ProbeRow]:
+    """Rows in the tokenizer's template, of at most `longest` tokens; none of a text without tokens."""
     inputs = list(texts) if others is None else list(zip(texts, others, strict=True))
     rows = []
     for encoding in tokenizer.backend.encode_batch(inputs):

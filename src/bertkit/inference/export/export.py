@@ -12,9 +12,10 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from bertkit.inference.export.agreement import (
     packed,
     probe_batches,
 )
+from bertkit.inference.export.calibration import input_ranges
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
@@ -75,13 +77,16 @@ class Source:
         return (self.directory / MODULES_FILE).is_file()
 
 
-def export_model(name: str, to: Path, *, kind: Format = "hf", offline: bool = False) -> dict[str, Any]:
+def export_model(
+    name: str, to: Path, *, kind: Format = "hf", calibrate: Path | None = None, offline: bool = False
+) -> dict[str, Any]:
     """Export a model to `to`; returns the contents of its export.json.
 
     Args:
         name: a model directory, a run directory or a Hub id.
         to: a directory that is not there, is empty, or holds an earlier export and nothing else.
         kind: of the files.
+        calibrate: with int8, a text whose activations give the ranges of the maps' inputs; None: each row has its own.
         offline: use no network.
 
     Raises:
@@ -95,11 +100,18 @@ def export_model(name: str, to: Path, *, kind: Format = "hf", offline: bool = Fa
     source = read_source(name, directory)
     if is_quantised(source.model):
         raise UsageError(f"{name}: is quantised already; export the model that it was made from")
-    write = {"hf": _write_directory, "int8": _write_int8, "onnx": _write_onnx, "onnx-int8": _write_onnx_int8}[kind]
+    writers: dict[Format, Callable[[Source, Path], Agreement]] = {
+        "hf": _write_directory,
+        "int8": partial(_write_int8, calibrate=calibrate),
+        "onnx": _write_onnx,
+        "onnx-int8": _write_onnx_int8,
+    }
     with written_aside(to) as staging:
-        agreement = write(source, staging)
+        agreement = writers[kind](source, staging)
         agreement.raise_if_different(f"{name}: what was written as {kind}")
         record = _record(source, kind, agreement, staging)
+        if calibrate is not None:
+            record["calibrated_on"] = {"file": str(calibrate), "sha256": sha256_of(calibrate)}
         write_json(staging / RECORD, record)
     return record
 
@@ -182,10 +194,15 @@ def _write_directory(source: Source, staging: Path) -> Agreement:
     return _write_model(source, staging, dense(source.model), tolerance=TOLERANCE["hf"])
 
 
-def _write_int8(source: Source, staging: Path) -> Agreement:
+def _write_int8(source: Source, staging: Path, calibrate: Path | None) -> Agreement:
     """A directory like a Hugging Face one, whose linear maps and tables have int8 weights."""
+    ranges = None
+    if calibrate is not None:
+        if source.tokenizer is None:
+            raise UsageError(f"--calibrate: {source.name} has no tokenizer to read {calibrate} with; leave it out")
+        ranges = input_ranges(source.model, source.tokenizer, calibrate)
     small = copy.deepcopy(source.model)
-    quantise(small)
+    quantise(small, ranges)
     return _write_model(source, staging, small, tolerance=TOLERANCE["int8"], kind=RoughAgreement)
 
 
