@@ -1,6 +1,9 @@
 """Sentences a second: bertkit's vectors beside sentence-transformers', on the same real sentences.
 
-    python -m benchmarks.embed_speed --model MODEL --text wiki.txt [--lengths 16 64 256 --plot speed.svg] [--int8 INT8]
+    bertkit export MODEL --format int8 --to INT8
+    bertkit export MODEL --format int8 --calibrate TEXT --to CALIBRATED
+    python -m benchmarks.embed_speed --model MODEL --text wiki.txt [--lengths 16 64 256 --plot speed.svg] \
+        [--int8 INT8] [--calibrated CALIBRATED]
 
 Each side encodes the same sentences in turn, round by round, so that a drift of the machine meets all of them; the
 median ratio to sentence-transformers' default (fp32, batches of 32) is what counts. Processor time stands beside wall
@@ -15,7 +18,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +39,8 @@ def sentences_of(path: Path, count: int) -> list[str]:
     return found[:count]
 
 
-def sides(model: str, names: Sequence[str], int8: str | None) -> dict[str, Encode]:
-    """The named ways to encode, each ready."""
+def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str, Encode]:
+    """The named ways to encode, each ready; `own` has the directories of bertkit's int8 models by name."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -56,8 +59,9 @@ def sides(model: str, names: Sequence[str], int8: str | None) -> dict[str, Encod
         ),
         "bertkit-fp32": lambda: bertkit.load(model, device="cpu").encode,
         "bertkit-bf16": lambda: bertkit.load(model, device="cpu", precision="bf16").encode,
-        "bertkit-int8": lambda: bertkit.load(str(int8), device="cpu").encode,
     }
+    for name, directory in own.items():
+        makers[name] = lambda directory=directory: bertkit.load(directory, device="cpu", precision="auto").encode
     found = {}
     for name in names:
         try:
@@ -90,13 +94,15 @@ def main() -> None:
         default=["st-fp32", "st-bf16", "st-onnx-int8", "st-openvino-int8", "bertkit-fp32", "bertkit-bf16"],
     )
     parser.add_argument("--int8", help="the model in bertkit's int8; one more side")
+    parser.add_argument("--calibrated", help="the same with ranges measured on a text; one more side")
     parser.add_argument("--plot", type=Path, help="figure of sentences a second by length")
     arguments = parser.parse_args()
     import torch
 
     torch.set_num_threads(arguments.threads)
-    names = [*arguments.sides, *(["bertkit-int8"] if arguments.int8 else [])]
-    ready = sides(arguments.model, names, arguments.int8)
+    given = {"bertkit-int8": arguments.int8, "bertkit-int8-calibrated": arguments.calibrated}
+    own = {name: directory for name, directory in given.items() if directory}
+    ready = sides(arguments.model, [*arguments.sides, *own], own)
     base = next(iter(ready))
     texts = sentences_of(arguments.text, arguments.sentences)
     _compare("sentences", ready, base, texts, arguments.rounds)

@@ -100,26 +100,8 @@ class PretrainingDraws:
         objective = generator.choice(OBJECTIVES)
         if family in ("gpt2", "openai-gpt"):
             objective = [{"causal_lm": {"head": "causal_lm"}}]
-        settings: dict[str, Any] = {
-            "name": "drawn",
-            "tokenizer": {"vocab_size": 200},
-            "data": {
-                "sources": [self.files["en.txt"]],
-                "layout": generator.choice(_LAYOUTS),
-                "sequence_length": 32,
-                "held_out": 0.1,
-            },
-            "model": {key: value for key, value in model.items() if value is not None},
-            "objective": objective,
-            "optimisation": {
-                "optimizer": {"clip_norm": 0.05},
-                "schedule": {"name": "bert", "peak": 0.01, "warmup_steps": 4},
-                "batch_sequences": 4,
-                "steps": 600,
-                "stages": generator.choice(_STAGES),
-            },
-            "engine": {"device": "cpu", "precision": "fp32", "micro_batch_tokens": 100_000, "workers": 0},
-        }
+        model = {key: value for key, value in model.items() if value is not None}
+        settings = settings_of(self.files["en.txt"], model, objective, generator.choice(_LAYOUTS), generator)
         if generator.random() < _DISTILLED:
             settings |= {
                 "kind": "distill",
@@ -342,6 +324,27 @@ class PretrainingDraws:
             "mem_len": [None, 8],
             "reuse_len": [None, 4],
         }
+
+
+def settings_of(
+    text: str, model: dict[str, Any], objective: list[Any], layout: dict[str, Any], generator: random.Random
+) -> dict[str, Any]:
+    """A recipe that trains in a moment."""
+    return {
+        "name": "drawn",
+        "tokenizer": {"vocab_size": 200},
+        "data": {"sources": [text], "layout": layout, "sequence_length": 32, "held_out": 0.1},
+        "model": model,
+        "objective": objective,
+        "optimisation": {
+            "optimizer": {"clip_norm": 0.05},
+            "schedule": {"name": "bert", "peak": 0.01, "warmup_steps": 4},
+            "batch_sequences": 4,
+            "steps": 600,
+            "stages": generator.choice(_STAGES),
+        },
+        "engine": {"device": "cpu", "precision": "fp32", "micro_batch_tokens": 100_000, "workers": 0},
+    }
 
 
 def validated(settings: dict[str, Any]) -> Recipe | None:

@@ -149,7 +149,11 @@ def _steps_of(stage: Any) -> range:
 def _samples(samples: Any, reads_types: bool) -> str:
     """What models and losses read of a batch."""
     parts = [samples.ids_T, samples.cu_seqlens_B1, *([samples.token_types_T] if reads_types else [])]
-    parts += [] if samples.causal_B is None else [samples.causal_B]
+    more = (samples.causal_B, samples.ranks_T2, samples.decoder_start_B)
+    parts += [each for each in more if each is not None]
+    if samples.lanes is not None:
+        lanes = samples.lanes
+        parts += [lanes.number_B, lanes.reversed_B, lanes.following_B, [lanes.reused_tokens]]
     for name, targets in sorted(samples.targets.items()):
         parts += [name, targets.index_M, targets.id_M, *targets.places.values(), *targets.columns.values()]
     return digest(*parts, *(part for pair in sorted(samples.labels.items()) for part in pair))

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.recipe.drawn_language_models import LanguageModelDraws
 from tests.recipe.drawn_pretraining import PretrainingDraws
 from tests.recipe.drawn_settings import changed, is_default, value_at
 from tests.recipe.drawn_tasks import TaskDraws
@@ -30,6 +31,7 @@ from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import parts_of as stage_parts
 from bertkit.recipe.unread import Part, UnreadSetting, unread_settings
 
+_DRAWS = {"text": PretrainingDraws, "language models": LanguageModelDraws, "tasks": TaskDraws}
 Observe = Callable[[Any], Iterator[str]]
 
 
@@ -81,9 +83,9 @@ def _is_of(unread: UnreadSetting, key: str) -> bool:
 
 
 def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bool = False) -> Tally:
-    """So many changed keys of recipes on text, or on tasks."""
-    draws: Any = PretrainingDraws(directory) if on == "text" else TaskDraws(directory)
-    runs: Any = Pretraining(directory / "cache") if on == "text" else TaskRuns(directory)
+    """So many changed keys of recipes on text, of language models, or on tasks."""
+    draws: Any = _DRAWS[on](directory)
+    runs: Any = TaskRuns(directory) if on == "tasks" else Pretraining(directory / "cache")
     tally, seed = Tally(), first_seed
     while sum(tally.outcomes.values()) < count:
         one_draw(draws, runs.observed, unread, seed, tally)
@@ -110,7 +112,7 @@ def main(count: int, first_seed: int) -> None:
     """Draw, and print what was found."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    shares = {"text": count - count // 4, "tasks": count // 4}
+    shares = {"text": count // 2, "language models": count - count // 2 - count // 4, "tasks": count // 4}
     for on, share in shares.items():
         with tempfile.TemporaryDirectory() as name:
             found = drawn(Path(name), on, share, first_seed, show=True)
@@ -121,7 +123,7 @@ def main(count: int, first_seed: int) -> None:
             print("told in vain:", each)
 
 
-@pytest.mark.parametrize(("on", "count"), [("text", 40), ("tasks", 6)])
+@pytest.mark.parametrize(("on", "count"), [("text", 40), ("language models", 16), ("tasks", 6)])
 def test_no_key_is_silent_and_none_is_refused_in_vain(on: str, count: int, tmp_path: Path) -> None:
     found = drawn(tmp_path, on, count)
     assert found.silent == []

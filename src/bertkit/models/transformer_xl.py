@@ -14,7 +14,7 @@ Shapes: T packed tokens, B sequences, D width, V vocabulary, N heads, H head wid
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +33,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import Pairs, PermutationOrder, SharedBiasAttention, pair_blocks, waves
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.xlnet import DroppedFeedForward
+from bertkit.settings import UnreadKey
 
 
 class TransformerXlConfig(EncoderConfig):
@@ -70,6 +71,13 @@ class TransformerXlConfig(EncoderConfig):
         "layer_norm_eps": "layer_norm_epsilon",
     }
     hub_fixed: ClassVar[Mapping[str, Any]] = {"div_val": 1, "pre_lnorm": False, "untie_r": False, "attn_type": 0}
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        tokenizer = getattr(recipe, "tokenizer", None)
+        words = 0 if tokenizer is None or tokenizer.path is not None else tokenizer.vocab_size
+        if words and self.cutoffs and self.cutoffs[-1] >= words:
+            why = f"a vocabulary of {words:,} has no words from {self.cutoffs[-1]:,} on"
+            yield UnreadKey("cutoffs", why, "write smaller numbers")
 
     def model_post_init(self, _context: Any) -> None:
         if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
