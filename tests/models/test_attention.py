@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.models import attention
 from bertkit.models.attention import _FEW_KEYS, fused_attention
 from bertkit.models.rotary import RotaryTable
 
@@ -57,6 +58,27 @@ def test_single_precision_is_torchs_kernel_to_the_bit() -> None:
     query, key, value = (drawn(2, 3, 19, 8, seed=seed) for seed in range(3))
     expected = functional.scaled_dot_product_attention(query, key, value)
     assert torch.equal(fused_attention(query, key, value, None), expected)
+
+
+@pytest.mark.parametrize("kind", ["none", "keys", "near", "added"])
+@pytest.mark.parametrize("sequences", [2, 5, 9])
+def test_scores_part_by_part_are_those_of_the_block_to_the_bit(
+    kind: str, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients parts of two sequences and more are formed after one another."""
+    torch.manual_seed(3)
+    mask = masks(sequences, 37)[kind]
+    query, key, value = (drawn(sequences, 2, 37, 24, seed=seed).bfloat16() for seed in range(3))
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)
+    whole = fused_attention(query.requires_grad_(), key, value, mask).detach()
+    sizes = []
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda scores, **more: sizes.append(len(scores)) or softmax(scores, **more))
+    monkeypatch.setattr(attention, "_SCORES_IN_CACHE", 3 * 2 * 37 * 37)
+    with torch.inference_mode():
+        assert torch.equal(fused_attention(query, key, value, mask), whole)
+    assert sizes == {2: [2], 5: [5], 9: [3, 3, 3]}[sequences]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
