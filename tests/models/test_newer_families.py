@@ -16,9 +16,10 @@ from tests.models.oracle import Case, ask_oracle, make_inputs, make_twins, oracl
 
 from bertkit.errors import DataError
 from bertkit.models.deberta_v2 import DebertaV2Config
+from bertkit.models.distance_bias import distance_buckets
 from bertkit.models.hub import load_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.mpnet import distance_buckets
+from bertkit.models.mpnet import BUCKETS, FURTHEST
 from bertkit.models.rotary import RotaryTable
 
 pytest.importorskip("transformers")
@@ -31,8 +32,22 @@ def test_mpnets_buckets_are_the_originals_at_every_distance() -> None:
     from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
     position_S = torch.arange(LENGTH)
-    expected = MPNetEncoder.relative_position_bucket(position_S[None, :] - position_S[:, None])
-    assert torch.equal(distance_buckets(LENGTH, torch.device("cpu")), expected)
+    distance_SS = position_S[None, :] - position_S[:, None]
+    expected = MPNetEncoder.relative_position_bucket(distance_SS)
+    assert torch.equal(distance_buckets(distance_SS, buckets=BUCKETS, furthest=FURTHEST, both_sides=True), expected)
+
+
+@pytest.mark.parametrize("buckets", [32, 10, 4])
+@pytest.mark.parametrize("furthest", [128, 20])
+@pytest.mark.parametrize("both_sides", [True, False])
+def test_t5s_buckets_are_the_originals_at_every_distance(buckets: int, furthest: int, both_sides: bool) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    position_S = torch.arange(LENGTH)
+    distance_SS = position_S[None, :] - position_S[:, None]
+    expected = T5Attention._relative_position_bucket(distance_SS, both_sides, buckets, furthest)
+    ours = distance_buckets(distance_SS, buckets=buckets, furthest=furthest, both_sides=both_sides)
+    assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("buckets", [256, 32, 6, -1])

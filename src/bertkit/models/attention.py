@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.dropout import dropout
-from bertkit.models.key_value_cache import through_cache
+from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.recorder import Scope
 
 Visible = Callable[[int, torch.device], Tensor]
@@ -153,9 +153,10 @@ def attend(
         bias: added to the scaled scores.
         scale: factor of the scores; None: one over the root of the head width.
     """
-    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale)
+    cached_bias = bias if isinstance(bias, CachedBias) else None
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale, bias=cached_bias)
     if cached_TNH is not None:
-        assert bias is None, "a family whose scores have a bias does not declare `caches_keys`"
+        assert cached_bias is bias, "a family whose scores have another bias does not declare `caches_keys`"
         return cached_TNH
     explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
     if explicit:
@@ -293,9 +294,11 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with an output projection; a family overrides `mix`.
 
     Args:
-        width: D, a multiple of `heads`.
+        width: D, a multiple of `heads` unless `head_width` is given.
         heads: N.
         dropout_rate: of the attention probabilities.
+        head_width: H; None: D over N.
+        bias: whether the linear maps have one.
 
     Attributes:
         projection: how queries, keys and values are computed; quantised maps do it in one product.
@@ -304,15 +307,18 @@ class SelfAttention(nn.Module):
     position_maps: ClassVar[tuple[str, ...]] = ()
     """Linear maps that are applied to positions, not to tokens."""
 
-    def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
+    def __init__(
+        self, width: int, heads: int, *, dropout_rate: float, head_width: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
+        inner = width if head_width is None else heads * head_width
         self.heads = heads
         self.dropout_rate = dropout_rate
         self.projection: Projection = project_separately
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
+        self.query = nn.Linear(width, inner, bias=bias)
+        self.key = nn.Linear(width, inner, bias=bias)
+        self.value = nn.Linear(width, inner, bias=bias)
+        self.output = nn.Linear(inner, width, bias=bias)
 
     @property
     def products_per_pair(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
-from bertkit.models.layers import Activation
+from bertkit.models.layers import NORMS, Activation
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
@@ -47,7 +47,7 @@ class EncoderConfig(Settings, ABC):
     """The Hub's name of the family."""
 
     hub_prefix: ClassVar[str]
-    """The name under which the Hub's models with a head hold the encoder."""
+    """The name under which the Hub's models with a head hold the encoder; empty where they hold its parts."""
 
     base_architecture: ClassVar[str]
     """The Hub's class without a head."""
@@ -347,7 +347,7 @@ def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Col
     Each tensor has a generator of its own, keyed by the seed and its name, so that adding a head or a layer does not
     change the others. `only` names the parameters to initialise; None: all.
     """
-    norms = {name for name, part in module.named_modules() if isinstance(part, nn.LayerNorm)}
+    norms = {name for name, part in module.named_modules() if isinstance(part, NORMS)}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             owner, _, kind = name.rpartition(".")

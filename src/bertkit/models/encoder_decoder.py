@@ -18,10 +18,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.gpt import CausalSelfAttention, Decoder
+from bertkit.models.gpt import Decoder
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.recorder import Recorder, Scope
@@ -43,7 +44,6 @@ class EncoderDecoderConfig(EncoderConfig):
     num_attention_heads: int = Field(8, ge=1, description="Heads of each attention.")
     intermediate_size: int = Field(2048, ge=1, description="Width of the feed-forward layers.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
-    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
 
     architecture: ClassVar[str]
     """The Hub's class with a head."""
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module, ABC):
 
     def __init__(
         self,
-        attention: CausalSelfAttention,
+        attention: SelfAttention,
         cross_attention: CrossAttention,
         feed_forward: nn.Module,
         *,
@@ -134,12 +134,29 @@ class DecoderLayer(nn.Module, ABC):
         self.dropout = Dropout(dropout_rate)
 
     def forward(
-        self, hidden_UD: Tensor, target: PackedSequences, source: EncodedSource, layer: int, scope: Scope
+        self,
+        hidden_UD: Tensor,
+        target: PackedSequences,
+        source: EncodedSource,
+        layer: int,
+        scope: Scope,
+        **biases: Bias,
     ) -> Tensor:
-        """(U, D) to (U, D). Points: `hook_resid_pre`, `attn.`, `cross_attn.`, `mlp.`, `hook_resid_post`."""
+        """(U, D) to (U, D). Points: `hook_resid_pre`, `attn.`, `cross_attn.`, `mlp.`, `hook_resid_post`.
+
+        Args:
+            hidden_UD: of the target's tokens.
+            target: their bounds.
+            source: what they attend to.
+            layer: its number in the decoder.
+            scope: of the layer.
+            biases: what else the self-attention reads, as in a family with biases of distances.
+        """
         hidden_UD = scope.tap("hook_resid_pre", hidden_UD)
         hidden_UD = self.around(
-            hidden_UD, self.attention_norm, lambda read_UD: self.attention(read_UD, target, scope.within("attn."))
+            hidden_UD,
+            self.attention_norm,
+            lambda read_UD: self.attention(read_UD, target, scope.within("attn."), **biases),
         )
         hidden_UD = self.around(
             hidden_UD,
@@ -172,12 +189,28 @@ class PreNormDecoderLayer(DecoderLayer):
         return hidden_UD + dropped_UD
 
 
+class WordTable(nn.Module):
+    """The words that both sides and the output share; all else of their embeddings is the family's."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.word = nn.Embedding(vocab_size, width)
+
+
 class EncoderDecoder(Encoder):
     """Both stacks; their layers and embeddings are the subclass's."""
 
     layers: nn.ModuleList
     decoder_layers: nn.ModuleList
     config: EncoderDecoderConfig
+    embeddings: nn.Module
+    """Has the words that both sides share, as `word`."""
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        word = self.embeddings.word
+        assert isinstance(word, nn.Embedding)
+        return word
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:
@@ -204,8 +237,9 @@ class EncoderDecoder(Encoder):
         """The encoder's states of the source, (S, D)."""
         scope = Scope(recorder, "")
         hidden_SD = self.embed_source(ids_S, positions_S, scope)
+        biases = self.source_biases()
         for number, layer in enumerate(self.layers):
-            hidden_SD = layer(hidden_SD, source, scope.within(f"blocks.{number}."))
+            hidden_SD = layer(hidden_SD, source, scope.within(f"blocks.{number}."), **biases)
         return self.finish_source(hidden_SD, scope)
 
     def decode(
@@ -226,8 +260,9 @@ class EncoderDecoder(Encoder):
         """
         scope = Scope(recorder, "decoder.")
         hidden_UD = self.embed_target(ids_U, positions_U, scope)
+        biases = self.target_biases()
         for number, layer in enumerate(self.decoder_layers):
-            hidden_UD = layer(hidden_UD, target, source, number, scope.within(f"blocks.{number}."))
+            hidden_UD = layer(hidden_UD, target, source, number, scope.within(f"blocks.{number}."), **biases)
         return self.finish_target(hidden_UD, scope)
 
     @abstractmethod
@@ -237,6 +272,14 @@ class EncoderDecoder(Encoder):
     @abstractmethod
     def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
         """What the decoder's first layer reads, (U, D)."""
+
+    def source_biases(self) -> Mapping[str, Bias]:
+        """What all layers of the encoder read beside the states, made anew for each pass; nothing in most families."""
+        return {}
+
+    def target_biases(self) -> Mapping[str, Bias]:
+        """The same of the decoder."""
+        return {}
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
         """A map applied to the encoder's last states: the identity in most families."""

@@ -193,7 +193,8 @@ class HeadedModel(nn.Module):
 
     def hub_form(self) -> HubForm:
         """The form of the weights in a file of the Hub."""
-        config, prefix = self.encoder.config, f"{self.encoder.config.hub_prefix}."
+        config = self.encoder.config
+        prefix = f"{config.hub_prefix}." if config.hub_prefix else ""
         names = prefixed(self.encoder.hub_names, "encoder.", prefix)
         if config.pooler_hub_name is not None:
             names["pooler.dense"] = config.pooler_hub_name

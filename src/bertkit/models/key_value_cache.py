@@ -9,6 +9,8 @@ Shapes: T packed tokens, R rows (sequences that grow), N heads, H head width, S 
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +18,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
+
+
+class CachedBias(ABC):
+    """What is added to the scaled scores: a `Bias` of attention.py that can be had for cached rows, too."""
+
+    @abstractmethod
+    def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
+        """Of a block; broadcasts to (b, N, S, S)."""
+
+    @abstractmethod
+    def of_next(self, position_R: Tensor, keys: int) -> Tensor:
+        """Of the next token of each row, (R, N, 1, S).
+
+        Args:
+            position_R: its position; a row's keys are at 0, 1, ...
+            keys: S.
+        """
 
 
 class KeyValueCache:
@@ -64,13 +83,21 @@ class KeyValueCache:
         self._longest += 1
 
     def attend(
-        self, query_RNH: Tensor, key_RNH: Tensor, value_RNH: Tensor, *, scale: float | None, each_side: int | None
+        self,
+        query_RNH: Tensor,
+        key_RNH: Tensor,
+        value_RNH: Tensor,
+        *,
+        scale: float | None,
+        each_side: int | None,
+        bias: CachedBias | None = None,
     ) -> Tensor:
         """Store the new tokens' keys and values in the next layer; each token attends to its row: (R, N, H).
 
         Args:
             scale: factor of the scores; None: one over the root of the head width.
             each_side: how far back a token attends; None: to the first.
+            bias: added to the scaled scores.
         """
         keys_RNSH, values_RNSH = self._keys_RNSH[self._layer], self._values_RNSH[self._layer]
         self._layer += 1
@@ -86,11 +113,15 @@ class KeyValueCache:
             values_RNSH[row_R, :, self.lengths_R] = value_RNH
         if each_side not in self._mask:
             self._mask[each_side] = self._visible(end, each_side)
+        mask = self._mask[each_side]
+        if bias is not None:
+            bias_RN1S = bias.of_next(self.lengths_R, end).to(query_RNH.dtype)
+            mask = bias_RN1S if mask is None else bias_RN1S.masked_fill(~mask, -math.inf)
         mixed_RN1H = functional.scaled_dot_product_attention(
             query_RNH[:, :, None],
             keys_RNSH[:, :, :end],
             values_RNSH[:, :, :end],
-            attn_mask=self._mask[each_side],
+            attn_mask=mask,
             scale=scale,
         )
         return mixed_RN1H[:, :, 0]
@@ -158,6 +189,7 @@ def through_cache(
     *,
     scale: float | None = None,
     each_side: int | None = None,
+    bias: CachedBias | None = None,
 ) -> Tensor | None:
     """What attention gives the next tokens of cached rows, (T, N, H); None where it must be computed as usual.
 
@@ -168,4 +200,4 @@ def through_cache(
     if sequences.is_prompt:
         sequences.cache.keep(key_TNH, value_TNH)
         return None
-    return sequences.cache.attend(query_TNH, key_TNH, value_TNH, scale=scale, each_side=each_side)
+    return sequences.cache.attend(query_TNH, key_TNH, value_TNH, scale=scale, each_side=each_side, bias=bias)

@@ -26,6 +26,9 @@ Activation = Literal[
 ]
 """Names of the Hub's `hidden_act`; several are one formula: three are GELU's tanh approximation, two the exact one."""
 
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+"""Modules whose weights start at one and have no weight decay."""
+
 SubLayer = Callable[[Tensor], Tensor]
 """(T, D) to (T, D)."""
 

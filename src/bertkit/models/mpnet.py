@@ -11,7 +11,6 @@ Shapes: T packed tokens, D width, V vocabulary, N heads, S longest sequence of a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +18,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
+from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention, attend
 from bertkit.models.bert import EMBEDDING_NAMES, WordEmbeddings
+from bertkit.models.distance_bias import BucketBias
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
@@ -32,7 +32,7 @@ from bertkit.models.weights import Names
 
 PAD_ID = 1
 BUCKETS = 32
-_FURTHEST = 128
+FURTHEST = 128
 _LAYER = "encoder.layer.{n}."
 
 
@@ -91,24 +91,6 @@ class MPNetConfig(TransformerConfig):
             "span": classifier_plan("MPNetForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
             "multiple_choice": classifier_plan("MPNetForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
         }
-
-
-def distance_buckets(length: int, device: torch.device) -> Tensor:
-    """The bucket of each pair of positions, (S, S), queries first.
-
-    One half of the buckets is for keys up to the query, the other for keys after it. Half of each holds one distance a
-    bucket, the rest grows logarithmically; distances of 128 and more share the last bucket.
-    """
-    position_S = torch.arange(length, device=device)
-    behind_SS = position_S[None, :] - position_S[:, None]
-    distance_SS = behind_SS.abs()
-    half = BUCKETS // 2
-    exact = half // 2
-    # Single precision and this order of operations decide on which side of a boundary a distance falls.
-    share_SS = torch.log(distance_SS.clamp(min=1).float() / exact) / math.log(_FURTHEST / exact)
-    coarse_SS = (exact + (share_SS * (half - exact)).long()).clamp(max=half - 1)
-    bucket_SS = torch.where(distance_SS < exact, distance_SS, coarse_SS)
-    return bucket_SS + half * (behind_SS > 0)
 
 
 class MPNetEmbeddings(WordEmbeddings):
@@ -189,16 +171,7 @@ class MPNet(Encoder):
         return hidden_TD
 
     def _bias(self) -> Bias:
-        """Of each length, the bias is made once for all layers."""
-        made: dict[int, Tensor] = {}
-
-        def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
-            if block.length not in made:
-                values_SSN = self.distance(distance_buckets(block.length, query_bNSH.device))
-                made[block.length] = values_SSN.permute(2, 0, 1)[None]
-            return made[block.length].to(query_bNSH.dtype)
-
-        return bias
+        return BucketBias(self.distance, buckets=BUCKETS, furthest=FURTHEST, both_sides=True)
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:

@@ -26,6 +26,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.t5 import T5Config
 from bertkit.models.transformer import TransformerSeq2SeqConfig
 from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
@@ -52,6 +53,7 @@ AnyEncoderConfig = Annotated[
     | ModernBertConfig
     | MosaicBertConfig
     | RobertaConfig
+    | T5Config
     | TransformerSeq2SeqConfig
     | TransformerXlConfig
     | XLMRobertaConfig

@@ -29,6 +29,7 @@ from bertkit.models.encoder_decoder import (
     EncoderDecoderConfig,
     InnerDropoutFeedForward,
     PostNormDecoderLayer,
+    WordTable,
 )
 from bertkit.models.fixed_attention import PATTERNS, FixedHeadsAttention
 from bertkit.models.gpt import CausalSelfAttention
@@ -72,6 +73,7 @@ class PostNormConfig(EncoderDecoderConfig):
     activation_dropout_prob: float = Field(
         0.0, ge=0, lt=1, description="Dropout behind the activation of the feed-forward layers."
     )
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     max_position_embeddings: int = Field(1024, ge=1, description="Longest source, and longest target, in tokens.")
     hidden_act: Activation = Field("relu", description="Activation of the feed-forward layers.")
     scale_embedding: bool = Field(
@@ -189,14 +191,6 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         return contents
 
 
-class WordTable(nn.Module):
-    """The words that both sides and the output share; positions have no weights."""
-
-    def __init__(self, vocab_size: int, width: int) -> None:
-        super().__init__()
-        self.word = nn.Embedding(vocab_size, width)
-
-
 class PostNormEncoderDecoder(EncoderDecoder):
     """Both stacks of the Transformer and of BART."""
 
@@ -208,12 +202,6 @@ class PostNormEncoderDecoder(EncoderDecoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(self.encoder_layer(config) for _ in range(config.num_hidden_layers))
         self.decoder_layers = nn.ModuleList(self.decoder_layer(config) for _ in range(config.decoder_layer_count))
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        word = self.embeddings.word
-        assert isinstance(word, nn.Embedding)
-        return word
 
     def encoder_layer(self, config: PostNormConfig) -> nn.Module:
         """A new layer of the encoder."""

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from bertkit.models.layers import NORMS
 from bertkit.settings import Settings, UnreadKey
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -91,7 +92,7 @@ class OptimizerConfig(Settings, ABC):
 
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Matrices and embeddings, and biases and norms, which BERT's weight decay leaves out."""
-    norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
+    norms = {name for name, part in model.named_modules() if isinstance(part, NORMS)}
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():

@@ -1,0 +1,357 @@
+"""T5: an encoder-decoder that knows distances from biases on its scores, with norms before the sub-layers.
+
+Raffel et al. 2020, arXiv:1910.10683, section 2.1; details as in the released mesh-tensorflow. It loads and saves
+`T5Model` and `T5ForConditionalGeneration`. Against sibling transformer.py: no position is embedded, no map has a bias,
+norms divide by the root mean square alone (Zhang and Sennrich 2019, arXiv:1910.07467), scores are not scaled, and the
+width of a head is a size of its own.
+
+T5 1.1 (google-research/text-to-text-transfer-transformer, released_checkpoints.md) is `feed_forward_proj: gated-gelu`
+with `tie_word_embeddings: false`. Quirk kept: tied states are divided by the root of the width before the output words,
+untied ones are not.
+
+Shapes: S source tokens, U target tokens, D width, F width of the feed-forward layer, N heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedSequences
+from bertkit.models.attention import Bias, SelfAttention, attend, causal
+from bertkit.models.cross_attention import CrossAttention
+from bertkit.models.distance_bias import BucketBias
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder_decoder import (
+    SEQ2SEQ,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    PreNormDecoderLayer,
+    WordTable,
+)
+from bertkit.models.heads import HeadPlan
+from bertkit.models.layers import ACTIVATIONS, PreNorm
+from bertkit.models.recorder import Scope
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+from bertkit.models.weights import Names
+
+_MAPS = {"query": "q", "key": "k", "value": "v", "output": "o"}
+_GATED = "gated-gelu"
+_SCALED = "scale_decoder_outputs"
+
+
+def _side_names(layers: str, side: str, last: int) -> Names:
+    """The Hub's names of one stack, in whose blocks the feed-forward layer has the number `last`."""
+    block = f"{side}.block.{{n}}.layer"
+    here = f"{layers}.{{n}}."
+    return {
+        **{f"{here}attention.{name}": f"{block}.0.SelfAttention.{hub}" for name, hub in _MAPS.items()},
+        f"{here}attention_norm": f"{block}.0.layer_norm",
+        # Of T5 1.0 `wi`; of T5 1.1 the activated map is the first.
+        f"{here}feed_forward.inner": f"{block}.{last}.DenseReluDense.wi",
+        f"{here}feed_forward.gate": f"{block}.{last}.DenseReluDense.wi_0",
+        f"{here}feed_forward.gated": f"{block}.{last}.DenseReluDense.wi_1",
+        f"{here}feed_forward.outer": f"{block}.{last}.DenseReluDense.wo",
+        f"{here}feed_forward_norm": f"{block}.{last}.layer_norm",
+    }
+
+
+class T5Config(EncoderDecoderConfig):
+    """T5; defaults are the small model's."""
+
+    family: Literal["t5"] = "t5"
+    head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not be hidden_size.")
+    hidden_dropout_prob: float = Field(
+        0.1, ge=0, lt=1, description="Dropout everywhere: embeddings, probabilities, sub-layers and last states."
+    )
+    relative_attention_num_buckets: int = Field(
+        32, ge=4, multiple_of=2, description="Buckets of distances; the encoder has half for either direction."
+    )
+    relative_attention_max_distance: int = Field(
+        128, ge=3, description="Distances from here on share a bucket; above half of the buckets."
+    )
+    feed_forward_proj: Literal["relu", "gated-gelu"] = Field(
+        "relu", description="Feed-forward layer: with ReLU (T5 1.0), or with a gate through GELU (T5 1.1)."
+    )
+    tie_word_embeddings: bool = Field(
+        True,
+        description="Whether output words are the input's (T5 1.0), or have weights of their own (T5 1.1).",
+    )
+    layer_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square in normalisation.")
+    initializer_factor: float = Field(1.0, gt=0, description="Factor of all initial standard deviations.")
+
+    model_type: ClassVar[str] = "t5"
+    hub_prefix: ClassVar[str] = ""
+    base_architecture: ClassVar[str] = "T5Model"
+    architecture: ClassVar[str] = "T5ForConditionalGeneration"
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "head_width": "d_kv",
+        "hidden_dropout_prob": "dropout_rate",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    hub_ignored: ClassVar[tuple[str, ...]] = (
+        *EncoderDecoderConfig.hub_ignored,
+        # Of old files: attention to the source has no biases.
+        ".EncDecAttention.relative_attention_bias.weight",
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        """There is no limit: far distances share a bucket."""
+        return sys.maxsize
+
+    def model_post_init(self, _context: Any) -> None:
+        exact = self.relative_attention_num_buckets // 2
+        if self.relative_attention_max_distance <= exact:
+            raise ValueError(
+                f"relative_attention_max_distance ({self.relative_attention_max_distance}) must be above half of"
+                f" relative_attention_num_buckets ({exact}), which hold one distance each"
+            )
+
+    def heads(self) -> dict[str, HeadPlan]:
+        if self.tie_word_embeddings:
+            return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: ScaledDecoder(), decoder="lm_head")}
+        return {
+            SEQ2SEQ: HeadPlan(self.architecture, lambda shape: OwnWords(shape.width, shape.vocab_size), {"": "lm_head"})
+        }
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        tied = contents.get("tie_word_embeddings") is not False
+        scaled = contents.get(_SCALED, tied)
+        if scaled and not tied:
+            raise ValueError(f"{_SCALED} is {scaled!r} with tie_word_embeddings false; only tied states are scaled")
+        # transformers 5 writes tie_word_embeddings true for T5 1.1, too, whose states are not scaled.
+        return super().from_hub({**contents, "tie_word_embeddings": bool(scaled)})
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> T5:
+        return T5(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal with the inverse root of the inputs, as in mesh-tensorflow; queries with that of the head width, too,
+        in place of scaled scores; words, which are read one at a time, with 1."""
+        inputs = parameter.shape[-1]
+        if name.endswith(("source_distance.weight", "target_distance.weight")):
+            inputs = self.hidden_size
+        elif name.endswith("embeddings.word.weight"):
+            inputs = 1
+        elif name.endswith("attention.query.weight"):
+            inputs *= self.head_width
+        nn.init.normal_(parameter, std=self.initializer_factor * inputs**-0.5, generator=generator)
+
+
+class ScaledDecoder(VocabularyHead):
+    """The transposed word embedding, of states over the root of the width."""
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
+
+
+class OwnWords(VocabularyHead):
+    """Output words with weights of their own."""
+
+    def __init__(self, width: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD, self.weight, None)
+
+
+class T5Attention(SelfAttention):
+    """Self-attention with unscaled scores and a bias on them, in the decoder from left to right."""
+
+    def __init__(self, config: T5Config, *, is_causal: bool) -> None:
+        super().__init__(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=config.hidden_dropout_prob,
+            head_width=config.head_width,
+            bias=False,
+        )
+        self.is_causal = is_causal
+
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        *,
+        bias: Bias | None = None,
+    ) -> Tensor:
+        rate = self.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            return attend(
+                query_TNH,
+                key_TNH,
+                value_TNH,
+                sequences,
+                dropout_rate=rate,
+                scope=scope,
+                visible=causal if self.is_causal else None,
+                bias=bias,
+                scale=1.0,
+            )
+
+        return self.project(hidden_TD, mix, scope, index_M)
+
+
+class T5FeedForward(nn.Module):
+    """Two maps without biases and an activation with dropout between them. Points, each (T, F): `hook_pre`,
+    `hook_post`."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D)."""
+        inner_TF = torch.relu(scope.tap("hook_pre", self.inner(hidden_TD)))
+        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", inner_TF)))
+        return output_TD
+
+
+class GatedT5FeedForward(nn.Module):
+    """The same with a second map, by which the activated first one is multiplied (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.gated = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        # What `gated-gelu` means is the tanh approximation.
+        self.activation = ACTIVATIONS["gelu_new"]
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D)."""
+        gate_TF = self.activation(scope.tap("hook_pre", self.gate(hidden_TD)))
+        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", gate_TF * self.gated(hidden_TD))))
+        return output_TD
+
+
+class T5EncoderLayer(PreNorm):
+    """A layer of the encoder."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(
+            T5Attention(config, is_causal=False),
+            _feed_forward(config),
+            width=config.hidden_size,
+            norm_eps=config.layer_norm_eps,
+            dropout_rate=config.hidden_dropout_prob,
+        )
+        self.attention_norm = _norm(config)
+        self.feed_forward_norm = _norm(config)
+
+    def forward(self, hidden_SD: Tensor, source: PackedSequences, scope: Scope, *, bias: Bias) -> Tensor:
+        """(S, D) to (S, D)."""
+        within = scope.within("attn.")
+        return self.around(hidden_SD, lambda read_SD: self.attention(read_SD, source, within, bias=bias), scope)
+
+
+class T5(EncoderDecoder):
+    """T5's two stacks."""
+
+    config: T5Config
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "shared",
+        **_side_names("layers", "encoder", 1),
+        **_side_names("decoder_layers", "decoder", 2),
+        **{
+            f"decoder_layers.{{n}}.cross_attention.{name}": f"decoder.block.{{n}}.layer.1.EncDecAttention.{hub}"
+            for name, hub in _MAPS.items()
+        },
+        "decoder_layers.{n}.cross_attention_norm": "decoder.block.{n}.layer.1.layer_norm",
+        "source_distance": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "target_distance": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "source_norm": "encoder.final_layer_norm",
+        "target_norm": "decoder.final_layer_norm",
+    }
+
+    def __init__(self, config: T5Config, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        buckets, heads = config.relative_attention_num_buckets, config.num_attention_heads
+        self.embeddings: nn.Module = WordTable(vocab_size, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.source_distance = nn.Embedding(buckets, heads)
+        self.target_distance = nn.Embedding(buckets, heads)
+        self.layers = nn.ModuleList(T5EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.decoder_layers = nn.ModuleList(_decoder_layer(config) for _ in range(config.decoder_layer_count))
+        self.source_norm = _norm(config)
+        self.target_norm = _norm(config)
+
+    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
+        return self._embedded(ids_S, scope)
+
+    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
+        return self._embedded(ids_U, scope)
+
+    def _embedded(self, ids_T: Tensor, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`."""
+        embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
+        return embedded_TD
+
+    def source_biases(self) -> Mapping[str, Bias]:
+        return {"bias": self._bias(self.source_distance, both_sides=True)}
+
+    def target_biases(self) -> Mapping[str, Bias]:
+        return {"bias": self._bias(self.target_distance, both_sides=False)}
+
+    def _bias(self, table: nn.Embedding, *, both_sides: bool) -> BucketBias:
+        return BucketBias(
+            table,
+            buckets=self.config.relative_attention_num_buckets,
+            furthest=self.config.relative_attention_max_distance,
+            both_sides=both_sides,
+        )
+
+    def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
+        finished_SD: Tensor = self.dropout(self.source_norm(hidden_SD))
+        return finished_SD
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        finished_UD: Tensor = self.dropout(self.target_norm(hidden_UD))
+        return finished_UD
+
+    def to_hub(self) -> dict[str, Any]:
+        tied = self.config.tie_word_embeddings
+        return {**super().to_hub(), "tie_word_embeddings": tied, _SCALED: tied}
+
+
+def _norm(config: T5Config) -> nn.Module:
+    return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _feed_forward(config: T5Config) -> nn.Module:
+    return GatedT5FeedForward(config) if config.feed_forward_proj == _GATED else T5FeedForward(config)
+
+
+def _decoder_layer(config: T5Config) -> PreNormDecoderLayer:
+    return PreNormDecoderLayer(
+        T5Attention(config, is_causal=True),
+        CrossAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=config.hidden_dropout_prob,
+            head_width=config.head_width,
+            bias=False,
+            scale=1.0,
+        ),
+        _feed_forward(config),
+        norm=lambda: _norm(config),
+        dropout_rate=config.hidden_dropout_prob,
+    )
