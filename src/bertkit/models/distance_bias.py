@@ -1,6 +1,6 @@
 """A learnt bias on attention scores for each bucket of relative distances, shared by all layers of a stack.
 
-Raffel et al. 2020, T5, arXiv:1910.10683, section 2.1; buckets as in the released mesh-tensorflow. Half of the buckets of
+Raffel et al. 2020, T5, arXiv:1910.10683, section 2.1; buckets as in mesh-tensorflow. Half of the buckets of
 a direction hold one distance each, the rest grow logarithmically, and the last one holds all that are farther.
 
 Shapes: S longest sequence of a block, N heads, R rows that grow, K keys of a row.
