@@ -22,7 +22,8 @@ from typing import Any
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 from bertkit.data.prepare import prepare_shards
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 
 BLOCK_TOKENS = 128
