@@ -39,9 +39,10 @@ from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
-from bertkit.training.cost import measured_peak_flops, training_flops
+from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.step import Step
 
 LENGTH = 128
