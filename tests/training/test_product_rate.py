@@ -78,7 +78,7 @@ def test_a_cache_that_is_none_keeps_nothing(cache: Path) -> None:
 
 def test_a_kind_says_what_was_measured() -> None:
     kind = ProductKind.of(CPU, bf16=True)
-    assert (kind.dtype, kind.threads, kind.torch) == ("bfloat16", torch.get_num_threads(), torch.__version__)
+    assert (kind.dtype, kind.threads, kind.torch_version) == ("bfloat16", torch.get_num_threads(), torch.__version__)
     assert kind.processor
 
 
@@ -87,11 +87,11 @@ def test_the_time_of_a_work_is_between_its_two_readings() -> None:
     assert timed(lambda: None, CPU, lambda: next(clock)) == 0.5
 
 
-def test_each_size_is_measured_and_no_random_number_is_drawn() -> None:
+def test_a_rate_is_measured_and_no_random_number_is_drawn() -> None:
     state = torch.get_rng_state()
     found = product_rates(CPU, bf16=False, seconds=0.0)
-    assert len(found) == 2
-    assert min(found) > 0
+    assert len(found) == 1
+    assert found[0] > 0
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -45,13 +45,13 @@ class ProductKind:
         processor: its name, of a GPU the GPU's.
         threads: of torch's operators; 0 on a GPU.
         dtype: of both matrices.
-        torch: its version, which brings the library of products.
+        torch_version: which brings the library of products.
     """
 
     processor: str
     threads: int
     dtype: str
-    torch: str
+    torch_version: str
 
     @classmethod
     def of(cls, device: torch.device, *, bf16: bool) -> ProductKind:
@@ -78,14 +78,13 @@ class ProductRates:
     def highest(self, device: torch.device, *, bf16: bool) -> float:
         """FLOP/s: the highest that this or an earlier process has measured; measured now if that is long ago."""
         kind = ProductKind.of(device, bf16=bf16)
-        now = self._clock()
-        if kind not in self._known or now - self._measured_at[kind] >= AGAIN_SECONDS:
-            self._measured_at[kind] = now
+        if kind not in self._known or self._clock() - self._measured_at[kind] >= AGAIN_SECONDS:
             self.add(kind, max(self._measure(device, bf16)))
         return self._known[kind]
 
     def add(self, kind: ProductKind, rate: float) -> None:
-        """Take a rate into account, in FLOP/s."""
+        """Take a rate into account that was measured now, in FLOP/s."""
+        self._measured_at[kind] = self._clock()
         path = _file_of(kind)
         kept = _kept(path)
         self._known[kind] = max(rate, kept, self._known.get(kind, 0.0))
@@ -117,12 +116,12 @@ def _kept(path: Path | None) -> float:
 
 
 def product_rates(device: torch.device, bf16: bool, seconds: float = PROBE_SECONDS) -> list[float]:
-    """FLOP/s of single products of random square matrices, large ones and small ones in turn.
+    """FLOP/s of random square matrices: each time products of every size are timed, and the fastest counts.
 
     Args:
         device: where.
         bf16: bfloat16 in place of float32.
-        seconds: how long; at least one of each size is computed behind a first that warms up.
+        seconds: how long; at least once behind a first time that warms up.
     """
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -135,7 +134,7 @@ def product_rates(device: torch.device, bf16: bool, seconds: float = PROBE_SECON
     found: list[float] = []
     ends = time.perf_counter() + seconds
     while not found or time.perf_counter() < ends:
-        found += [operations / timed(work, device) for operations, work in works]
+        found.append(max(operations / timed(work, device) for operations, work in works))
     return found
 
 

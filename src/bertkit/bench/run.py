@@ -1,0 +1,73 @@
+"""One benchmark after the other, and the machine's own rates before and after: what `bertkit bench` does.
+
+Own design. Nothing is kept but the highest product rate (training/product_rate.py): a figure belongs to the minute in
+which it was measured.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.bench.comparison import compare
+from bertkit.bench.embed import embedding
+from bertkit.bench.machine import MachineRates
+from bertkit.bench.material import write_random_model
+from bertkit.bench.pretrain import pretraining
+from bertkit.bench.settings import Benchmark, BenchSettings
+from bertkit.bench.startup import startup
+from bertkit.bench.workload import Workload, quiet_libraries
+from bertkit.models.model_files import find_model
+from bertkit.progress import Progress
+from bertkit.training.engine import Engine
+
+Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
+"""Makes a workload of the settings, the engine, a directory of its own, and whether the network is not used."""
+
+
+def _embed(settings: BenchSettings, engine: Engine, directory: Path, offline: bool) -> Workload:
+    if settings.model is not None:
+        found = find_model(settings.model, offline=offline)
+        return embedding(settings, engine, found, settings.model, offline=offline)
+    write_random_model(settings, directory)
+    return embedding(settings, engine, directory, f"random, {settings.size}", offline=offline)
+
+
+BENCHMARKS: dict[Benchmark, Build] = {
+    Benchmark.pretrain: lambda settings, engine, directory, offline: pretraining(settings, engine),
+    Benchmark.embed: _embed,
+    Benchmark.startup: lambda settings, engine, directory, offline: startup(settings),
+}
+"""How the work of each is made."""
+
+
+def run_benchmarks(
+    names: Sequence[Benchmark], settings: BenchSettings, engine: Engine, progress: Progress, *, offline: bool = False
+) -> dict[str, Any]:
+    """Measure them.
+
+    Args:
+        names: which.
+        settings: what is measured.
+        engine: device and precision.
+        progress: a display.
+        offline: nothing is fetched.
+
+    Returns:
+        `{"machine": {...}, "benchmarks": {NAME: {...}}}`.
+
+    Raises:
+        DataError, UsageError: no such text or model, or one that does not do.
+    """
+    machine = MachineRates(engine.device)
+    machine.measure()
+    found = {}
+    with quiet_libraries():
+        for name in names:
+            with tempfile.TemporaryDirectory(prefix="bertkit-bench-") as directory:
+                workload = BENCHMARKS[name](settings, engine, Path(directory), offline)
+                found[name.value] = compare(name.value, workload, settings.rounds, engine, machine, progress)
+            machine.measure()
+    return {"machine": machine.document(), "benchmarks": found}
