@@ -27,6 +27,14 @@ from bertkit.training.engine import resolve_engine
 from tests.training.tiny_run import write_text
 
 CPU = torch.device("cpu")
+PEERS = {
+    "pretrain": "transformers",
+    "finetune": "transformers",
+    "embed": "sentence-transformers",
+    "generate": "transformers.generate",
+    "tokenize": "datasets.map + group_texts",
+}
+"""The other side of each."""
 
 
 @pytest.fixture
@@ -45,6 +53,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options(text: Path) -> list[str]:
     sizes = ["--rounds", "1", "--size", "tiny", "--length", "24", "--vocab-size", "200", "--texts", "7"]
+    sizes += ["--prompts", "3", "--new-tokens", "5", "--megabytes", "0.005", "--processes", "1"]
     return [*sizes, "--data", str(text), "--json"]
 
 
@@ -56,25 +65,29 @@ def without(names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return library(name)
 
-    for module in ("pretrain", "embed"):
+    for module in ("pretrain", "finetune", "embed", "generate", "tokenize"):
         monkeypatch.setattr(f"bertkit.bench.{module}.library", imported)
 
 
 @pytest.mark.usefixtures("small_machine")
-def test_training_and_vectors_beside_their_peers(bertkit: Callable[..., Any], text: Path) -> None:
-    outcome = bertkit("bench", "pretrain", "embed", *options(text))
+def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text: Path) -> None:
+    outcome = bertkit("bench", *PEERS, *options(text))
     assert outcome.code == 0
     document = json.loads(outcome.stdout)
-    assert set(document["benchmarks"]) == {"pretrain", "embed"}
-    for name, peer in (("pretrain", "transformers"), ("embed", "sentence-transformers")):
+    assert list(document["benchmarks"]) == list(PEERS)
+    for name, peer in PEERS.items():
         found = document["benchmarks"][name]
         assert list(found["sides"]) == [OWN, peer]
         ratio = found["ratios"][peer]
         assert ratio["lowest"] <= ratio["ratio"] <= ratio["highest"]
         assert found["left_out"] == {}
+        if name == "tokenize":
+            assert "mfu" not in found
+            continue
         assert sum(found["time"].values()) == pytest.approx(1)
         # What is counted does not depend on the clock.
         assert found["mfu"] == pytest.approx(found["gflops"] / known(document, found))
+    assert document["benchmarks"]["generate"]["about"]["equal_outputs"] == 3
     assert document["benchmarks"]["embed"]["about"]["least_cosine"] > 0.99
 
 
@@ -88,13 +101,15 @@ def test_without_peers_the_own_figures_are_given(
     bertkit: Callable[..., Any], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without({"transformers", "sentence_transformers"}, monkeypatch)
-    outcome = bertkit("bench", "pretrain", "embed", *options(text))
+    outcome = bertkit("bench", *PEERS, *options(text))
     assert outcome.code == 0
-    for name, peer in (("pretrain", "transformers"), ("embed", "sentence-transformers")):
+    for name, peer in PEERS.items():
         found = json.loads(outcome.stdout)["benchmarks"][name]
         assert (list(found["sides"]), found["ratios"]) == ([OWN], {})
-        assert found["left_out"] == {peer: f"{peer} is not installed; `pip install {peer}` adds it to the comparison"}
-        assert f"{peer} is left out: {peer} is not installed" in outcome.stderr
+        missing = "sentence-transformers" if name == "embed" else "transformers"
+        reason = f"{missing} is not installed; `pip install {missing}` adds it to the comparison"
+        assert found["left_out"] == {peer: reason}
+        assert f"{peer} is left out: {reason}" in outcome.stderr
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -166,14 +181,14 @@ def test_the_limit_is_the_time_of_products_and_of_the_updates_bytes(monkeypatch:
     machine.copies = [5e8, 1e9]
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     monkeypatch.setattr(machine, "best_product", lambda *, bf16: 2e9)
-    work = Workload({}, "things", 3, {OWN: lambda: None}, flops=4e9, update_bytes=1e9, parts=dict)
+    work = Workload({}, "things", 3, {OWN: lambda: None}, flops=4e9, memory_bytes=1e9, parts=dict)
     monkeypatch.setattr(
         "bertkit.bench.comparison.time_in_rounds", lambda works, rounds, after_round: [Timing((6.0,) * rounds)]
     )
     found = compare("x", work, 3, engine, machine, silent_progress)
     assert found["sides"][OWN]["per_s"] == 0.5
     assert found["mfu"] == pytest.approx(1 / 3)
-    assert found["limit"] == {"products_seconds": 2.0, "update_seconds": 1.0, "share_reached": 0.5}
+    assert found["limit"] == {"products_seconds": 2.0, "memory_seconds": 1.0, "share_reached": 0.5}
 
 
 @pytest.mark.usefixtures("small_machine")

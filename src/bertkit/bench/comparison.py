@@ -75,18 +75,18 @@ def ratio_of(own: Timing, other: Timing) -> dict[str, float]:
 
 
 def _against_machine(workload: Workload, own: Timing, engine: Engine, machine: MachineRates) -> Mapping[str, Any]:
-    """FLOP/s, MFU, and the time that the machine's own rates would allow for products and the update's bytes."""
+    """FLOP/s, MFU, and the time that the machine's own rates would allow for products and bytes."""
     if workload.flops is None:
         return {}
-    peak = machine.best_product(bf16=engine.bf16)
+    peak = machine.best_product(bf16=engine.bf16 if workload.bf16 is None else workload.bf16)
     products = workload.flops / peak
-    update = workload.update_bytes / max(machine.copies)
+    memory = workload.memory_bytes / max(machine.copies)
     return {
         "gflops": workload.flops / own.median / 1e9,
         "mfu": products / own.median,
         "limit": {
             "products_seconds": products,
-            "update_seconds": update,
-            "share_reached": (products + update) / own.median,
+            "memory_seconds": memory,
+            "share_reached": (products + memory) / own.median,
         },
     }

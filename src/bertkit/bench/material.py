@@ -17,6 +17,8 @@ from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 
+BERT_HEADS = ("masked_lm", "next_sentence")
+"""Those of pretraining, the pooler with them."""
 SHORTEST_CHARACTERS = 20
 """A shorter line is no sentence."""
 
@@ -68,6 +70,6 @@ def write_random_model(settings: BenchSettings, directory: Path) -> None:
         DataError: see `shards_of`.
     """
     tokenizer = load_tokenizer(shards_of(settings).directory)
-    model = HeadedModel(config_of(SIZES[settings.size]).build(tokenizer.vocab_size))
+    model = HeadedModel(config_of(SIZES[settings.size]).build(tokenizer.vocab_size), BERT_HEADS)
     model.initialise(0)
     save_model(model, tokenizer, directory)

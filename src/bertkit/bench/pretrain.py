@@ -72,7 +72,7 @@ def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
         sides={OWN: own_update(model, parts, engine), **peers.sides},
         left_out=peers.left_out,
         flops=training_flops(model, parts, OBJECTIVES),
-        update_bytes=OPTIMIZER_BYTES * count_parameters(model).total,
+        memory_bytes=OPTIMIZER_BYTES * count_parameters(model).total,
     )
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertkit.bench.comparison import compare
 from bertkit.bench.embed import embedding
+from bertkit.bench.finetune import finetuning
+from bertkit.bench.generate import generation
 from bertkit.bench.machine import MachineRates
 from bertkit.bench.material import write_random_model
 from bertkit.bench.pretrain import pretraining
 from bertkit.bench.settings import Benchmark, BenchSettings
 from bertkit.bench.startup import startup
+from bertkit.bench.tokenize import tokenizing
 from bertkit.bench.workload import Workload, quiet_libraries
 from bertkit.models.model_files import find_model
 from bertkit.progress import Progress
@@ -27,17 +31,23 @@ Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
 """Makes a workload of the settings, the engine, a directory of its own, and whether the network is not used."""
 
 
-def _embed(settings: BenchSettings, engine: Engine, directory: Path, offline: bool) -> Workload:
+def _on_a_model(
+    make: Callable[..., Workload], settings: BenchSettings, engine: Engine, directory: Path, offline: bool
+) -> Workload:
+    """Of the user's model, or of a random one."""
     if settings.model is not None:
         found = find_model(settings.model, offline=offline)
-        return embedding(settings, engine, found, settings.model, offline=offline)
+        return make(settings, engine, found, settings.model, offline=offline)
     write_random_model(settings, directory)
-    return embedding(settings, engine, directory, f"random, {settings.size}", offline=offline)
+    return make(settings, engine, directory, f"random, {settings.size}", offline=offline)
 
 
 BENCHMARKS: dict[Benchmark, Build] = {
     Benchmark.pretrain: lambda settings, engine, directory, offline: pretraining(settings, engine),
-    Benchmark.embed: _embed,
+    Benchmark.finetune: partial(_on_a_model, finetuning),
+    Benchmark.embed: partial(_on_a_model, embedding),
+    Benchmark.generate: lambda settings, engine, directory, offline: generation(settings, engine, directory),
+    Benchmark.tokenize: lambda settings, engine, directory, offline: tokenizing(settings, directory),
     Benchmark.startup: lambda settings, engine, directory, offline: startup(settings),
 }
 """How the work of each is made."""

@@ -18,7 +18,10 @@ class Benchmark(StrEnum):
     """A kind of work, in the order in which they are measured."""
 
     pretrain = "pretrain"
+    finetune = "finetune"
     embed = "embed"
+    generate = "generate"
+    tokenize = "tokenize"
     startup = "startup"
 
 
@@ -56,8 +59,8 @@ class BenchSettings(Settings):
     )
     model: str | None = Field(
         None,
-        description="Model of embed: a Hub id, a model or a run directory (default: BERTKIT_MODEL, else a random one of"
-        " --size).",
+        description="Model of finetune and embed: a Hub id, a model or a run directory (default: BERTKIT_MODEL, else a"
+        " random one of --size).",
     )
     data: list[str] = Field(["builtin:pydocs"], min_length=1, description="Sources of text, as of pretrain.")
     tokenizer: str | None = Field(
@@ -65,6 +68,10 @@ class BenchSettings(Settings):
         description="Tokenizer of the random model: a directory, a file or a Hub id (default: learnt from the text).",
     )
     vocab_size: int = Field(30_522, ge=100, description="Entries of the vocabulary that is learnt from the text.")
-    length: int = Field(128, ge=8, le=512, description="Tokens of a sequence of pretrain.")
+    length: int = Field(128, ge=8, le=512, description="Tokens of the longest sequence in training.")
     texts: int = Field(256, ge=1, description="Texts of a round of embed.")
+    prompts: int = Field(4, ge=1, description="Prompts of generate, decoded at once.")
+    new_tokens: int = Field(64, ge=1, le=900, description="New tokens of a prompt of generate.")
+    megabytes: float = Field(8.0, gt=0, description="Text of a round of tokenize.")
+    processes: int = Field(2, ge=1, description="Processes of tokenize.")
     peers: bool = Field(True, description="Time other libraries beside bertkit, where they are installed.")

@@ -31,7 +31,9 @@ class Workload:
         sides: by name; the first one is the one that the others are compared with.
         left_out: why a side is not timed, by its name.
         flops: floating-point operations of a call of the first side; None where they say nothing.
-        update_bytes: that the optimiser reads and writes in a call of the first side.
+        memory_bytes: that a call of the first side has to read and write besides: the optimiser's state in an update,
+            the weights for each new token.
+        bf16: whether the first side's products are in bfloat16; None: as the engine has it.
         parts: the shares of its time by kind of work, measured apart; None where torch's profiler measures them.
     """
 
@@ -41,7 +43,8 @@ class Workload:
     sides: Mapping[str, Work]
     left_out: Mapping[str, str] = field(default_factory=dict)
     flops: float | None = None
-    update_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    bf16: bool | None = None
     parts: Callable[[], Mapping[str, float]] | None = None
 
 

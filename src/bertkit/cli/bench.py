@@ -80,9 +80,9 @@ def _show(document: Mapping[str, Any]) -> None:
     for name, found in document["benchmarks"].items():
         _show_sides(name, found)
         parts = [(kind, f"{percent(share)} %") for kind, share in found["time"].items() if share >= SHOWN_SHARE]
-        console.table(
-            ("work", "of the time"), parts, title=f"{name}: where the time of {next(iter(found['sides']))} goes"
-        )
+        if parts:
+            title = f"{name}: where the time of {next(iter(found['sides']))} goes"
+            console.table(("work", "of the time"), parts, title=title)
         for side, reason in found["left_out"].items():
             console.info(f"{side} is left out: {reason}")
     _show_machine(document["machine"])
