@@ -75,6 +75,7 @@ def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text
     assert outcome.code == 0
     document = json.loads(outcome.stdout)
     assert list(document["benchmarks"]) == list(PEERS)
+    check_page(document)
     for name, peer in PEERS.items():
         found = document["benchmarks"][name]
         assert list(found["sides"]) == [OWN, peer]
@@ -89,6 +90,19 @@ def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text
         assert found["mfu"] == pytest.approx(found["gflops"] / known(document, found))
     assert document["benchmarks"]["generate"]["about"]["equal_outputs"] == 3
     assert document["benchmarks"]["embed"]["about"]["least_cosine"] > 0.99
+
+
+def check_page(document: dict[str, Any]) -> None:
+    """docs/performance.md shows the keys of the document."""
+    page = Path(__file__).parents[2] / "docs" / "performance.md"
+    shown = json.loads(page.read_text(encoding="utf-8").partition("```json\n")[2].partition("```")[0])
+    for part in (lambda each: each, lambda each: each["machine"], lambda each: each["benchmarks"]["pretrain"]):
+        assert list(part(document)) == list(part(shown))
+    found, example = document["benchmarks"]["pretrain"], shown["benchmarks"]["pretrain"]
+    assert list(found["about"]) == list(example["about"])
+    assert list(found["limit"]) == list(example["limit"])
+    assert list(found["sides"][OWN]) == list(example["sides"][OWN])
+    assert list(found["ratios"]["transformers"]) == list(example["ratios"]["transformers"])
 
 
 def known(document: dict[str, Any], found: dict[str, Any]) -> float:
