@@ -2,6 +2,7 @@
 
     python -m benchmarks.translation                 # trains transformer-small, and scores 500 pairs it never saw
     python -m benchmarks.translation --pairs 6000 --steps 1200 --out DIR
+    python -m benchmarks.translation --fixed-heads   # beside each other: seven of eight encoder heads fixed, and none
     python -m benchmarks.translation --starts        # BART's architecture from a BERT and from random weights
 
 The pairs are drawn with seed 0 from the numbers below a million; a digit of the target depends on one word and on which
@@ -115,36 +116,39 @@ def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict
     return found
 
 
+def train_and_score(run: Path, train: Path, test: Path, more: dict[str, object]) -> dict[str, object]:
+    """What a small Transformer gives for held-out pairs and for the test pairs, and how long all took."""
+    began = time.perf_counter()
+    given = ("--data", str(train), "--run-dir", str(run), *settings({**SMALL, **more}))
+    document = bertkit("pretrain", "transformer-small", *given)
+    scored = bertkit("eval", "translation", "--model", str(run), "--data", str(test), "--run-dir", f"{run}-test")
+    return {
+        "held_out": document["results"]["held_out"],  # type: ignore[index]  # the document of pretrain
+        "test": scored["tasks"]["translation"],  # type: ignore[index]  # the document of eval
+        "seconds": time.perf_counter() - began,
+    }
+
+
 def main() -> None:
     """Train, score, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=6000)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--starts", action="store_true")
+    parser.add_argument("--fixed-heads", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("translation"))
     arguments = parser.parse_args()
     train, test = write_task(arguments.out, arguments.pairs)
     if arguments.starts:
         print(json.dumps(compare_starts(arguments.out, train, test, arguments.steps), indent=2))
         return
-    began = time.perf_counter()
-    run = arguments.out / "run"
-    document = bertkit(
-        *("pretrain", "transformer-small", "--data", str(train), "--run-dir", str(run), *settings(SMALL)),
-        *("--set", f"optimisation.steps={arguments.steps}"),
-    )
-    held_out = document["results"]["held_out"]  # type: ignore[index]  # the document of pretrain
-    scored = bertkit("eval", "translation", "--model", str(run), "--data", str(test), "--run-dir", f"{run}-test")
-    print(
-        json.dumps(
-            {
-                "held_out": held_out,
-                "test": scored["tasks"]["translation"],  # type: ignore[index]  # the document of eval
-                "seconds": time.perf_counter() - began,
-            },
-            indent=2,
-        )
-    )
+    heads: dict[str, dict[str, object]] = {"run": {}}
+    if arguments.fixed_heads:
+        eight = {"model.num_attention_heads": 8}
+        heads = {"learnt-heads": eight, "fixed-heads": {**eight, "model.fixed_heads": "true"}}
+    for name, more in heads.items():
+        found = train_and_score(arguments.out / name, train, test, {"optimisation.steps": arguments.steps, **more})
+        print(json.dumps({name: found}, indent=2))
 
 
 if __name__ == "__main__":

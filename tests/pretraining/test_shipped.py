@@ -80,6 +80,8 @@ PUBLISHED = {
     # 65M and 213M in table 3, with the vocabularies of two languages' tasks; 63.1M of 37,000 words by the sizes.
     "transformer-base": (63_082_496, 63_082_496),
     "transformer-big": (214_245_376, 214_245_376),
+    # Seven heads of eight without queries and keys: 6 x 2 x (448 x 512 + 448) less.
+    "transformer-fixed-attention": (60_324_608, 60_324_608),
     # 151M.
     "transformer-xl": (151_107_538, 150_838_570),
     # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
@@ -170,6 +172,8 @@ def shrunk(name: str) -> dict[str, Any]:
         kept["model.intermediate_size"] = 4 * SHRUNK["model.hidden_size"]
     own = type(recipe.model).model_fields
     kept = {key: value for key, value in kept.items() if key[:6] != "model." or key[6:] in own}
+    if getattr(recipe.model, "fixed_heads", False):  # seven of them
+        kept["model.num_attention_heads"] = 8
     if "lstm_width" in own:
         kept |= {"model.lstm_width": 20, "model.projection_size": 12}
     if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their least frequency

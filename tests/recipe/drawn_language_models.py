@@ -55,6 +55,11 @@ FAMILIES: list[dict[str, Any]] = [
         "objective": [{"permutation_lm": {"k": 3}}],
     },
     {"model": {"family": "transformer", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
+    {
+        "model": {"family": "transformer", **SIZES, "num_attention_heads": 8, "fixed_heads": True},
+        "layout": _PAIRS,
+        "objective": ["seq2seq_lm"],
+    },
     {"model": {"family": "bart", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {
         "model": {"family": "gpt2", **SIZES},

@@ -18,6 +18,16 @@ MOST_ROWS = 24
 """Up to so many paradigms have a row each, more are shown by phenomenon; paradigms.csv has them all."""
 
 
+HeldOutText = Annotated[
+    list[str] | None,
+    option(
+        "--data",
+        metavar="SOURCE...",
+        help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
+    ),
+]
+
+
 def blimp(
     model: Model = None,
     data_dir: Annotated[
@@ -42,14 +52,7 @@ def blimp(
 
 def mlm(
     model: Model = None,
-    data: Annotated[
-        list[str] | None,
-        option(
-            "--data",
-            metavar="SOURCE...",
-            help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
-        ),
-    ] = None,
+    data: HeldOutText = None,
     *,
     settings: Annotated[MlmSettings, spelled(rate="--masking-rate SHARE")],
     common: Measuring,
@@ -64,14 +67,7 @@ def mlm(
 
 def lm(
     model: Model = None,
-    data: Annotated[
-        list[str] | None,
-        option(
-            "--data",
-            metavar="SOURCE...",
-            help="Text that the model was not trained on: files, directories, globs, hub:ORG/NAME or builtin:pydocs.",
-        ),
-    ] = None,
+    data: HeldOutText = None,
     *,
     settings: LmSettings,
     common: Measuring,

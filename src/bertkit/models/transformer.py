@@ -30,6 +30,7 @@ from bertkit.models.encoder_decoder import (
     InnerDropoutFeedForward,
     PostNormDecoderLayer,
 )
+from bertkit.models.fixed_attention import PATTERNS, FixedHeadsAttention
 from bertkit.models.gpt import CausalSelfAttention
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.recorder import Scope
@@ -140,6 +141,12 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         " 2010) and words with the inverse root of the width as their deviation, as in tensor2tensor; or all normal.",
     )
 
+    fixed_heads: bool = Field(
+        False,
+        description="Whether seven heads of each of the encoder's layers attend by position alone (Raganato et al."
+        " 2020). Other libraries cannot read such a model.",
+    )
+
     model_type: ClassVar[str] = "marian"
     base_architecture: ClassVar[str] = "MarianModel"
     architecture: ClassVar[str] = "MarianMTModel"
@@ -156,6 +163,11 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         super().model_post_init(_context)
         if self.hidden_size % 2:
             raise ValueError(f"hidden_size ({self.hidden_size}) must be even: positions are sines and cosines")
+        if self.fixed_heads and self.num_attention_heads <= PATTERNS:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be above {PATTERNS} with fixed_heads, which"
+                " leaves the others to be learnt; 8 is the paper's"
+            )
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> TransformerSeq2Seq:
         return TransformerSeq2Seq(self, vocab_size)
@@ -171,7 +183,10 @@ class TransformerSeq2SeqConfig(PostNormConfig):
             nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
 
     def to_hub(self) -> dict[str, Any]:
-        return {**super().to_hub(), "share_encoder_decoder_embeddings": True}
+        contents = {**super().to_hub(), "share_encoder_decoder_embeddings": True}
+        if not self.fixed_heads:
+            del contents["fixed_heads"]
+        return contents
 
 
 class WordTable(nn.Module):
@@ -203,14 +218,17 @@ class PostNormEncoderDecoder(EncoderDecoder):
     def encoder_layer(self, config: PostNormConfig) -> nn.Module:
         """A new layer of the encoder."""
         return PostNormLayer(
-            SelfAttention(
-                config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
-            ),
+            self.encoder_attention(config),
             _feed_forward(config, config.intermediate_size),
             width=config.hidden_size,
             norm_eps=NORM_EPS,
             dropout_rate=config.hidden_dropout_prob,
         )
+
+    def encoder_attention(self, config: PostNormConfig) -> SelfAttention:
+        """A new self-attention of the encoder."""
+        rate = config.attention_probs_dropout_prob
+        return SelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
 
     def decoder_layer(self, config: PostNormConfig) -> PostNormDecoderLayer:
         """A new layer of the decoder."""
@@ -236,6 +254,12 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "decoder_vocab_size": self.vocab_size}
+
+    def encoder_attention(self, config: PostNormConfig) -> SelfAttention:
+        if not (isinstance(config, TransformerSeq2SeqConfig) and config.fixed_heads):
+            return super().encoder_attention(config)
+        rate = config.attention_probs_dropout_prob
+        return FixedHeadsAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
 
     def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
         return self._embedded(ids_S, positions_S, scope)
