@@ -154,6 +154,19 @@ def test_bad_input(bertkit: Callable[..., Any], words: list[str], code: int, mes
     assert message in json.loads(outcome.stdout)["error"]
 
 
+@pytest.mark.parametrize("faulty", [["--model", "./nowhere"], ["--data", "nowhere.txt"]])
+def test_what_is_missing_is_found_before_anything_is_measured(
+    bertkit: Callable[..., Any], faulty: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(machine: MachineRates) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(MachineRates, "measure", measured)
+    outcome = bertkit("bench", "startup", "embed", *faulty)
+    assert outcome.code == 3
+    assert "nowhere" in outcome.stderr
+
+
 def test_a_text_without_sentences_is_a_fault_of_the_data(bertkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short\n")
     outcome = bertkit("bench", "embed", "--data", tmp_path / "short.txt", "--size", "tiny")

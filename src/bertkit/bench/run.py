@@ -23,8 +23,10 @@ from bertkit.bench.settings import Benchmark, BenchSettings
 from bertkit.bench.startup import startup
 from bertkit.bench.tokenize import tokenizing
 from bertkit.bench.workload import Workload, quiet_libraries
+from bertkit.files import cache_directory
 from bertkit.models.model_files import find_model
 from bertkit.progress import Progress
+from bertkit.text.sources import open_corpus
 from bertkit.training.engine import Engine
 
 Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
@@ -53,6 +55,22 @@ BENCHMARKS: dict[Benchmark, Build] = {
 """How the work of each is made."""
 
 
+_ON_A_MODEL = {Benchmark.finetune, Benchmark.embed}
+_WITHOUT_TEXT = {Benchmark.generate, Benchmark.startup}
+
+
+def _check(names: Sequence[Benchmark], settings: BenchSettings, *, offline: bool) -> None:
+    """Find the model and the text, before minutes are spent on what comes first.
+
+    Raises:
+        DataError, UsageError: one of them is not there.
+    """
+    if settings.model is not None and _ON_A_MODEL & set(names):
+        find_model(settings.model, offline=offline)
+    if set(names) - _WITHOUT_TEXT:
+        open_corpus(settings.data, cache=cache_directory())
+
+
 def run_benchmarks(
     names: Sequence[Benchmark], settings: BenchSettings, engine: Engine, progress: Progress, *, offline: bool = False
 ) -> dict[str, Any]:
@@ -71,6 +89,7 @@ def run_benchmarks(
     Raises:
         DataError, UsageError: no such text or model, or one that does not do.
     """
+    _check(names, settings, offline=offline)
     machine = MachineRates(engine.device)
     machine.measure()
     found = {}
