@@ -21,7 +21,7 @@ REST = "Python and the rest"
 OTHER = "other operators"
 _KINDS = {
     "attention": r"scaled_dot_product|flash_attention|efficient_attention|varlen",
-    "matrix products": r"(^|_)(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|linear_pointwise|qlinear_pointwise|mv|addmv|lstm)(_|$|\.)",
+    "matrix products": r"(^|_)(mm|addmm|bmm|baddbmm|addbmm|matmul|q?linear(_pointwise)?|mv|addmv|lstm)(_|$|\.)",
     "optimiser": r"^_fused_|^_foreach_|^_amp_|adam",
     "norms": r"layer_norm|rms_norm|batch_norm|linalg_vector_norm",
     "activations": r"gelu|tanh|relu|silu|sigmoid|softplus",
