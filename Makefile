@@ -59,7 +59,8 @@ lines: $(STAMP) ## Write the lines on which functions stand into the links of do
 	$(BIN)/python -m tests.objectives.page_lines
 
 bench: $(STAMP) ## Measure speed, memory and agreement on this machine, on text that it has (some 20 minutes)
-	@set -e; for name in pretrain_speed tokenize_speed tokenize_memory agreement; do \
+	$(BIN)/bertkit bench
+	@set -e; for name in tokenize_memory agreement; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 clean: ## Delete the virtual environment and the tools' caches (runs stay)

@@ -46,10 +46,10 @@ from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.clipping import RowClipping
 from bertkit.training.config import EngineConfig
-from bertkit.training.cost import measured_peak_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.gradients import Gradient
 from bertkit.training.optimizers import AdamWConfig
+from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.step import Step
 
 LIMIT, BATCH, RATE = 128, 32, 5e-5

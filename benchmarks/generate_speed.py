@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bertkit.generation.causal import Limits, Prompt, decode
-from bertkit.models.decoding import next_tokens
+from bertkit.bench.generate import own_tokens, peer_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 
@@ -48,30 +47,6 @@ def seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
     return clock() - start
 
 
-def ours(model: HeadedModel, ids: Sequence[list[int]], tokens: int, *, cached: bool = True) -> list[list[int]]:
-    """The new tokens of each prompt; none ends before."""
-    prompts = [Prompt(row, number, tokens) for number, row in enumerate(ids)]
-    outputs = decode(next_tokens(model, cached=cached), prompts, Limits(), sampling=None)
-    return [own[0].ids for own in outputs]
-
-
-@torch.inference_mode()
-def theirs(oracle: Any, ids: Sequence[list[int]], tokens: int) -> list[list[int]]:
-    """The same by `transformers`."""
-    prompt = torch.tensor(ids)
-    found = oracle.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    new: list[list[int]] = found[:, prompt.shape[1] :].tolist()
-    return new
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="gpt2")
@@ -90,11 +65,11 @@ def main() -> None:
     tokens = chosen.tokens or (256 if chosen.uncached else 128)
     for batch in chosen.batches:
         ids = torch.randint(1, model.encoder.vocab_size, (batch, chosen.prompt)).tolist()
-        sides: dict[str, Callable[[], list[list[int]]]] = {"bertkit": lambda: ours(model, ids, tokens)}  # noqa: B023  # called in this round
+        sides: dict[str, Callable[[], list[list[int]]]] = {"bertkit": lambda: own_tokens(model, ids, tokens)}  # noqa: B023  # called in this round
         if chosen.uncached:
-            sides["bertkit, uncached"] = lambda: ours(model, ids, tokens, cached=False)  # noqa: B023
+            sides["bertkit, uncached"] = lambda: own_tokens(model, ids, tokens, cached=False)  # noqa: B023
         else:
-            sides["transformers"] = lambda: theirs(oracle, ids, tokens)  # noqa: B023
+            sides["transformers"] = lambda: peer_tokens(oracle, ids, tokens)  # noqa: B023
         outputs = [run() for run in sides.values()]  # warms up, too
         agreeing = sum(a == b for a, b in zip(*outputs, strict=True))
         times = dict.fromkeys(sides, float("inf"))

@@ -13,7 +13,8 @@ from typing import Any
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.readers.hub import read_hub
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 
 

@@ -32,6 +32,7 @@ KINDS = {
     "students": "initial weights of BiLSTM students",
     "augmented": "augmented training examples",
     "pydocs": "text of builtin:pydocs",
+    "rates": "highest rates of matrix products",
 }
 """The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
 

@@ -38,6 +38,7 @@ Bertkit = Callable[..., Any]
         (["search", "q", "--model", "./nowhere", "--corpus", "nowhere.txt", "--json"], 3, "nowhere.txt"),
         (["generate", "a", "--model", "./nowhere", "--json"], 3, "does not exist"),
         (["mine-negatives", "--model", "./nowhere", "--json"], 2, "--pairs"),
+        (["bench", "startup", "--rounds", "0", "--json"], 2, "--rounds"),
         (["serve", "./nowhere", "--json"], 3, "does not exist"),
         (["replay-batch", "nothing", "--json"], 3, "nothing"),
         (["pretrain", "--no-such-option", "--json"], 2, "--no-such-option"),

@@ -21,7 +21,8 @@ from bertkit.data.shards import TokenShards
 from bertkit.data.stream import SampleStream, StepBatches
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.text import sources
+from bertkit.text import corpus as corpus_module
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 
@@ -107,7 +108,7 @@ def test_shards_are_the_same_after_an_interruption_anywhere(
     def prepared(name: str) -> TokenShards:
         return prepare_shards(corpus, TOKENIZER, tmp_path / name, cache=tmp_path, workers=1, shard_tokens=3000)
 
-    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 7001)
+    monkeypatch.setattr(corpus_module, "BLOCK_CHARACTERS", 7001)
     whole = prepared("whole")
     assert len(whole.manifest["shards"]) >= 10
     assert whole.manifest[LANGUAGES] == shards.manifest[LANGUAGES]
@@ -250,7 +251,7 @@ def test_a_language_without_text_is_named(home: Path, tmp_path: Path) -> None:
 
 
 def test_one_corpus_without_languages_is_as_it_was(home: Path, tmp_path: Path) -> None:
-    plain = prepare_shards(sources.open_corpus([str(home / "cc-1.txt")]), TOKENIZER, cache=tmp_path, workers=1)
+    plain = prepare_shards(open_corpus([str(home / "cc-1.txt")]), TOKENIZER, cache=tmp_path, workers=1)
     data = DataConfig(sources=[str(home / "cc-1.txt")], held_out=0.05)
     training, held_out = training_and_held_out(data, plain, seed=3, stage=0, plans=None)
     assert LANGUAGES not in plain.manifest

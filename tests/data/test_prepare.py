@@ -19,9 +19,11 @@ from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import PROGRESS, TokenShards
 from bertkit.data.tokenizing import MAX_ENCODED_CHARACTERS, tokenize_block
 from bertkit.errors import DataError, UsageError
-from bertkit.text import readers, sources
+from bertkit.text import corpus as corpus_module
+from bertkit.text import readers
 from bertkit.text.sentences import split_sentences
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.preparing import CONFIG, run
@@ -199,7 +201,7 @@ def test_an_existing_tokenizer_is_used_and_its_special_tokens_are_not_forged(str
 def test_a_document_longer_than_a_block_is_one_document(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 2000)
+    monkeypatch.setattr(corpus_module, "BLOCK_CHARACTERS", 2000)
     monkeypatch.setattr(readers, "PART_CHARACTERS", 1000)
     text = [" ".join(english(2, seed)) for seed in range(200)]
     (tmp_path / "a.txt").write_text("\n".join(text) + "\n\n" + "\n".join(text[:3]))

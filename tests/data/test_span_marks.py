@@ -19,9 +19,10 @@ from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.split import split_documents
 from bertkit.errors import DataError
-from bertkit.text import sources
+from bertkit.text import corpus
 from bertkit.text.annotated import BEGINS, INSIDE
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.test_shards import same_files
@@ -66,7 +67,7 @@ def prepared(source: Path, out: Path, *, workers: int = 1, fields: tuple[str, ..
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BLOCK_CHARACTERS", 1900)
+        patch.setattr(corpus, "BLOCK_CHARACTERS", 1900)
         yield
 
 

@@ -13,7 +13,7 @@ from bertkit.inference.embed import InputText, embed_to_file
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
 from bertkit.jobs.settings import ExecutorSettings
-from bertkit.text import sources
+from bertkit.text import corpus
 from bertkit.text.sources import open_corpus
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
@@ -33,7 +33,7 @@ def shards(source: Path, out: Path, executor: ExecutorSettings | None) -> TokenS
 def test_a_ray_cluster_writes_the_shards_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 4_000)
+    monkeypatch.setattr(corpus, "BLOCK_CHARACTERS", 4_000)
     monkeypatch.setattr(tokenizing, "BLOCKS_OF_A_JOB", 2)
     source = tmp_path / "text.txt"
     source.write_text("\n\n".join(english(900)), encoding="utf-8")

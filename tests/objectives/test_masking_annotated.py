@@ -18,7 +18,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import AnnotatedSpans, Phrases
 from bertkit.text.annotated import BEGINS, INSIDE
 from bertkit.text.lexicon import PhraseTable
-from bertkit.text.sources import SourceOptions
+from bertkit.text.source_options import SourceOptions
 from tests.data.toy_corpus import write_shards
 from tests.objectives.test_masked_lm import with_roles
 from tests.objectives.worded import VOCABULARY, masked_lm, single_pieces, worded_samples, words_of

@@ -12,7 +12,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.objectives.masking import EntitySpans, Spans
 from bertkit.text.annotated import BEGINS, INSIDE
-from bertkit.text.sources import SourceOptions
+from bertkit.text.source_options import SourceOptions
 from tests.objectives.test_masking_annotated import FIELD, annotated, spans_of
 from tests.objectives.worded import STARTS_V, VOCABULARY, masked_lm, worded_samples, words_of
 

@@ -26,7 +26,8 @@ from bertkit.objectives.token_document import TokenDocument, recurring
 from bertkit.objectives.word_order import WordOrder
 from bertkit.text.annotated import CAPITALS
 from bertkit.text.sentences import split_sentences
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.toy_corpus import whole_documents, write_shards

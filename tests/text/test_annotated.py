@@ -15,7 +15,8 @@ from bertkit.data.tokenizing import tokenize_block
 from bertkit.errors import DataError, UsageError
 from bertkit.text.annotated import BEGINS, INSIDE, OUTCOMES, AnnotatedLine, Span, annotated_lines, spans_of
 from bertkit.text.readers import Part
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from tests.text.corpora import AWKWARD, english

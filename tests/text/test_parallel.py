@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 
 PAIRS = [("two cats", "zwei Katzen"), ("a dog . and a bird .", "ein Hund . und ein Vogel ."), ("no", "nein")]
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError, UsageError
+from bertkit.text import corpus as corpus_module
 from bertkit.text import lines as lines_module
-from bertkit.text import readers, sources
-from bertkit.text.sources import Corpus, SourceOptions, open_corpus
+from bertkit.text import readers
+from bertkit.text.corpus import Corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 
 DOCUMENTS = [["First title", "A line. Another “sentence” of it."], ["Second", "naïve café 中文", "end"], ["Third"]]
 TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
@@ -118,7 +121,7 @@ def test_wikitext_has_as_many_documents_as_titles(shared_data: Path, cache: Path
 def test_blocks_go_on_from_any_position_and_large_documents_come_in_parts(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(corpus_module, "BLOCK_CHARACTERS", 300)
     monkeypatch.setattr(readers, "PART_CHARACTERS", 120)
     for name, sizes in {"a.txt": [3, 90, 1], "b.txt": [1], "c.txt": [40, 2, 2, 2, 9]}.items():
         documents = ["\n".join(f"line {i} of {name}" for i in range(size)) for size in sizes]

@@ -47,6 +47,7 @@ COMMANDS = {
     "mine-negatives": "bertkit.cli.search:mine_negatives",
     "export": "bertkit.cli.export:export",
     "serve": "bertkit.cli.serve:serve",
+    "bench": "bertkit.cli.bench:bench",
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",

@@ -16,7 +16,7 @@ from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, SideBySide, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
-from bertkit.text.sources import SourceOptions
+from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import TokenizerConfig
 
 if TYPE_CHECKING:

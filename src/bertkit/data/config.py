@@ -10,7 +10,7 @@ from pydantic import Field
 from bertkit.data.layouts import AnyLayout, SegmentPair
 from bertkit.data.shards import is_shards
 from bertkit.settings import Settings, UnreadKey
-from bertkit.text.sources import SourceOptions
+from bertkit.text.source_options import SourceOptions
 
 
 class DataConfig(Settings):

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.progress import Progress, silent_progress
-from bertkit.text.sources import Block, Corpus, Position, TextSample, open_corpus
+from bertkit.text.corpus import Block, Corpus, Position, TextSample
+from bertkit.text.sources import open_corpus
 
 if TYPE_CHECKING:
     from bertkit.data.config import DataConfig

@@ -25,7 +25,7 @@ from bertkit.files import read_json, write_json
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.added_tokens import extended
-from bertkit.text.sources import Corpus, Position
+from bertkit.text.corpus import Corpus, Position
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import train_tokenizer

@@ -31,9 +31,10 @@ from bertkit.jobs.job import Job
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked, with_capitals
+from bertkit.text.corpus import Block, Position
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
-from bertkit.text.sources import Block, Position, SourceOptions
+from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
 
 # A corpus of fewer blocks is done before a pool has started.

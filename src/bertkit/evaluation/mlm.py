@@ -35,7 +35,8 @@ from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import Original, choose_rule, score_ids
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
-from bertkit.text.sources import Corpus, open_corpus
+from bertkit.text.corpus import Corpus
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"

@@ -28,7 +28,8 @@ from bertkit.generation.run import BATCH_TOKENS
 from bertkit.generation.settings import GenerationSettings
 from bertkit.metrics.translation import translation_scores
 from bertkit.progress import Progress, silent_progress
-from bertkit.text.sources import SourceOptions, open_corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 
 SUITE = TASK = "translation"
 

@@ -20,7 +20,8 @@ from bertkit.pretraining.words import WORDS, check_countable, check_words, count
 from bertkit.progress import Progress
 from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
-from bertkit.text.sources import Corpus, hub_commits, open_corpus
+from bertkit.text.corpus import Corpus
+from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import (
     FinishedRun,

@@ -23,7 +23,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage
 from bertkit.progress import Progress
-from bertkit.text.sources import Corpus
+from bertkit.text.corpus import Corpus
 
 log = logging.getLogger(__name__)
 

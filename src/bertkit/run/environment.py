@@ -144,6 +144,11 @@ def _cpu_model() -> str:
     return match[1] if match else platform.processor() or platform.machine()
 
 
+def device_name(device: torch.device) -> str:
+    """The name of a processor or of a GPU."""
+    return _cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def _gpus() -> list[dict[str, Any]]:
     found = []
     for index in range(torch.cuda.device_count()):

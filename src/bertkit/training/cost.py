@@ -8,7 +8,6 @@ Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from bertkit.objectives.forward import read_rows, readers
 _BACKWARD_AND_FORWARD = 3
 FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
 """The share of a forward pass in the operations of an update."""
-_PROBE_SECONDS = 0.3
 REACHED_SHARE = 0.65
 """MFU that is assumed where the time of a run is estimated."""
 CHECKPOINT_BYTES = 3 * 4
@@ -237,24 +235,3 @@ def _map_weights(module: nn.Module | None) -> int:
     linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
     lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))
     return linear + sum(weight.numel() for name, weight in lstms if name.startswith("weight"))
-
-
-def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
-    """Floating-point operations a second of a large matrix product on this machine, in the training precision."""
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    left = torch.ones(1024, 1024, dtype=dtype, device=device)
-    right = torch.ones(1024, 1024, dtype=dtype, device=device)
-
-    def synchronise() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    best = 0.0
-    ends = time.perf_counter() + _PROBE_SECONDS
-    while time.perf_counter() < ends:
-        synchronise()
-        started = time.perf_counter()
-        left @ right
-        synchronise()
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
-    return best

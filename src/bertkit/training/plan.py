@@ -12,9 +12,10 @@ from typing import Any
 
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.header import RecipeHeader
-from bertkit.training.cost import REACHED_SHARE, ParameterCount, measured_peak_flops
+from bertkit.training.cost import REACHED_SHARE, ParameterCount
 from bertkit.training.engine import Engine
 from bertkit.training.memory import MemoryTerms, peak_memory, program_memory
+from bertkit.training.product_rate import measured_peak_flops
 
 
 @dataclass(frozen=True)

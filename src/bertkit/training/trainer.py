@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
@@ -37,7 +37,6 @@ from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
 from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.config import TrainingRecipe
-from bertkit.training.cost import measured_peak_flops
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
 from bertkit.training.failing_updates import FailingUpdates
@@ -46,6 +45,7 @@ from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
 
@@ -417,7 +417,7 @@ class Trainer(ABC, Generic[Batch]):
         return {name: (id(parameter), parameter._version) for name, parameter in self.model.named_parameters()}
 
     def _line(self) -> dict[str, Any]:
-        peak_flops = _peak_flops(self.engine.device, bf16=self.engine.bf16)
+        peak_flops = measured_peak_flops(self.engine.device, bf16=self.engine.bf16)
         costs = self.meter.costs(target_tokens=self.target_tokens(), peak_flops=peak_flops)
         return {"tokens": self.tokens, "lr": self.rate(self.step - 1), **self.losses(), **costs}
 
@@ -509,8 +509,3 @@ class _StoppingMeter:
     def update(self, completed: int, note: str | None = None) -> None:
         self.meter.update(completed, note)
         self.check()
-
-
-@cache
-def _peak_flops(device: torch.device, *, bf16: bool) -> float:
-    return measured_peak_flops(device, bf16=bf16)

@@ -11,7 +11,8 @@ from tests.fuzz.surfaces.base import Surface, run_command
 from tests.fuzz.surfaces.readers import TABLE
 
 PLANNED = ("pretrain", "finetune", "distill", "study")
-ENDLESS = ("serve",)
+ENDLESS = ("serve", "bench")
+"""Those that do not end by themselves, or take minutes by what they are for."""
 
 
 def command_lines(home: Path) -> Surface:

@@ -1,0 +1,92 @@
+"""Times a workload's sides in turn, and relates them to each other and to the machine.
+
+Own design. Each round times every side once, so that a machine that slows down slows all of them
+(evaluation/speed/stopwatch.py); the ratio is that of the medians, and its spread that of the rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertkit.bench.machine import MachineRates
+from bertkit.bench.operators import time_by_kind
+from bertkit.bench.workload import Workload
+from bertkit.evaluation.speed.stopwatch import Timing, processor_share, time_in_rounds
+from bertkit.progress import Progress
+from bertkit.training.engine import Engine
+
+OPTIMIZER_BYTES = 7 * 4
+"""Of a parameter in an update of AdamW: weight, gradient and two moments are read, all but the gradient written."""
+
+
+def compare(
+    name: str, workload: Workload, rounds: int, engine: Engine, machine: MachineRates, progress: Progress
+) -> dict[str, Any]:
+    """The document of one workload.
+
+    Args:
+        name: for the display.
+        workload: its sides.
+        rounds: at least 1.
+        engine: device and precision of the first side.
+        machine: measured at least once.
+        progress: a display.
+    """
+    done = 0
+    with progress(f"bench {name}", rounds, "rounds") as meter, processor_share() as share:
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            meter.update(done)
+
+        timed = time_in_rounds(list(workload.sides.values()), rounds=rounds, after_round=tick)
+    timings = dict(zip(workload.sides, timed, strict=True))
+    own = next(iter(workload.sides))
+    parts = workload.parts() if workload.parts else time_by_kind(workload.sides[own], engine.device)
+    return {
+        "about": dict(workload.about),
+        "rounds": rounds,
+        "unit": workload.unit,
+        "amount": workload.amount,
+        "sides": {side: _speed(timing, workload.amount) for side, timing in timings.items()},
+        "ratios": {side: ratio_of(timings[own], timing) for side, timing in timings.items() if side != own},
+        "left_out": dict(workload.left_out),
+        "processor_share": share.of_processor,
+        **_against_machine(workload, timings[own], engine, machine),
+        "time": parts,
+    }
+
+
+def _speed(timing: Timing, amount: float) -> dict[str, float]:
+    return {
+        "per_s": amount / timing.median,
+        "lowest_per_s": amount / max(timing.seconds),
+        "highest_per_s": amount / min(timing.seconds),
+        "seconds": timing.median,
+    }
+
+
+def ratio_of(own: Timing, other: Timing) -> dict[str, float]:
+    """How many times as fast the first is: the ratio of the medians, and the lowest and highest of a round."""
+    rounds = [theirs / mine for mine, theirs in zip(own.seconds, other.seconds, strict=True)]
+    return {"ratio": other.median / own.median, "lowest": min(rounds), "highest": max(rounds)}
+
+
+def _against_machine(workload: Workload, own: Timing, engine: Engine, machine: MachineRates) -> Mapping[str, Any]:
+    """FLOP/s, MFU, and the time that the machine's own rates would allow for products and bytes."""
+    if workload.flops is None:
+        return {}
+    peak = machine.best_product(bf16=engine.bf16 if workload.bf16 is None else workload.bf16)
+    products = workload.flops / peak
+    memory = workload.memory_bytes / max(machine.copies)
+    return {
+        "gflops": workload.flops / own.median / 1e9,
+        "mfu": products / own.median,
+        "limit": {
+            "products_seconds": products,
+            "memory_seconds": memory,
+            "share_reached": (products + memory) / own.median,
+        },
+    }

@@ -1,0 +1,75 @@
+"""What is timed is made of real text: its shards, its sentences, and a model with random weights that reads them."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from pathlib import Path
+
+from bertkit.bench.settings import SIZES, BenchSettings, ModelSize
+from bertkit.data.prepare import prepare_shards
+from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
+from bertkit.files import cache_directory
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
+from bertkit.text.sources import open_corpus
+from bertkit.text.tokenizer import TokenizerConfig
+from bertkit.text.tokenizer_files import load_tokenizer
+
+BERT_HEADS = ("masked_lm", "next_sentence")
+"""Those of pretraining, the pooler with them."""
+SHORTEST_CHARACTERS = 20
+"""A shorter line is no sentence."""
+
+
+def shards_of(settings: BenchSettings) -> TokenShards:
+    """The text in tokens; from the cache where it was made before.
+
+    Raises:
+        DataError: no such text, or too little for the vocabulary.
+    """
+    config = (
+        TokenizerConfig(vocab_size=settings.vocab_size)
+        if settings.tokenizer is None
+        else TokenizerConfig(path=settings.tokenizer)
+    )
+    return prepare_shards(open_corpus(settings.data), config, cache=cache_directory())
+
+
+def sentences_of(settings: BenchSettings) -> list[str]:
+    """As many sentences as a round needs, the first of the text.
+
+    Raises:
+        DataError: no such text, or none in it.
+    """
+    corpus = open_corpus(settings.data, cache=cache_directory())
+    lines = chain.from_iterable(corpus.documents())
+    found = list(islice((line for line in lines if len(line) >= SHORTEST_CHARACTERS), settings.texts))
+    if not found:
+        raise DataError(
+            f"{', '.join(settings.data)}: no sentence of {SHORTEST_CHARACTERS} characters; give more text with --data"
+        )
+    return found
+
+
+def config_of(size: ModelSize) -> BertConfig:
+    """A BERT of this shape, with BERT's own dropout."""
+    return BertConfig(
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.width,
+    )
+
+
+def write_random_model(settings: BenchSettings, directory: Path) -> None:
+    """A BERT of the chosen size with random weights, and the tokenizer of the text, as a Hugging Face directory.
+
+    Raises:
+        DataError: see `shards_of`.
+    """
+    tokenizer = load_tokenizer(shards_of(settings).directory)
+    model = HeadedModel(config_of(SIZES[settings.size]).build(tokenizer.vocab_size), BERT_HEADS)
+    model.initialise(0)
+    save_model(model, tokenizer, directory)

@@ -1,0 +1,67 @@
+"""Where the time of a call goes: the operators of torch, by kind.
+
+Own design, over torch.profiler. An operator's own time counts, without that of the operators that it calls; what is
+left of the call is Python and the profiler itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bertkit.bench.workload import Work
+from bertkit.training.product_rate import synchronise
+
+REST = "Python and the rest"
+OTHER = "other operators"
+_KINDS = {
+    "attention": r"scaled_dot_product|flash_attention|efficient_attention|varlen",
+    "matrix products": r"(^|_)(mm|addmm|bmm|baddbmm|addbmm|matmul|q?linear(_pointwise)?|mv|addmv|lstm)(_|$|\.)",
+    "optimiser": r"^_fused_|^_foreach_|^_amp_|adam",
+    "norms": r"layer_norm|rms_norm|batch_norm|linalg_vector_norm",
+    "activations": r"gelu|tanh|relu|silu|sigmoid|softplus",
+    "softmax and losses": r"softmax|nll_loss|cross_entropy|logsumexp",
+    "random numbers": r"dropout|bernoulli|random|rand|uniform|normal_",
+    "look-ups": r"embedding|index|gather|scatter|take",
+    "copies and casts": r"copy|clone|contiguous|^to$|^cat$|stack|fill_|zero|resize|empty|pad|repeat|flatten",
+}
+"""Of names of operators without their namespace; the first one that matches counts."""
+
+
+def kind_of(operator: str) -> str:
+    """The kind of an operator of torch, `aten::addmm` or such."""
+    name = operator.rpartition("::")[2]
+    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), OTHER)
+
+
+def time_by_kind(work: Work, device: torch.device) -> dict[str, float]:
+    """The share of each kind of operator in the time of one call, the largest first.
+
+    Args:
+        work: warm already; called once.
+        device: where it computes: on a GPU, the time of its kernels is counted.
+    """
+    on_cuda = device.type == "cuda"
+    # Other threads than this one compute, too: vectors are made by several.
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities, experimental_config=everywhere) as found:
+        started = time.perf_counter()
+        work()
+        synchronise(device)
+        wall = time.perf_counter() - started
+    seconds: dict[str, float] = defaultdict(float)
+    for event in found.key_averages():
+        if event.device_type == DeviceType.CPU and "::" in event.key:
+            seconds[kind_of(event.key)] += (
+                event.self_device_time_total if on_cuda else event.self_cpu_time_total
+            ) / 1e6
+    computed = sum(seconds.values())
+    whole = max(wall, computed)
+    seconds[REST] = whole - computed
+    return {kind: own / whole for kind, own in sorted(seconds.items(), key=lambda pair: -pair[1])}

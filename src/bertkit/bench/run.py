@@ -1,0 +1,102 @@
+"""One benchmark after the other, and the machine's own rates before and after: what `bertkit bench` does.
+
+Own design. Nothing is kept but the highest product rate (training/product_rate.py): a figure belongs to the minute in
+which it was measured.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bertkit.bench.comparison import compare
+from bertkit.bench.embed import embedding
+from bertkit.bench.finetune import finetuning
+from bertkit.bench.generate import generation
+from bertkit.bench.machine import MachineRates
+from bertkit.bench.material import write_random_model
+from bertkit.bench.pretrain import pretraining
+from bertkit.bench.settings import Benchmark, BenchSettings
+from bertkit.bench.startup import startup
+from bertkit.bench.tokenize import tokenizing
+from bertkit.bench.workload import Workload, quiet_libraries
+from bertkit.files import cache_directory
+from bertkit.models.model_files import find_model
+from bertkit.progress import Progress
+from bertkit.text.sources import open_corpus
+from bertkit.training.engine import Engine
+
+Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
+"""Makes a workload of the settings, the engine, a directory of its own, and whether the network is not used."""
+
+
+def _on_a_model(
+    make: Callable[..., Workload], settings: BenchSettings, engine: Engine, directory: Path, offline: bool
+) -> Workload:
+    """Of the user's model, or of a random one."""
+    if settings.model is not None:
+        found = find_model(settings.model, offline=offline)
+        return make(settings, engine, found, settings.model, offline=offline)
+    write_random_model(settings, directory)
+    return make(settings, engine, directory, f"random, {settings.size}", offline=offline)
+
+
+BENCHMARKS: dict[Benchmark, Build] = {
+    Benchmark.pretrain: lambda settings, engine, directory, offline: pretraining(settings, engine),
+    Benchmark.finetune: partial(_on_a_model, finetuning),
+    Benchmark.embed: partial(_on_a_model, embedding),
+    Benchmark.generate: lambda settings, engine, directory, offline: generation(settings, engine, directory),
+    Benchmark.tokenize: lambda settings, engine, directory, offline: tokenizing(settings, directory),
+    Benchmark.startup: lambda settings, engine, directory, offline: startup(settings),
+}
+"""How the work of each is made."""
+
+
+_ON_A_MODEL = {Benchmark.finetune, Benchmark.embed}
+_WITHOUT_TEXT = {Benchmark.generate, Benchmark.startup}
+
+
+def _check(names: Sequence[Benchmark], settings: BenchSettings, *, offline: bool) -> None:
+    """Find the model and the text, before minutes are spent on what comes first.
+
+    Raises:
+        DataError, UsageError: one of them is not there.
+    """
+    if settings.model is not None and _ON_A_MODEL & set(names):
+        find_model(settings.model, offline=offline)
+    if set(names) - _WITHOUT_TEXT:
+        open_corpus(settings.data, cache=cache_directory())
+
+
+def run_benchmarks(
+    names: Sequence[Benchmark], settings: BenchSettings, engine: Engine, progress: Progress, *, offline: bool = False
+) -> dict[str, Any]:
+    """Measure them.
+
+    Args:
+        names: which.
+        settings: what is measured.
+        engine: device and precision.
+        progress: a display.
+        offline: nothing is fetched.
+
+    Returns:
+        `{"machine": {...}, "benchmarks": {NAME: {...}}}`.
+
+    Raises:
+        DataError, UsageError: no such text or model, or one that does not do.
+    """
+    _check(names, settings, offline=offline)
+    machine = MachineRates(engine.device)
+    machine.measure()
+    found = {}
+    with quiet_libraries():
+        for name in names:
+            with tempfile.TemporaryDirectory(prefix="bertkit-bench-") as directory:
+                workload = BENCHMARKS[name](settings, engine, Path(directory), offline)
+                found[name.value] = compare(name.value, workload, settings.rounds, engine, machine, progress)
+            machine.measure()
+    return {"machine": machine.document(), "benchmarks": found}

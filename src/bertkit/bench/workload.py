@@ -1,0 +1,112 @@
+"""A piece of work that bertkit and other libraries do side by side.
+
+Own design. The others are no dependencies: each is imported by name when it is timed, and one that is missing or fails
+is left out with the reason, for the own figure does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+Work = Callable[[], object]
+"""Does all of it, and returns when it is done."""
+
+OWN = "bertkit"
+"""The name of the side that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed.
+
+    Attributes:
+        about: model, batch and so on, for the document.
+        unit: what a call's amount counts, in the plural.
+        amount: of a call; the same for every side.
+        sides: by name; the first one is the one that the others are compared with.
+        left_out: why a side is not timed, by its name.
+        flops: floating-point operations of a call of the first side; None where they say nothing.
+        memory_bytes: that a call of the first side has to read and write besides: the optimiser's state in an update,
+            the weights for each new token.
+        bf16: whether the first side's products are in bfloat16; None: as the engine has it.
+        parts: the shares of its time by kind of work, measured apart; None where torch's profiler measures them.
+    """
+
+    about: Mapping[str, Any]
+    unit: str
+    amount: float
+    sides: Mapping[str, Work]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    flops: float | None = None
+    memory_bytes: float = 0.0
+    bf16: bool | None = None
+    parts: Callable[[], Mapping[str, float]] | None = None
+
+
+class Peers:
+    """The sides that other libraries are.
+
+    Args:
+        wanted: whether any is timed.
+
+    Attributes:
+        sides: those that are ready, by name.
+        left_out: why the others are not, in one line each.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self.sides: dict[str, Work] = {}
+        self.left_out: dict[str, str] = {}
+
+    def add(self, name: str, build: Callable[[], Work]) -> None:
+        """Make a side ready; what it raises, the same for the first call, is the reason why it is left out."""
+        if not self._wanted:
+            self.left_out[name] = "not wanted (--no-peers)"
+            return
+        try:
+            work = build()
+            work()
+        except ImportError as error:
+            missing = (error.name or name).partition(".")[0].replace("_", "-")
+            self.left_out[name] = f"{missing} is not installed; `pip install {missing}` adds it to the comparison"
+        except Exception as error:  # whatever it is, it is no fault of what is measured
+            first_line = (str(error).splitlines() or [""])[0]
+            self.left_out[name] = f"{type(error).__name__}: {first_line:.200}"
+        else:
+            self.sides[name] = work
+
+
+def library(name: str) -> Any:
+    """A library that is measured and is no dependency of this package.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    return import_module(name)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No progress bars of other libraries, nor the profiler's own lines, between the rounds."""
+    names = {
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "KINETO_LOG_LEVEL": "99",
+    }
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,146 @@
+"""How text files are read into a corpus: what a recipe says under `data.reading`.
+
+No paper; file_format.py has the part that all readers of files share. corpus.py is what such options open.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from bertkit.settings import UnreadKey
+from bertkit.text.annotated import CAPITALS, MOST_FIELDS
+from bertkit.text.file_format import FileFormat
+from bertkit.text.lines import COMPRESSIONS
+
+KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
+NAMED_ONLY = {".dev": "text", ".test": "text"}
+"""Read where a file or glob names them, but not as part of a directory: what BabyLM calls the texts that are not to be
+trained on."""
+
+
+class SourceOptions(FileFormat):
+    """How sources are read, and what a segment is."""
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals", "target_field"})
+
+    text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
+    target_field: str | None = Field(
+        None,
+        description="Read parallel text, pairs of a source and its target: the target's field in JSONL, Parquet and Hub"
+        " records, whose source is in text_field (translation.de is the field de in translation). A .tsv file has the"
+        " source, a tab and the target on each line; text files are taken in twos, the sources' and the targets', and"
+        " have as many lines.",
+    )
+    span_fields: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_FIELDS,
+        description="Field of JSONL, Parquet and Hub records with spans annotated in the text, such as entities: a list"
+        " of [start, end] in characters, or of records with start and end, as `bertkit predict` writes entities. They"
+        " are kept beside the tokens, for masking.",
+    )
+    mark_capitals: bool = Field(
+        False,
+        description="Keep beside the tokens which words began with a capital letter before the text was lowercased, for"
+        " the objective capitalisation.",
+    )
+    documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
+        "blank-line",
+        description="What separates the documents of a text file: blank lines, WikiText titles (` = Title = `), line "
+        "ends, or nothing. In other formats each record is a document.",
+    )
+    segments: Literal["sentence", "line"] = Field(
+        "sentence",
+        description="Unit that sentence pairs are built of: a sentence, or a line of the text.",
+    )
+
+    @model_validator(mode="after")
+    def _fields_differ(self) -> SourceOptions:
+        if self.target_field is not None and (self.marked_fields or self.target_field == self.text_field):
+            raise ValueError(
+                "target_field: parallel text has its target in another field than text_field, and neither span_fields"
+                " nor mark_capitals"
+            )
+        if len({self.text_field, *self.span_fields}) < 1 + len(self.span_fields):
+            raise ValueError(f"span_fields names a field twice, or the one of the text: {', '.join(self.span_fields)}")
+        if self.mark_capitals and (CAPITALS in self.span_fields or len(self.span_fields) == MOST_FIELDS):
+            raise ValueError(
+                f"mark_capitals marks words as one more field, {CAPITALS!r}; name at most {MOST_FIELDS - 1} span_fields"
+                " beside it, and none of them so"
+            )
+        return self
+
+    @property
+    def cut(self) -> str:
+        """What a segment is: of parallel text a side of a pair, which is a line."""
+        return self.segments if self.target_field is None else "line"
+
+    @property
+    def marked_fields(self) -> tuple[str, ...]:
+        """The fields whose spans are marked beside the tokens, in the order of their bits."""
+        return (*self.span_fields, CAPITALS) if self.mark_capitals else self.span_fields
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """All that shows in the tokens; without spans, the same as before there were any."""
+        later = {"span_fields", "target_field"}
+        return {key: value for key, value in self.model_dump(mode="json").items() if key not in later or value}
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        data: Any = getattr(recipe, "data", None)
+        if getattr(data, "is_tokenised", False):
+            why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
+            yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
+            return
+        if self.target_field is not None:
+            why = "data.reading.target_field is set: text is read in pairs"
+            yield UnreadKey("documents", why, refused=False)
+            yield UnreadKey("segments", why, refused=False)
+            yield UnreadKey("delimiter", why, refused=False)
+            if not getattr(data.layout, "keeps_documents", True):
+                yield UnreadKey(
+                    "target_field",
+                    f"data.layout {data.layout.choice} knows no pairs",
+                    "write data.layout: {name: parallel}",
+                )
+        # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
+        kinds = {kind_of_source(source) for source in getattr(data, "all_sources", ())}
+        if kinds and kinds <= {"text", "builtin"}:
+            why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
+            yield UnreadKey("text_field", why, refused=False)
+            if self.target_field is None:
+                yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
+        if kinds and kinds <= {"records", "builtin"}:
+            why = "no source is a text file, and in other formats each record is a document"
+            yield UnreadKey("documents", why, refused=False)
+        if not any(getattr(each, "reads_annotated_spans", False) for each in getattr(recipe, "objectives", ())):
+            yield UnreadKey(
+                "span_fields",
+                "no objective masks annotated spans",
+                "write objective.masked_lm.units: {name: annotated, field: ...}",
+            )
+        if not any(getattr(each, "reads_capitals", False) for each in getattr(recipe, "objectives", ())):
+            yield UnreadKey("mark_capitals", "no objective predicts capitals", "add the objective capitalisation")
+
+
+def kind_of_file(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes = suffixes[:-1]
+    kind = kinds.get(suffixes[-1]) if suffixes else None
+    return None if kind == "parquet" and path.suffix != ".parquet" else kind
+
+
+def kind_of_source(source: str) -> str:
+    """text, records, builtin, or any: what a directory or a glob holds is known when it is opened."""
+    scheme = source.partition(":")[0]
+    if scheme in ("hub", "builtin"):
+        return {"hub": "records"}.get(scheme, scheme)
+    if glob.has_magic(source) or Path(source).expanduser().is_dir():
+        return "any"
+    kind = kind_of_file(Path(source), {**KINDS, **NAMED_ONLY})
+    return "any" if kind is None else "text" if kind == "text" else "records"

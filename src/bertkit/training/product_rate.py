@@ -1,0 +1,167 @@
+"""The rate of matrix products that this machine reaches when nothing disturbs it: what `mfu` and `--plan` divide by.
+
+Own design. Another process that computes can only make a product slower, so the fastest of many is the nearest to the
+truth, and the highest rate ever seen is nearer still. It is therefore kept in the cache by processor, threads and
+dtype, and measured again every few minutes of a long run. Sibling cost.py counts the operations that are divided by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bertkit.cache import cache_file
+from bertkit.errors import DataError
+from bertkit.files import cache_directory, read_json, write_json
+from bertkit.run.environment import device_name
+
+Clock = Callable[[], float]
+
+PROBE_SECONDS = 0.3
+AGAIN_SECONDS = 300.0
+"""A process measures again after so long: a thousandth of its time."""
+_KIND = "rates"
+_RATE = "flops_per_second"
+_PRODUCTS = {"cpu": ((512, 1), (1024, 1)), "cuda": ((4096, 16),)}
+"""By device: the width of square matrices, and how many products are timed as one. A product of the smaller ones on a
+processor ends within the time slice that the system gives to a process, so that some are undisturbed on a busy machine
+too; a GPU would wait for the processor between single ones."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProductKind:
+    """What a rate belongs to.
+
+    Attributes:
+        processor: its name, of a GPU the GPU's.
+        threads: of torch's operators; 0 on a GPU.
+        dtype: of both matrices.
+        torch_version: which brings the library of products.
+    """
+
+    processor: str
+    threads: int
+    dtype: str
+    torch_version: str
+
+    @classmethod
+    def of(cls, device: torch.device, *, bf16: bool) -> ProductKind:
+        """Of products on this device as the process is set up now."""
+        threads = torch.get_num_threads() if device.type == "cpu" else 0
+        return cls(device_name(device), threads, "bfloat16" if bf16 else "float32", torch.__version__)
+
+
+class ProductRates:
+    """The highest rate of each kind of product, kept in the cache.
+
+    A cache that cannot be read or written keeps nothing, and the rate is that of this process.
+
+    Args:
+        measure: the rates of single products on a device, in FLOP/s, as `product_rates`.
+        clock: seconds.
+    """
+
+    def __init__(self, measure: Callable[[torch.device, bool], list[float]], clock: Clock = time.perf_counter) -> None:
+        self._measure, self._clock = measure, clock
+        self._known: dict[ProductKind, float] = {}
+        self._measured_at: dict[ProductKind, float] = {}
+
+    def highest(self, device: torch.device, *, bf16: bool) -> float:
+        """FLOP/s: the highest that this or an earlier process has measured; measured now if that is long ago."""
+        kind = ProductKind.of(device, bf16=bf16)
+        if kind not in self._known or self._clock() - self._measured_at[kind] >= AGAIN_SECONDS:
+            self.add(kind, max(self._measure(device, bf16)))
+        return self._known[kind]
+
+    def add(self, kind: ProductKind, rate: float) -> None:
+        """Take a rate into account that was measured now, in FLOP/s."""
+        self._measured_at[kind] = self._clock()
+        path = _file_of(kind)
+        kept = _kept(path)
+        self._known[kind] = max(rate, kept, self._known.get(kind, 0.0))
+        if self._known[kind] > kept and path is not None:
+            try:
+                write_json(path, {_RATE: self._known[kind], **asdict(kind)})
+            except OSError as error:
+                log.debug("%s: the rate of matrix products is not kept (%s)", path, error)
+
+
+def _file_of(kind: ProductKind) -> Path | None:
+    try:
+        return cache_file(cache_directory(), _KIND, asdict(kind), ".json")
+    except OSError as error:
+        log.debug("the rate of matrix products is not kept (%s)", error)
+        return None
+
+
+def _kept(path: Path | None) -> float:
+    """The rate in a file; 0 where there is none, or none that can be one."""
+    if path is None or not path.exists():
+        return 0.0
+    try:
+        rate = read_json(path).get(_RATE)
+    except DataError as error:
+        log.debug("%s; it is written anew", error)
+        return 0.0
+    return float(rate) if isinstance(rate, int | float) and 0 < rate < float("inf") else 0.0
+
+
+def product_rates(device: torch.device, bf16: bool, seconds: float = PROBE_SECONDS) -> list[float]:
+    """FLOP/s of random square matrices: each time products of every size are timed, and the fastest counts.
+
+    Args:
+        device: where.
+        bf16: bfloat16 in place of float32.
+        seconds: how long; at least once behind a first time that warms up.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    works: list[tuple[float, Callable[[], object]]] = []
+    for width, repeats in _PRODUCTS[device.type]:
+        left, right = torch.randn(2, width, width, generator=generator, device=device, dtype=dtype)
+        works.append((2.0 * repeats * width**3, partial(_multiply, left, right, repeats)))
+    for _, work in works:
+        work()
+    found: list[float] = []
+    ends = time.perf_counter() + seconds
+    while not found or time.perf_counter() < ends:
+        found.append(max(operations / timed(work, device) for operations, work in works))
+    return found
+
+
+def _multiply(left: Tensor, right: Tensor, repeats: int) -> None:
+    for _ in range(repeats):
+        left @ right
+
+
+def timed(work: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
+    """Seconds until a work is done, the GPU's part included."""
+    synchronise(device)
+    started = clock()
+    work()
+    synchronise(device)
+    return max(clock() - started, 1e-9)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for what a GPU has still to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+RATES = ProductRates(product_rates)
+"""Those of this process."""
+
+
+def measured_peak_flops(device: torch.device, *, bf16: bool) -> float:
+    """FLOP/s of matrix products on this machine in the training precision, where nothing disturbs them."""
+    return RATES.highest(device, bf16=bf16)
