@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bertkit.models.albert import AlbertConfig
+from bertkit.models.bart import BartConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
@@ -30,6 +31,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
 from bertkit.models.roberta import RobertaConfig
+from bertkit.models.t5 import T5Config
 from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.models.xlnet import XlnetConfig
 
@@ -102,6 +104,10 @@ def deberta_v2(layers: int, width: int, heads: int, **more: Any) -> DebertaV2Con
     return DebertaV2Config(
         num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width, **more
     )
+
+
+def t5(layers: int, width: int, heads: int) -> T5Config:
+    return T5Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
 
 
 PRETRAINING = ("masked_lm", "next_sentence")
@@ -181,6 +187,25 @@ SIZES = {
     "elmo": Size(ElmoConfig(), 793_474, 93_600_848, published_millions=(93.6, 0.1)),
     # Dai et al. 2019, with WikiText-103's words.
     "transformer-xl": Size(TransformerXlConfig(), 267_735, 150_838_570, 151_107_538, ("causal_lm",), (151, 1)),
+    # Lewis et al. 2020: "bart.base" of fairseq, 140M.
+    "bart-base": Size(BartConfig(num_hidden_layers=6), 50_265, None, 139_420_416, ("seq2seq_lm",), (140, 1)),
+    # Raffel et al. 2020, section 2.1 and 3.7; T5 1.1 as released.
+    "t5-small": Size(T5Config(), 32_128, None, 60_506_624, ("seq2seq_lm",), (60, 1)),
+    "t5-base": Size(t5(12, 768, 12), 32_128, None, 222_903_552, ("seq2seq_lm",), (220, 3)),
+    "t5-large": Size(t5(24, 1024, 16), 32_128, None, 737_668_096, ("seq2seq_lm",), (770, 35)),
+    "t5-v1.1-small": Size(
+        T5Config(
+            num_hidden_layers=8,
+            num_attention_heads=6,
+            intermediate_size=1024,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+        ),
+        32_128,
+        None,
+        76_961_152,
+        ("seq2seq_lm",),
+    ),
     # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.
     "mobilebert": Size(MobileBertConfig(), 30_522, 24_581_888, published_millions=(25.3, 1)),
     "mobilebert-masked-lm": Size(MobileBertConfig(), 30_522, None, 24_876_090 + 384 * 30_522, ("masked_lm",)),

@@ -195,6 +195,33 @@ def test_a_translator_starts_from_a_bert(tmp_path: Path) -> None:
     assert load_tokenizer(run / "model").fingerprint == load_tokenizer(bert).fingerprint
 
 
+def test_a_t5_learns_from_pairs_and_transformers_generates_the_same(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pairs = write_pairs(tmp_path / "pairs.tsv", 300)
+    kept = ("data.", "optimisation.", "engine.", "tokenizer.")
+    changes: dict[str, Any] = {key: value for key, value in SMALL.items() if key.startswith(kept)}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 48}
+    changes |= {"model": {"family": "t5", **sizes, "head_width": 9, "hidden_dropout_prob": 0.0}}
+    request = PretrainArguments(
+        recipe="transformer-small",
+        overrides=[Override(key, value) for key, value in changes.items()],
+        sources=[str(pairs)],
+        run_dir=tmp_path / "run",
+        cache=tmp_path / "cache",
+    )
+    run = run_pretraining(request, progress=silent_progress).run.path
+    results = json.loads((run / "results.json").read_text())
+    assert results["held_out"]["perplexity/seq2seq_lm"] < 4
+    oracle = transformers.T5ForConditionalGeneration.from_pretrained(run / "model", local_files_only=True).eval()
+    model, _ = load_model(run / "model")
+    tokens = SourceTokens.of(model, load_tokenizer(run / "model"))
+    sources = tokens.sources(["the cat reads a list", "the number often holds a tensor"])
+    settings = GenerationSettings(method="greedy", max_new_tokens=12).resolved(is_causal=False, reads_source=True)
+    for source, own in zip(sources, write_targets(model, tokens, sources, settings, batch_tokens=1000), strict=True):
+        theirs = oracle.generate(torch.tensor([source]), max_new_tokens=12, do_sample=False)[0].tolist()
+        assert own[0].ids == [token for token in theirs if token not in tokens.tokenizer.special_ids]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

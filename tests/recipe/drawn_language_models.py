@@ -27,6 +27,7 @@ _ELMO = {
     "projection_clip": 0.05,
 }
 _WITHOUT_POSITIONS = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
+_T5 = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
 _LANES = {"name": "continuous"}
 _BOTH_WAYS = {"name": "continuous", "bidirectional": True}
 _PAIRS = {"name": "parallel"}
@@ -61,6 +62,7 @@ FAMILIES: list[dict[str, Any]] = [
         "objective": ["seq2seq_lm"],
     },
     {"model": {"family": "bart", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
+    {"model": {"family": "t5", **_T5, "head_width": 7}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {
         "model": {"family": "gpt2", **SIZES},
         "layout": {"name": "contiguous"},
@@ -135,6 +137,13 @@ class LanguageModelDraws(PretrainingDraws):
             "decoder_intermediate_size": [None, 20],
             "label_smoothing": [0.0, 0.1],
             "activation_dropout_prob": [0.0, 0.2],
+            "head_width": [7, 5],
+            "relative_attention_num_buckets": [32, 8],
+            # Reached by sentences of more than eight words.
+            "relative_attention_max_distance": lambda recipe: (
+                [6, 8, 9] if recipe.model.relative_attention_num_buckets == 8 else []
+            ),
+            "initializer_factor": [1.0, 0.5],
         }
 
 
