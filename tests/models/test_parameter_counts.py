@@ -193,7 +193,7 @@ SIZES = {
     "t5-small": Size(T5Config(), 32_128, None, 60_506_624, ("seq2seq_lm",), (60, 1)),
     "t5-base": Size(t5(12, 768, 12), 32_128, None, 222_903_552, ("seq2seq_lm",), (220, 3)),
     "t5-large": Size(t5(24, 1024, 16), 32_128, None, 737_668_096, ("seq2seq_lm",), (770, 35)),
-    "t5-v1.1-small": Size(
+    "t5-v1_1-small": Size(
         T5Config(
             num_hidden_layers=8,
             num_attention_heads=6,
@@ -205,6 +205,7 @@ SIZES = {
         None,
         76_961_152,
         ("seq2seq_lm",),
+        (77, 1),
     ),
     # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.
     "mobilebert": Size(MobileBertConfig(), 30_522, 24_581_888, published_millions=(25.3, 1)),

@@ -138,7 +138,8 @@ class T5Config(EncoderDecoderConfig):
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Normal with the inverse root of the inputs, as in mesh-tensorflow; queries with that of the head width, too,
-        in place of scaled scores; words, which are read one at a time, with 1."""
+        in place of scaled scores; words, which are read one at a time, with 1. Biases of distances as in
+        `transformers`, with the inverse root of the width."""
         inputs = parameter.shape[-1]
         if name.endswith(("source_distance.weight", "target_distance.weight")):
             inputs = self.hidden_size
