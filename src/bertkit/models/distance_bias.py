@@ -26,7 +26,7 @@ def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_side
         furthest: distances from here on share the last bucket of their direction.
         both_sides: whether keys after the query have half of the buckets; if not, they count as the query itself.
     """
-    after = torch.zeros_like(distance)
+    after: int | Tensor = 0
     if both_sides:
         buckets //= 2
         after = (distance > 0).long() * buckets
