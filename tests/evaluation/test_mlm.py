@@ -14,12 +14,14 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.mlm import Window, chosen_tokens, drawn_windows, evaluate_mlm
+from bertkit.evaluation.mlm import Window, chosen_tokens, drawn_texts, drawn_windows, evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import MlmSettings
 from bertkit.models.headed import HeadedModel
 from bertkit.run.verify import verify_run
 from bertkit.text.sources import open_corpus
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.vocabulary import train_tokenizer
 from tests.probing.tiny_models import constant_model, save_tiny, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
@@ -31,6 +33,12 @@ def write_documents(directory: Path) -> Path:
     path = directory / "text.txt"
     path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A small vocabulary of bytes, which keeps every text."""
+    settings = TokenizerConfig(type="byte-bpe", vocab_size=300, lowercase=False)
+    return train_tokenizer(settings, english(49, seed=2))
 
 
 def evaluate(tmp_path: Path, model: HeadedModel, *, batch: int = 300, **settings: Any) -> tuple[Path, dict[str, Any]]:
@@ -120,6 +128,45 @@ def test_windows_do_not_cross_documents_and_more_of_them_are_the_same_and_others
     assert numbers[0] != sorted(numbers[0]) or numbers[0] != [0, 1, 2]
 
 
+def test_windows_by_bytes_are_the_same_text_for_every_tokenizer(tmp_path: Path) -> None:
+    corpus = open_corpus([str(write_documents(tmp_path))])
+    whole = drawn_texts(corpus, tiny_tokenizer(), 90, 10_000, Draw(0))
+    others = drawn_texts(corpus, byte_tokenizer(), 90, 10_000, Draw(0))
+    assert [(w.number, w.bytes) for w in whole] == [(w.number, w.bytes) for w in others]
+    assert [w.ids_T.size for w in whole] != [w.ids_T.size for w in others]
+    assert all(16 < w.bytes <= 90 for w in whole)
+    text = " ".join(" ".join(lines) for lines in corpus.documents())
+    parts = [byte_tokenizer().decode(w.ids_T.tolist()).strip() for w in sorted(others, key=lambda w: w.number)]
+    assert " ".join(parts) == text, "nothing is left out or changed, and windows are cut at white space"
+    assert [w.number for w in drawn_texts(corpus, tiny_tokenizer(), 90, 5, Draw(0))] == [w.number for w in whole[:5]]
+
+
+def test_a_word_longer_than_a_window_is_left_out_and_tabs_stay(tmp_path: Path) -> None:
+    long = "x" * 31
+    (tmp_path / "text.txt").write_text(f"{long} one\ttwo {long}three {long} four é\n\n{long}\n", encoding="utf-8")
+    corpus = open_corpus([str(tmp_path / "text.txt")])
+    tokenizer = byte_tokenizer()
+    windows = sorted(drawn_texts(corpus, tokenizer, 16, 9, Draw(0)), key=lambda w: w.number)
+    assert [tokenizer.decode(w.ids_T.tolist()).strip() for w in windows] == ["one\ttwo", "four é"]
+    assert [w.bytes for w in windows] == [7, 7]
+    with pytest.raises(DataError, match="no words of at most 16 bytes"):
+        (tmp_path / "none.txt").write_text(long)
+        drawn_texts(open_corpus([str(tmp_path / "none.txt")]), tokenizer, 16, 9, Draw(0))
+
+
+def test_bits_per_byte_of_constant_logits_follow_from_the_vocabularys_size(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = constant_model(tokenizer)
+    _, results = evaluate(tmp_path, model, window_bytes=60, sequences=5, pseudo_sequences=3)
+    draw = Draw(0, "mlm")
+    scored = drawn_texts(open_corpus([str(tmp_path / "text.txt")]), tokenizer, 60, 5, draw)[:3]
+    tokens, size = sum(w.ids_T.size for w in scored), sum(w.bytes for w in scored)
+    expected = tokens * math.log2(tokenizer.vocab_size) / size
+    assert means(results)["pseudo_bits_per_byte"] == pytest.approx(expected, rel=1e-5)
+    _, tokenwise = evaluate(tmp_path, model, sequences=5, pseudo_sequences=3)
+    assert "pseudo_bits_per_byte" not in means(tokenwise), "the bytes of a window cut by tokens are not known"
+
+
 def test_an_exact_share_of_a_window_is_masked_and_at_least_one_token() -> None:
     for size, count in ((1, 1), (3, 1), (20, 3), (117, 18)):
         chosen = chosen_tokens(Window(3, np.arange(size)), Draw(1), 0.15)
@@ -131,6 +178,10 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     with pytest.raises(UsageError, match="--sequence-length 61: the model reads at most 60 tokens"):
         evaluate(tmp_path, tiny_model(tokenizer), sequence_length=61)
+    with pytest.raises(UsageError, match=r"--window-bytes 900: a window has \d+ tokens, .* at most 58 beside"):
+        evaluate(tmp_path, tiny_model(tokenizer), window_bytes=900)
+    with pytest.raises(ValueError, match="give one of them"):
+        MlmSettings(sequence_length=20, window_bytes=90)
     (tmp_path / "short.txt").write_text("a b")
     request = EvalArguments(model=str(tmp_path / "model"), runs_root=tmp_path / "runs")
     with pytest.raises(DataError, match=r"short.txt: no document of at least 8 tokens"):

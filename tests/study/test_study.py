@@ -268,6 +268,17 @@ def test_a_run_costs_the_budget_by_the_cost_model(place: Path) -> None:
     assert steps["causal"] < steps["masked"]  # a prediction at every token
 
 
+def test_an_arm_with_a_share_of_the_budget_is_the_same_run_in_fewer_steps(place: Path) -> None:
+    arms = "arms.short={set: {objective: [masked_lm]}, budget_share: 0.25}"
+    planned = _planned(arguments(place, "unused", arms, "budget={flops: 4.0e+9, steps: null}"))
+    costs = planned.costs({}, silent_progress)
+    steps = {each.arm: planned.steps(each, costs) for each in planned.runs() if each.candidate is None}
+    tried = {each.arm: planned.steps(each, costs) for each in planned.runs() if each.candidate is not None}
+    assert steps["masked"] > 8
+    assert steps["short"] == pytest.approx(steps["masked"] / 4, abs=0.6)
+    assert tried["short"] == pytest.approx(steps["short"] / 2, abs=0.6), "its candidates have the share of the choice"
+
+
 def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(place: Path) -> None:
     planned = _planned(arguments(place, "unused", "budget={tokens: 3000, steps: null}"))
     costs = planned.costs({}, silent_progress)

@@ -105,6 +105,19 @@ def test_a_claim_by_several_measures_is_decided_by_their_mean() -> None:
     assert difference(ours, theirs, ["x", "y"])["seeds"] == pytest.approx([0.1, 0.6])
 
 
+def test_a_claim_may_ask_for_more_confidence() -> None:
+    """Differences of -0.1, -0.2 and -0.3: t is 3.46 with two degrees of freedom, so p is 0.037 on the claim's side."""
+    documents = [document("masked", seed, held_out=3.0 + seed) for seed in (0, 1, 2)]
+    documents += [document("causal", seed, held_out=2.9 + seed - seed / 10) for seed in (0, 1, 2)]
+    for confidence, expected in ((0.9, "confirmed"), (0.95, "undecided"), (0.98, "undecided")):
+        claims = [{**STUDY["claims"][0], "confidence": confidence}]
+        of = Study.model_validate(study(name="t", seeds=[0, 1, 2], claims=claims))
+        (claim,) = study_results(of, {}, documents)["claims"]
+        assert claim["verdict"] == expected
+        low = stats.ttest_1samp([-0.1, -0.2, -0.3], 0).confidence_interval(confidence).low
+        assert claim["difference"]["low"] == pytest.approx(low)
+
+
 def chosen_of(scores: dict[float, float | None], **changes: Any) -> ChosenSetting:
     """The choice among learning rates with these scores."""
     grid = {PEAK: list(scores)}

@@ -13,9 +13,10 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,14 +43,23 @@ from bertkit.text.tokenizer import Tokenizer
 SUITE = TASK = "mlm"
 USUAL_LENGTH = 128
 Int64s = NDArray[np.int64]
+Piece = TypeVar("Piece")
+_WORD = re.compile(r"\s*\S+")
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of a document without special tokens; `number` counts the windows of the whole text."""
+    """A window of a document without special tokens.
+
+    Attributes:
+        number: counts the windows of the whole text.
+        ids_T: its tokens.
+        bytes: of its text in UTF-8, where windows are cut by bytes; else 0.
+    """
 
     number: int
     ids_T: Int64s
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,15 @@ def evaluate_mlm(
     corpus = open_corpus(sources, offline=arguments.offline)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     choose_rule(loaded.model, Original.name, source=arguments.model)
-    length = window_length(settings.sequence_length, USUAL_LENGTH, loaded.model.encoder.max_tokens)
+    most = loaded.model.encoder.max_tokens
     draw = Draw(settings.seed, SUITE)
-    windows = drawn_windows(corpus, loaded.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
+    if settings.window_bytes is None:
+        length = window_length(settings.sequence_length, USUAL_LENGTH, most)
+        windows = drawn_windows(corpus, loaded.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
+    else:
+        length = settings.window_bytes
+        windows = drawn_texts(corpus, loaded.tokenizer, length, settings.sequences, draw)
+        _require_readable(windows, length, most - SPECIAL_TOKENS)
     engine = arguments.engine()
     predict = TokenPredictor(loaded.model, Original.head, device=engine.device)
     data = {entry["name"]: entry["content"] for entry in corpus.describe()}
@@ -100,12 +116,16 @@ def evaluate_mlm(
         figures: dict[str, Any] = masked_figures(
             predict, loaded.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
         )
-        some = [window.ids_T.tolist() for window in windows[: settings.pseudo_sequences]]
-        if some:
+        scored = windows[: settings.pseudo_sequences]
+        if scored:
+            some = [window.ids_T.tolist() for window in scored]
             rule = Original(loaded.tokenizer)
             log_p = score_ids(predict, rule, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress)
             figures["pseudo_perplexity"] = Figures(np.concatenate(log_p)).perplexity
-        protocol = _protocol(settings, length, windows, scored=len(some))
+            if settings.window_bytes is not None:
+                nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
+                figures["pseudo_bits_per_byte"] = nats / math.log(2) / sum(window.bytes for window in scored)
+        protocol = _protocol(settings, length, windows, scored=len(scored))
         results = {
             "suite": SUITE,
             "model": loaded.name,
@@ -124,28 +144,74 @@ def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int,
     Raises:
         DataError: the text has no window.
     """
-    # Those with the smallest of one random number each are a uniform choice, and their order is random.
-    least: list[tuple[float, int, Window]] = []
-    for window in _windows(corpus, tokenizer, length):
-        key = float(draw.uniform("window", sample=window.number))
-        if len(least) < count:
-            heapq.heappush(least, (-key, window.number, window))
-        elif -key > least[0][0]:
-            heapq.heapreplace(least, (-key, window.number, window))
-    if not least:
+    drawn = _drawn(_windows(corpus, tokenizer, length), count, draw)
+    if not drawn:
         raise DataError(f"{', '.join(corpus.sources)}: no document of at least {MIN_TOKENS} tokens")
-    return [window for _, _, window in sorted(least, key=lambda entry: (-entry[0], entry[1]))]
+    return [Window(number, ids_T) for number, ids_T in drawn]
 
 
-def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Window]:
-    number = 0
+def drawn_texts(corpus: Corpus, tokenizer: Tokenizer, most_bytes: int, count: int, draw: Draw) -> list[Window]:
+    """Windows of whole words with at most `most_bytes` bytes, drawn alike: the same text for every tokenizer.
+
+    Raises:
+        DataError: the text has no word that short.
+    """
+    drawn = _drawn(_texts(corpus, most_bytes), count, draw)
+    if not drawn:
+        raise DataError(f"{', '.join(corpus.sources)}: no words of at most {most_bytes} bytes")
+    return [Window(number, tokenizer.encode_plain([text])[0], len(text.encode())) for number, text in drawn]
+
+
+def _drawn(pieces: Iterable[Piece], count: int, draw: Draw) -> list[tuple[int, Piece]]:
+    """A uniform choice of `count` pieces with their numbers, in random order."""
+    # Those with the smallest of one random number each are a uniform choice, and their order is random.
+    least: list[tuple[float, int, Piece]] = []
+    for number, piece in enumerate(pieces):
+        key = float(draw.uniform("window", sample=number))
+        if len(least) < count:
+            heapq.heappush(least, (-key, number, piece))
+        elif -key > least[0][0]:
+            heapq.heapreplace(least, (-key, number, piece))
+    return [(number, piece) for _, number, piece in sorted(least, key=lambda entry: (-entry[0], entry[1]))]
+
+
+def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Int64s]:
     for lines in corpus.documents():
         ids_T, _ = tokenizer.encode_plain([" ".join(lines)])
         for first in range(0, ids_T.size, length):
             window_T = ids_T[first : first + length]
             if window_T.size >= min(MIN_TOKENS, length):
-                yield Window(number, window_T)
-                number += 1
+                yield window_T
+
+
+def _texts(corpus: Corpus, most_bytes: int) -> Iterator[str]:
+    """Documents cut before words, each part as long as fits, without white space at its ends; a word that is longer is
+    left out."""
+    for lines in corpus.documents():
+        words: list[str] = []
+        size = 0
+        for word in _WORD.findall(" ".join(lines)):
+            more = len(word.encode())
+            if size + more > most_bytes:
+                if words:
+                    yield "".join(words).strip()
+                word = word.lstrip()
+                more = len(word.encode())
+                words, size = [], 0
+            if more <= most_bytes:
+                words.append(word)
+                size += more
+        if words:
+            yield "".join(words).strip()
+
+
+def _require_readable(windows: Sequence[Window], most_bytes: int, most_tokens: int) -> None:
+    longest = max(window.ids_T.size for window in windows)
+    if longest > most_tokens:
+        raise UsageError(
+            f"--window-bytes {most_bytes}: a window has {longest} tokens, and the model reads at most {most_tokens}"
+            f" beside [CLS] and [SEP]; give at most {max(16, most_bytes * most_tokens // longest)}"
+        )
 
 
 def masked_figures(
@@ -200,15 +266,19 @@ def _batches(windows: Sequence[Window], max_batch_tokens: int) -> Iterator[list[
 
 
 def _protocol(settings: MlmSettings, length: int, windows: Sequence[Window], *, scored: int) -> dict[str, Any]:
+    unit = "tokens, [CLS] and [SEP] included" if settings.window_bytes is None else "bytes in whole words"
     return {
-        "windows": f"{len(windows)} of at most {length} tokens, [CLS] and [SEP] included, none across documents, drawn"
-        f" with seed {settings.seed} (Philox)",
+        "windows": f"{len(windows)} of at most {length} {unit}, none across documents, drawn with seed {settings.seed}"
+        " (Philox)",
         "tokens": int(sum(window.ids_T.size for window in windows)),
         "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, every one by the mask token",
         "perplexity": "exp of the mean negative log-probability of these tokens; per token, so not comparable between"
         " tokenizers",
         "pseudo_perplexity": f"the same for every token of {scored} windows, each masked in turn, alone (Salazar et al."
         " 2020)",
+        "pseudo_bits_per_byte": "the summed negative log-probability of the same tokens in bits over the bytes of their"
+        " text in UTF-8, with --window-bytes; compares tokenizers that keep all of a text, not those that lower-case"
+        " it or have unknown words",
         "constant_accuracy": "of always guessing the most frequent of the masked tokens",
         "dtype": "float32 model and log-softmax, float64 sums",
         "settings": json.loads(settings.model_dump_json()),

@@ -5,9 +5,9 @@ Own design. They are kept apart from the suites, and import no torch, because op
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
 
@@ -77,12 +77,25 @@ class MlmSettings(Settings):
         ge=MIN_TOKENS + SPECIAL_TOKENS,
         description="Tokens of a window (default: 128, or as many as the model reads).",
     )
+    window_bytes: int | None = Field(
+        None,
+        ge=16,
+        description="Cut the text into windows of whole words with at most so many bytes, whatever the tokenizer, in"
+        " place of windows of sequence_length tokens; gives bits per byte, which compares models of different"
+        " vocabularies.",
+    )
     sequences: int = Field(512, ge=1, description="Windows that are masked, drawn at random from the whole text.")
     pseudo_sequences: int = Field(
         16, ge=0, description="Windows scored with each token masked in turn, for the pseudo-perplexity."
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
     seed: int = Field(0, ge=0, description="Seed of the draws of windows and masks.")
+
+    @model_validator(mode="after")
+    def _one_kind_of_window(self) -> Self:
+        if self.window_bytes is not None and self.sequence_length is not None:
+            raise ValueError("sequence_length and window_bytes both say how long a window is; give one of them")
+        return self
 
 
 class LmSettings(Settings):

@@ -56,7 +56,7 @@ def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Re
     seen: dict[str, tuple[str, str]] = {}
     for arm, own in recipes.items():
         for setting, recipe in own:
-            key = json.dumps(deciding_half(recipe), sort_keys=True)
+            key = json.dumps([deciding_half(recipe), study.arms[arm].budget_share], sort_keys=True)
             if key not in seen:
                 seen[key] = (arm, shown_setting(setting).rstrip(", "))
                 continue

@@ -10,11 +10,11 @@ from abc import ABC
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
 
-_LOWER_IS_BETTER = ("loss", "perplexity", "error")
+_LOWER_IS_BETTER = ("loss", "perplexity", "error", "bits")
 """Words in the names of metrics that count errors."""
 _NOT_FILES = ("hub:", "builtin:")
 
@@ -25,7 +25,8 @@ class MeasureSettings(Settings, ABC):
     title: str | None = Field(None, description="Label in tables and figures (default: the measure's name).")
     higher_is_better: bool | None = Field(
         None,
-        description="Whether a greater score is better (default: unless the metric is a loss, perplexity or error).",
+        description="Whether a greater score is better (default: unless the metric is a loss, perplexity, error or"
+        " number of bits).",
     )
 
     path_fields: ClassVar[tuple[str, ...]] = ()
@@ -83,14 +84,31 @@ class MlmMeasure(MeasureSettings):
 
     kind: Literal["mlm"]
     data: list[str] = Field(min_length=1, description="Text that no run learns from: files, globs, hub:ORG/NAME.")
-    metric: Literal["accuracy", "perplexity"] = Field("accuracy", description="What is reported.")
+    metric: Literal["accuracy", "perplexity", "pseudo_bits_per_byte"] = Field(
+        "accuracy",
+        description="What is reported; the last, with window_bytes, compares arms of different vocabularies.",
+    )
     sequences: int = Field(1024, ge=1, description="Windows that are masked.")
     sequence_length: int | None = Field(
         None, ge=10, description="Tokens of a window (default: 128, or as many as the model reads)."
     )
+    window_bytes: int | None = Field(
+        None, ge=16, description="Bytes of a window of whole words, in place of sequence_length."
+    )
+    pseudo_sequences: int = Field(
+        0, ge=0, description="Windows scored with each token masked in turn, for pseudo_bits_per_byte."
+    )
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
 
     path_fields: ClassVar[tuple[str, ...]] = ("data",)
+
+    @model_validator(mode="after")
+    def _metric_is_measured(self) -> Self:
+        if (self.metric == "pseudo_bits_per_byte") != bool(self.window_bytes and self.pseudo_sequences):
+            raise ValueError(
+                "metric pseudo_bits_per_byte goes with window_bytes and pseudo_sequences; give all three or none"
+            )
+        return self
 
     @property
     def metric_name(self) -> str:

@@ -108,8 +108,9 @@ class Measurer:
             mlm = MlmSettings(
                 sequences=measure.sequences,
                 sequence_length=measure.sequence_length,
+                window_bytes=measure.window_bytes,
                 rate=measure.rate,
-                pseudo_sequences=0,
+                pseudo_sequences=measure.pseudo_sequences,
             )
             data, metric = measure.data, measure.metric
             results = _once(place, lambda: evaluate_mlm(arguments, data, mlm, progress=self.progress))

@@ -41,9 +41,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def _setup(study: Study, results: Mapping[str, Any]) -> str:
     ((unit, amount),) = results["budget"].items()
+    others = [f"{arm} {own.budget_share:g} times as much" for arm, own in study.arms.items() if own.budget_share != 1]
     text = (
-        f"Recipe `{study.recipe}`, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run, seeds"
-        f" {', '.join(map(str, study.seeds))}."
+        f"Recipe `{study.recipe}`, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run"
+        + (f" ({', '.join(others)})" if others else "")
+        + f", seeds {', '.join(map(str, study.seeds))}."
     )
     if study.choose is None:
         return text
@@ -119,6 +121,7 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         scale = factor(study.measure(names[0]).higher)
         found = _interval(claim["difference"], scale)
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
+        margin += f" ({claim['confidence']:.0%} interval)" if claim.get("confidence", 0.95) != 0.95 else ""
         compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
         rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**"])
     return table(["claim", "comparison", "difference", "verdict"], rows)

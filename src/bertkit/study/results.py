@@ -117,15 +117,17 @@ def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: 
     }
 
 
-def difference(arm: Sequence[Document], against: Sequence[Document], names: Sequence[str]) -> dict[str, Any]:
-    """The paired difference of two arms' scores over the seeds that both have, with its 95% interval.
+def difference(
+    arm: Sequence[Document], against: Sequence[Document], names: Sequence[str], confidence: float = 0.95
+) -> dict[str, Any]:
+    """The paired difference of two arms' scores over the seeds that both have, with its interval.
 
     `mean`, `low` and `high` are None where fewer than two seeds have both scores.
     """
     others = {document["seed"]: score_of(document, names) for document in against}
     pairs = {document["seed"]: (score_of(document, names), others.get(document["seed"])) for document in arm}
     found = {seed: a - b for seed, (a, b) in pairs.items() if a is not None and b is not None}
-    mean, low, high = mean_interval(list(found.values())) if len(found) > 1 else (None, None, None)
+    mean, low, high = mean_interval(list(found.values()), confidence) if len(found) > 1 else (None, None, None)
     return {"mean": mean, "low": low, "high": high, "n": len(found), "seeds": list(found.values())}
 
 
@@ -143,7 +145,7 @@ def verdict(expects: str, margin: float, low: float, high: float) -> str:
 
 def _decided(study: Study, claim: Claim, by_arm: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
     against = claim.against or study.against
-    found = difference(by_arm[claim.arm], by_arm[against], claim.names)
+    found = difference(by_arm[claim.arm], by_arm[against], claim.names, claim.confidence)
     decided = (
         "undecided" if found["mean"] is None else verdict(claim.expects, claim.margin, found["low"], found["high"])
     )

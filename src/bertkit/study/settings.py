@@ -76,6 +76,15 @@ class Arm(Settings):
         description="Further keys to choose, in all combinations with those of choose.grid. Such an arm has more"
         " candidates than the others; the report states it.",
     )
+    budget_share: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Share of the budget that a run of this arm gets, such as 0.1 where it is to reach in a tenth of the"
+        " FLOPs what the others reach.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"budget_share"})
 
 
 class SettingChoice(Settings):
@@ -108,6 +117,15 @@ class Claim(Settings):
         ge=0,
         description="Difference in the opposite direction that the claim allows, for claims such as `no worse`.",
     )
+    confidence: float = Field(
+        0.95,
+        ge=0.5,
+        lt=1,
+        description="Of the interval that decides; its two sides are equal, so that 0.98 is p < 0.01 for the claim's"
+        " side.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"confidence"})
 
     @property
     def names(self) -> list[str]:

@@ -68,15 +68,16 @@ def candidates_of(study: Study, arm: str) -> list[StudyRun]:
     """A short run for each setting of an arm; none where nothing is chosen."""
     if study.choose is None:
         return []
+    share = study.choose.budget_share * study.arms[arm].budget_share
     return [
-        StudyRun(arm, setting, study.choose.seed, study.choose.budget_share, number)
+        StudyRun(arm, setting, study.choose.seed, share, number)
         for number, setting in enumerate(settings_of(study, arm), start=1)
     ]
 
 
 def scored_of(study: Study, arm: str, setting: Mapping[str, Any]) -> list[StudyRun]:
     """A whole run for each seed."""
-    return [StudyRun(arm, setting, seed) for seed in study.seeds]
+    return [StudyRun(arm, setting, seed, study.arms[arm].budget_share) for seed in study.seeds]
 
 
 def pretrain_arguments(
