@@ -149,9 +149,10 @@ def test_a_word_longer_than_a_window_is_left_out_and_tabs_stay(tmp_path: Path) -
     windows = sorted(drawn_texts(corpus, tokenizer, 16, 9, Draw(0)), key=lambda w: w.number)
     assert [tokenizer.decode(w.ids_T.tolist()).strip() for w in windows] == ["one\ttwo", "four é"]
     assert [w.bytes for w in windows] == [7, 7]
+    (tmp_path / "none.txt").write_text(long)
+    none = open_corpus([str(tmp_path / "none.txt")])
     with pytest.raises(DataError, match="no words of at most 16 bytes"):
-        (tmp_path / "none.txt").write_text(long)
-        drawn_texts(open_corpus([str(tmp_path / "none.txt")]), tokenizer, 16, 9, Draw(0))
+        drawn_texts(none, tokenizer, 16, 9, Draw(0))
 
 
 def test_bits_per_byte_of_constant_logits_follow_from_the_vocabularys_size(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from bertkit.errors import StoppedError, UsageError
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.overrides import parsed

@@ -13,7 +13,8 @@ import pytest
 from bertkit.data.prepare import prepare_shards
 from bertkit.errors import DataError
 from bertkit.pretraining.recipe import load_recipe
-from bertkit.pretraining.trainer import Pretrainer, check_epochs
+from bertkit.pretraining.stage_run import check_epochs
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import open_corpus

@@ -27,7 +27,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import open_shards, open_text
-from bertkit.pretraining.trainer import check_epochs
+from bertkit.pretraining.stage_run import check_epochs
 from bertkit.pretraining.words import check_words, count_words, needs_words
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory

@@ -16,8 +16,8 @@ import pytest
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.run import open_shards
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.study import workplace as study_workplace

@@ -20,8 +20,8 @@ import pytest
 from bertkit.data.stream import StepBatches
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import open_shards, run_pretraining
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import silent_progress
 from bertkit.run.metrics import read_metrics
 from bertkit.text.tokenizer_files import load_tokenizer

@@ -36,8 +36,9 @@ from bertkit.models.hub import read_config, refuse_quantised
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer, StageRun
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer

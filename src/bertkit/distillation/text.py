@@ -38,8 +38,9 @@ from bertkit.models.layer_choice import chosen_layers
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer, StageRun
+from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import counted
 from bertkit.run.directory import RunDirectory
 from bertkit.training.cost import count_parameters

@@ -23,8 +23,8 @@ from bertkit.objectives.base import Objective
 from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import StageRun
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import KINDS, load_any
 from bertkit.run.directory import RECORD, RunDirectory

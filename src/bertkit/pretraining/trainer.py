@@ -7,9 +7,9 @@ prepares the corpus, held_out.py evaluates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.layouts.lanes import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.data.stream import StepBatches
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import UsageError
 from bertkit.models.conversion import converted, grown, with_vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
@@ -40,17 +38,16 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
-from bertkit.pretraining.held_out import HeldOut, HeldOutSize
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.pretraining.stage_run import StageRun, check_epochs
+from bertkit.pretraining.stages import stages_of
 from bertkit.pretraining.translated import held_out_translations
 from bertkit.pretraining.words import FOLDER, WORDS, WordsRead, kept_document, mark_name
 from bertkit.progress import Progress
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.figures import draw_curves
-from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
@@ -62,72 +59,6 @@ log = logging.getLogger(__name__)
 
 CARRIED = "carried"
 """The tensors of a checkpoint that the model carries from one batch to the next."""
-
-
-class StageRun:
-    """A stage on a corpus: its objectives, its batches and its held-out samples.
-
-    Args:
-        stage: of a recipe.
-        shards: the tokenised corpus.
-        tokenizer: of the shards.
-        cache: the cache's root, for the plans of epochs.
-        micro_batch_tokens: most tokens of a micro-batch; None: a batch is not split.
-        prepare: in place of `Objective.prepared`.
-
-    Raises:
-        UsageError: the tokenizer cannot serve an objective.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        shards: TokenShards,
-        tokenizer: Tokenizer,
-        *,
-        cache: Path,
-        micro_batch_tokens: int | None = None,
-        prepare: Callable[[Objective], Objective] | None = None,
-    ) -> None:
-        recipe = stage.recipe
-        prepare = prepare or (lambda objective: objective.prepared(tokenizer, shards))
-        self.stage = stage
-        self.objectives = tuple(map(prepare, recipe.objectives))
-        training, self._held_out_stream = training_and_held_out(
-            recipe.data,
-            shards,
-            seed=recipe.seed,
-            stage=stage.number,
-            plans=cache / "plans",
-            lanes=recipe.optimisation.batch_sequences,
-            sep_id=tokenizer.sep_id,
-        )
-        self.batches = StepBatches(
-            training,
-            Vocabulary.of(tokenizer),
-            self.objectives,
-            batch_sequences=recipe.optimisation.batch_sequences,
-            micro_batch_tokens=micro_batch_tokens,
-            first_step=stage.first_step,
-            run_steps=recipe.optimisation.steps,
-            sizes=stage.batch_sizes,
-        )
-
-    @cached_property
-    def held_out(self) -> HeldOut:
-        batches = self.batches
-        assert batches.micro_batch_tokens is not None
-        return HeldOut.prepare(
-            self._held_out_stream,
-            batches.vocabulary,
-            self.objectives,
-            sequences=self.stage.recipe.engine.evaluation_sequences,
-            micro_batch_tokens=batches.micro_batch_tokens,
-        )
-
-    @property
-    def held_out_size(self) -> HeldOutSize:
-        return self.held_out.size(self._held_out_stream, self.objectives)
 
 
 class Pretrainer(Trainer[PackedBatch]):
@@ -471,30 +402,3 @@ class Pretrainer(Trainer[PackedBatch]):
             self.engine.precision,
             self.engine.device.type,
         )
-
-
-def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
-    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
-    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
-    if limit is None:
-        return
-    epoch_samples = [each.batches.stream.epoch_length(0) for each in stages]
-
-    def epochs(steps: int) -> float:
-        own = [each.stage.recipe.optimisation.model_copy(update={"steps": steps}) for each in stages]
-        ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
-        sizes = [each.batch_sizes() for each in own]
-        stretches = zip([0, *ends], ends, sizes, epoch_samples, strict=False)
-        return sum((each.before(end) - each.before(first)) / samples for first, end, each, samples in stretches)
-
-    wanted = epochs(optimisation.steps)
-    if wanted <= limit:
-        return
-    fitting = int(optimisation.steps * limit / wanted)
-    while fitting >= len(stages) and epochs(fitting) > limit:
-        fitting -= 1
-    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
-    raise DataError(
-        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
-        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
-    )

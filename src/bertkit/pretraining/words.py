@@ -36,7 +36,7 @@ CLOSE = 0.9
 
 
 class StageOnText(Protocol):
-    """A stage and its batches: see `bertkit.pretraining.trainer.StageRun`."""
+    """A stage and its batches: see `bertkit.pretraining.stage_run.StageRun`."""
 
     @property
     def stage(self) -> Stage: ...

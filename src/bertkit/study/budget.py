@@ -17,8 +17,8 @@ import torch
 from bertkit.data.shards import TokenShards
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import StageRun
 from bertkit.recipe.hashing import deciding_half
 from bertkit.study.settings import Budget
 from bertkit.text.tokenizer_files import load_tokenizer

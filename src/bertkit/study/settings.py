@@ -80,8 +80,8 @@ class Arm(Settings):
         1.0,
         gt=0,
         le=1000,
-        description="Share of the budget that a run of this arm gets, such as 0.1 where it is to reach in a tenth of the"
-        " FLOPs what the others reach.",
+        description="Share of the budget that a run of this arm gets, such as 0.1 where it is to reach in a tenth of"
+        " the FLOPs what the others reach.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"budget_share"})

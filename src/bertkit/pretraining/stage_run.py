@@ -1,0 +1,114 @@
+"""A stage of a run on its corpus: objectives, batches and held-out samples, and how often all stages read the text.
+
+Own design. Sibling stages.py says what stages a recipe has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.samples import Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.data.stream import StepBatches
+from bertkit.errors import DataError
+from bertkit.objectives.base import Objective
+from bertkit.pretraining.held_out import HeldOut, HeldOutSize
+from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.stages import Stage
+from bertkit.text.tokenizer import Tokenizer
+
+
+class StageRun:
+    """A stage on a corpus: its objectives, its batches and its held-out samples.
+
+    Args:
+        stage: of a recipe.
+        shards: the tokenised corpus.
+        tokenizer: of the shards.
+        cache: the cache's root, for the plans of epochs.
+        micro_batch_tokens: most tokens of a micro-batch; None: a batch is not split.
+        prepare: in place of `Objective.prepared`.
+
+    Raises:
+        UsageError: the tokenizer cannot serve an objective.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        shards: TokenShards,
+        tokenizer: Tokenizer,
+        *,
+        cache: Path,
+        micro_batch_tokens: int | None = None,
+        prepare: Callable[[Objective], Objective] | None = None,
+    ) -> None:
+        recipe = stage.recipe
+        prepare = prepare or (lambda objective: objective.prepared(tokenizer, shards))
+        self.stage = stage
+        self.objectives = tuple(map(prepare, recipe.objectives))
+        training, self._held_out_stream = training_and_held_out(
+            recipe.data,
+            shards,
+            seed=recipe.seed,
+            stage=stage.number,
+            plans=cache / "plans",
+            lanes=recipe.optimisation.batch_sequences,
+            sep_id=tokenizer.sep_id,
+        )
+        self.batches = StepBatches(
+            training,
+            Vocabulary.of(tokenizer),
+            self.objectives,
+            batch_sequences=recipe.optimisation.batch_sequences,
+            micro_batch_tokens=micro_batch_tokens,
+            first_step=stage.first_step,
+            run_steps=recipe.optimisation.steps,
+            sizes=stage.batch_sizes,
+        )
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        batches = self.batches
+        assert batches.micro_batch_tokens is not None
+        return HeldOut.prepare(
+            self._held_out_stream,
+            batches.vocabulary,
+            self.objectives,
+            sequences=self.stage.recipe.engine.evaluation_sequences,
+            micro_batch_tokens=batches.micro_batch_tokens,
+        )
+
+    @property
+    def held_out_size(self) -> HeldOutSize:
+        return self.held_out.size(self._held_out_stream, self.objectives)
+
+
+def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
+    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
+    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
+    if limit is None:
+        return
+    epoch_samples = [each.batches.stream.epoch_length(0) for each in stages]
+
+    def epochs(steps: int) -> float:
+        own = [each.stage.recipe.optimisation.model_copy(update={"steps": steps}) for each in stages]
+        ends = optimisation.model_copy(update={"steps": steps}).stage_ends()
+        sizes = [each.batch_sizes() for each in own]
+        stretches = zip([0, *ends], ends, sizes, epoch_samples, strict=False)
+        return sum((each.before(end) - each.before(first)) / samples for first, end, each, samples in stretches)
+
+    wanted = epochs(optimisation.steps)
+    if wanted <= limit:
+        return
+    fitting = int(optimisation.steps * limit / wanted)
+    while fitting >= len(stages) and epochs(fitting) > limit:
+        fitting -= 1
+    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
+    raise DataError(
+        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
+        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
+    )
