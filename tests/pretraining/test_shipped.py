@@ -293,6 +293,16 @@ def test_albert_has_the_values_of_the_paper_and_its_code() -> None:
         assert (masked_lm.units, order.term) == (Ngrams(longest=3), "sentence_order")  # type: ignore[attr-defined]  # the first is the masked LM
 
 
+def test_bart_has_the_values_of_the_paper() -> None:
+    recipe = load_recipe("bart-base")
+    assert (recipe.optimisation.batch_sequences, recipe.optimisation.steps) == (8000, 500_000)
+    (objective,) = recipe.objectives
+    assert objective.model_dump() == {
+        "weight": 1.0, "rate": 0.3, "mean_span": 3.0, "permute_sentences": True, "label_smoothing": 0.0
+    }  # fmt: skip
+    assert 1 < objective.sample_tokens(512) / 512 < 2
+
+
 def test_the_transformer_has_the_values_of_the_paper() -> None:
     for name, width, heads, dropout, steps in (("base", 512, 8, 0.1, 100_000), ("big", 1024, 16, 0.3, 300_000)):
         recipe = load_recipe(f"transformer-{name}")

@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie": {},
     "mobilebert": {**_EMBEDDINGS, "intra_bottleneck_size": 8, "num_feedforward_networks": 2},
     "mosaicbert": {},
+    "fast-encoder": {},
     "modernbert": {"num_hidden_layers": 3, "local_attention": 6},
     "deberta": {},
     "deberta-v2": {"position_buckets": 8},

@@ -22,7 +22,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.recorder import Scope
 
 Activation = Literal[
-    "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "relu", "silu", "swish", "tanh"
+    "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "relu", "relu2", "silu", "swish", "tanh"
 ]
 """Names of the Hub's `hidden_act`; several are one formula: three are GELU's tanh approximation, two the exact one."""
 
@@ -37,6 +37,10 @@ def _gelu_by_tanh(values: Tensor) -> Tensor:
     return functional.gelu(values, approximate="tanh")
 
 
+def _squared_relu(values: Tensor) -> Tensor:
+    return functional.relu(values).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_python": functional.gelu,
@@ -44,6 +48,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": _gelu_by_tanh,
     "gelu_fast": _gelu_by_tanh,
     "relu": functional.relu,
+    "relu2": _squared_relu,
     "silu": functional.silu,
     "swish": functional.silu,
     "tanh": torch.tanh,

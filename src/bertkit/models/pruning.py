@@ -341,6 +341,11 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
             f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all before it, so they cannot move;"
             " keep the first ones (method.layers=first)"
         )
+    if config.model_type == "fast-encoder" and len(kept) != settings["num_hidden_layers"]:
+        raise UsageError(
+            f"layers: {list(kept)}; layers of the fast encoder read the outputs of earlier ones by their numbers, so"
+            " none can be removed; train a smaller one (--set model.num_hidden_layers=N)"
+        )
     lists = {"attention_window": getattr(config, "windows", ()), "layer_types": getattr(config, "kinds", ())}
     for name, values in lists.items():
         if name in settings and values:

@@ -17,6 +17,7 @@ from bertkit.models.electra import ElectraConfig
 from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.ernie import ErnieConfig
+from bertkit.models.fast_encoder import FastEncoderConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.gpt_bert import GptBertConfig
@@ -43,6 +44,7 @@ AnyEncoderConfig = Annotated[
     | ElectraConfig
     | ElmoConfig
     | ErnieConfig
+    | FastEncoderConfig
     | Gpt2Config
     | GptBertConfig
     | GptConfig

@@ -149,6 +149,10 @@ class Objective(Settings, ABC):
     def expected_count(self, length: int) -> float:
         """How many predictions a sequence of this many tokens holds, for estimates."""
 
+    def sample_tokens(self, length: int) -> float:
+        """How many tokens the sample has that it makes of one of this many, for estimates."""
+        return float(length)
+
     def mean_expected_count(self, length: int, start: float, end: float) -> float:
         """`expected_count` on average over a part of the run, given by its progress at both ends."""
         if self.at(start) is self:

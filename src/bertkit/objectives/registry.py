@@ -9,6 +9,7 @@ from bertkit.models.heads import add_head
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
+from bertkit.objectives.denoising import Denoising
 from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
 from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
@@ -37,6 +38,7 @@ def register(kind: type[Objective]) -> None:
 register(BackwardLM)
 register(Capitalisation)
 register(CausalLM)
+register(Denoising)
 register(ForwardLM)
 register(MaskedDiffusion)
 register(MaskedLM)

@@ -67,7 +67,8 @@ def pretraining_plan(
     memory: MemoryTerms = {}
     stretches: list[_Stretch] = []
     for stage in stages:
-        length = stage.recipe.data.sequence_length
+        text_length = stage.recipe.data.sequence_length
+        length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
         for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
             predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
             in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
@@ -78,7 +79,7 @@ def pretraining_plan(
                 predictions={head: sequences * count for head, count in predictions.items()},
                 sequences=sequences,
             )
-            stretches.append(_Stretch(end - first, sequences * length, step))
+            stretches.append(_Stretch(end - first, sequences * text_length, step))
             micro_batch = min(engine.micro_batch_tokens, sequences * length)
             terms = training_memory(
                 model,

@@ -139,7 +139,9 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
 def _sequence(
     one: Samples, original_T: Integers, objectives: Sequence[Objective], tokenizer: Tokenizer
 ) -> ShownSequence:
-    """One sequence, beside the ids that the text has in it."""
+    """One sequence, beside the ids that the text has in it; where an objective made other tokens of it, without."""
+    if original_T.size != one.ids_T.size:
+        original_T = one.ids_T
     changes: dict[int, str] = {}
     predicts: list[dict[str, str]] = [{} for _ in original_T]
     mask_id = tokenizer.mask_id if "mask" in tokenizer.roles else -1

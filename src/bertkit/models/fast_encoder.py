@@ -1,0 +1,363 @@
+"""An encoder for small budgets: what lets a model of few layers learn most from few operations.
+
+No paper: each part is published for another model, and was kept where it lowered the loss at equal training FLOPs
+(docs/speedrun.md has the trials). The frame is a pre-norm Transformer without biases and with norms without weights,
+rotary positions (Su et al. 2021, arXiv:2104.09864), queries and keys normalised (Henry et al. 2020, arXiv:2010.04245),
+and a squared ReLU (So et al. 2021, Primer, arXiv:2109.08668). Around it, as in the speedrun of GPT-2
+(github.com/KellerJordan/modded-nanogpt): what adds to the residual stream starts at zero, later layers read the outputs
+of earlier ones as in a U-net, every layer reads the embeddings, and values may have embeddings of their own. What
+attention reads is mixed with its neighbours (depthwise convolution: Primer; Allen-Zhu 2025, canon layers). Pairs of
+neighbouring tokens have a row in one table, by a hash (Svenstrup et al. 2017, arXiv:1709.03933).
+
+Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, B
+sequences, V vocabulary, K outputs, W neighbours on either side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import SelfAttention, attend
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
+from bertkit.models.layers import ACTIVATIONS, Activation
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.rotary import RotaryTable
+from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+from bertkit.models.weights import Names
+
+_PAIRS = ((-1, 0), (0, 1), (-1, 1))
+"""The places of both tokens of each pair that a token looks up, from its own."""
+_FACTORS = (1_000_003, 7_919, 131_071)
+"""Primes that spread pairs over the rows."""
+
+
+class FastEncoderConfig(TransformerConfig):
+    """A small encoder; defaults are those of the recipe `fast-encoder`."""
+
+    family: Literal["fast-encoder"] = "fast-encoder"
+    hidden_size: int = Field(256, ge=1, description="Width D of the hidden states.")
+    num_hidden_layers: int = Field(4, ge=1, description="Layers.")
+    num_attention_heads: int = Field(4, ge=1, description="Heads of each layer; must divide hidden_size.")
+    intermediate_size: int = Field(1024, ge=1, description="Width of the feed-forward layer.")
+    hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
+    attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
+    hidden_act: Activation = Field("relu2", description="Activation of the feed-forward layers.")
+    gated: bool = Field(False, description="Whether the feed-forward layer has a gate as wide as itself.")
+    norm_eps: float = Field(1e-5, gt=0, description="Added to the mean square in RMS normalisation.")
+    rope_theta: float = Field(10_000.0, gt=0, description="Longest wave of rotary positions.")
+    query_key_norm: bool = Field(True, description="Whether queries and keys are normalised.")
+    zero_outputs: bool = Field(True, description="Whether what adds to the residual stream starts at zero.")
+    skips: bool = Field(True, description="Whether layers of the second half read the outputs of those of the first.")
+    embedding_skip: bool = Field(True, description="Whether every layer reads the embeddings, too.")
+    value_embeddings: int = Field(
+        0, ge=0, description="Layers at either end whose values have an embedding of each token added."
+    )
+    pair_rows: int = Field(0, ge=0, description="Rows of the hashed table of pairs of neighbouring tokens; 0: none.")
+    neighbours: int = Field(1, ge=0, description="Tokens on either side with which attention's input is mixed.")
+    attention_gate: bool = Field(False, description="Whether a head's output has a factor of its token's own.")
+    head_transform: bool = Field(True, description="Whether the masked-LM head has a layer before the vocabulary.")
+    decoder_bias: bool = Field(True, description="Whether the vocabulary projection has a bias.")
+    word_scale: float = Field(1.0, gt=0, description="Standard deviation of the initial word embeddings, times range.")
+    classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
+
+    model_type: ClassVar[str] = "fast-encoder"
+    hub_prefix: ClassVar[str] = "model"
+    base_architecture: ClassVar[str] = "FastEncoderModel"
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if (self.hidden_size // self.num_attention_heads) % 2:
+            raise ValueError(
+                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}; rotary positions"
+                " turn pairs, so it must be even"
+            )
+        if 2 * self.value_embeddings > self.num_hidden_layers:
+            raise ValueError(
+                f"value_embeddings is {self.value_embeddings} at either end, and there are"
+                f" {self.num_hidden_layers} layers"
+            )
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> FastEncoder:
+        return FastEncoder(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Linear maps evenly within sqrt(3 / inputs), so with a deviation of 1 / sqrt(inputs); embeddings normal."""
+        if (
+            name.endswith(("attention.output.weight", "feed_forward.outer.weight")) and self.zero_outputs
+        ) or name.endswith((".skip_weights", ".near", "attention.gate.weight", "pairs.weight")):
+            parameter.zero_()
+        elif name.endswith(".residual"):
+            parameter.copy_(torch.tensor([1.0, 0.0])[:, None].expand_as(parameter))
+        elif name.endswith(".value_weights"):
+            parameter.fill_(0.5)
+        elif name.endswith("word.weight") or ".values." in name:
+            parameter.normal_(std=self.initializer_range * self.word_scale, generator=generator)
+        else:
+            edge = math.sqrt(3 / parameter.shape[-1])
+            parameter.uniform_(-edge, edge, generator=generator)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        def classifier(name: str, hub: str, outputs: int | None = None) -> HeadPlan:
+            return classifier_plan(
+                f"FastEncoderFor{name}", dropout_rate=self.classifier_dropout, hub=hub, outputs=outputs
+            )
+
+        return {
+            "masked_lm": HeadPlan(
+                "FastEncoderForMaskedLM",
+                lambda shape: FastMaskedLM(self, shape),
+                {"dense": "head.dense", "": "decoder"},
+                decoder="decoder",
+            ),
+            "sequence_classification": classifier("SequenceClassification", "classifier"),
+            "token_classification": classifier("TokenClassification", "token_classifier"),
+            "span": classifier("QuestionAnswering", "span_classifier", 2),
+            "multiple_choice": classifier("MultipleChoice", "choice_classifier", 1),
+        }
+
+
+def rms_norm(states: Tensor, eps: float) -> Tensor:
+    """States over the root of their mean square along the last dimension; no weights."""
+    return functional.rms_norm(states, (states.shape[-1],), eps=eps)
+
+
+class FastMaskedLM(VocabularyHead):
+    """A linear map, GELU and norm, then the transposed word embedding and a bias."""
+
+    def __init__(self, config: FastEncoderConfig, shape: HeadShape) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if config.head_transform else None
+        self.eps = config.norm_eps
+        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        if self.dense is not None:
+            hidden_MD = rms_norm(functional.gelu(self.dense(hidden_MD)), self.eps)
+        return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
+
+
+class Neighbours:
+    """The tokens near each token of its own sequence; where that is read from left to right, those before it."""
+
+    def __init__(self, positions_T: Tensor, sequences: PackedSequences, each_side: int) -> None:
+        self.inside: dict[int, Tensor] = {}
+        for shift in range(1, each_side + 1):
+            before_T = positions_T >= shift
+            behind_T = torch.zeros_like(before_T)
+            behind_T[:-shift] = before_T[shift:]
+            if sequences.causal_B is not None:
+                causal_B = torch.from_numpy(sequences.causal_B).to(positions_T.device)
+                behind_T &= ~causal_B.repeat_interleave(sequences.cu_seqlens_B1.diff().long())
+            self.inside[-shift], self.inside[shift] = before_T[:, None], behind_T[:, None]
+
+    def shifted(self, states_TX: Tensor, shift: int) -> Tensor:
+        """Of each token the state `shift` tokens further on, zero where that is another sequence: (T, X)."""
+        rolled_TX = torch.roll(states_TX, -shift, 0)
+        return torch.where(self.inside[shift], rolled_TX, rolled_TX.new_zeros(()))
+
+    def mixed(self, states_TD: Tensor, near_WD: Tensor) -> Tensor:
+        """Each state and its neighbours' times their factors: (T, D)."""
+        mixed_TD, each_side = states_TD, len(near_WD) // 2
+        for row, shift in enumerate((*range(-each_side, 0), *range(1, each_side + 1))):
+            mixed_TD = torch.addcmul(mixed_TD, self.shifted(states_TD, shift), near_WD[row].to(states_TD.dtype))
+        return mixed_TD
+
+
+def pair_rows(ids_T: Tensor, near: Neighbours, rows: int) -> list[Tensor]:
+    """Of each pair in turn the row of each token, (T,): a hash, where a place outside of the sequence counts as 0."""
+    first, apart, second = _FACTORS
+    number_T1 = ids_T[:, None] + 1
+    at = {0: number_T1, -1: near.shifted(number_T1, -1), 1: near.shifted(number_T1, 1)}
+    return [
+        ((at[left] * first + kind * apart) ^ (at[right] * second)).flatten() % rows
+        for kind, (left, right) in enumerate(_PAIRS)
+    ]
+
+
+class FastAttention(SelfAttention):
+    """Attention over normalised and turned queries and keys, values with an embedding of their token."""
+
+    def __init__(self, config: FastEncoderConfig, *, has_values: bool) -> None:
+        width = config.hidden_size
+        super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
+        for name in ("query", "key", "value", "output"):
+            setattr(self, name, nn.Linear(width, width, bias=False))
+        self.eps = config.norm_eps if config.query_key_norm else None
+        self.value_weights = nn.Parameter(torch.empty(2)) if has_values else None
+        self.gate = nn.Linear(width, self.heads, bias=False) if config.attention_gate else None
+
+    def turned(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        embedding_TD: Tensor | None,
+        scope: Scope,
+        index_M: Tensor | None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, before norm and turn.
+
+        Args:
+            embedding_TD: each token's embedding that is added to its value.
+        """
+        rate = self.dropout_rate if self.training else 0.0
+
+        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
+            if self.eps is not None:
+                query_TNH, key_TNH = rms_norm(query_TNH, self.eps), rms_norm(key_TNH, self.eps)
+            if embedding_TD is not None and self.value_weights is not None:
+                own, added = self.value_weights.to(value_TNH.dtype)
+                value_TNH = own * value_TNH + added * embedding_TD.to(value_TNH.dtype).view(value_TNH.shape)
+            query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
+            mixed = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+            if self.gate is not None:
+                mixed = mixed * (2 * torch.sigmoid(self.gate(hidden_TD))).to(mixed.dtype)[..., None]
+            return mixed
+
+        return self.project(hidden_TD, mix, scope, index_M)
+
+
+class FastFeedForward(nn.Module):
+    """A linear map, the activation, times a gate where there is one, and a linear map."""
+
+    def __init__(self, config: FastEncoderConfig) -> None:
+        super().__init__()
+        inner = config.intermediate_size
+        self.inner = nn.Linear(config.hidden_size, 2 * inner if config.gated else inner, bias=False)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.gated = config.gated
+        self.outer = nn.Linear(inner, config.hidden_size, bias=False)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: `hook_pre` and `hook_post`, around the activation."""
+        inner = scope.tap("hook_pre", self.inner(hidden_TD))
+        if self.gated:
+            value_TF, gate_TF = inner.chunk(2, dim=-1)
+            inner_TF = self.activation(gate_TF) * value_TF
+        else:
+            inner_TF = self.activation(inner)
+        output_TD: Tensor = self.outer(scope.tap("hook_post", inner_TF))
+        return output_TD
+
+
+class FastLayer(nn.Module):
+    """Attention and feed-forward layer, each behind a norm.
+
+    Attributes:
+        residual: factors of the residual stream and of the embeddings, (2, D).
+        skip_weights: of the earlier layer's output, (D).
+        near: of the neighbours, (2 W, D).
+    """
+
+    def __init__(self, config: FastEncoderConfig, *, has_skip: bool, has_values: bool) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.attention = FastAttention(config, has_values=has_values)
+        self.feed_forward = FastFeedForward(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.eps = config.norm_eps
+        self.residual = nn.Parameter(torch.empty(2, width)) if config.embedding_skip else None
+        self.skip_weights = nn.Parameter(torch.empty(width)) if has_skip else None
+        self.near = nn.Parameter(torch.empty(2 * config.neighbours, width)) if config.neighbours else None
+
+
+class FastEncoder(Encoder):
+    """The stack."""
+
+    hub_names: ClassVar[Names] = {
+        name: name
+        for name in (
+            "word",
+            "pairs",
+            "values.{n}",
+            "layers.{n}",
+            "layers.{n}.attention",
+            *(f"layers.{{n}}.attention.{part}" for part in ("query", "key", "value", "output", "gate")),
+            "layers.{n}.feed_forward.inner",
+            "layers.{n}.feed_forward.outer",
+        )
+    }
+
+    def __init__(self, config: FastEncoderConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.settings = config
+        width, layers, ends = config.hidden_size, config.num_hidden_layers, config.value_embeddings
+        self.word = nn.Embedding(vocab_size, width)
+        self.pairs = nn.Embedding(config.pair_rows, width) if config.pair_rows else None
+        self.values = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(ends))
+        self.layers = nn.ModuleList(
+            FastLayer(
+                config,
+                has_skip=config.skips and number >= (layers + 1) // 2,
+                has_values=number < ends or number >= layers - ends,
+            )
+            for number in range(layers)
+        )
+        self.head_width = width // config.num_attention_heads
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.word
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
+        return self._states(batch, Scope(recorder, ""), None)
+
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        return self._states(batch, Scope(None, ""), index_M)
+
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        last = self.layers[-1]
+        assert isinstance(last, FastLayer)
+        return (last.attention.output, last.feed_forward)
+
+    def _embedded(self, batch: PackedBatch, near: Neighbours, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`, the words alone."""
+        embedded_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        if self.pairs is not None:
+            for row_T in pair_rows(batch.ids_T, near, self.settings.pair_rows):
+                embedded_TD = embedded_TD + self.pairs(row_T)
+        return rms_norm(embedded_TD, self.settings.norm_eps)
+
+    def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
+        settings, layers = self.settings, len(self.layers)
+        rotary = RotaryTable(batch.positions_T, self.head_width, settings.rope_theta)
+        near = Neighbours(batch.positions_T, batch.sequences, max(1, settings.neighbours))
+        first_TD = self._embedded(batch, near, scope)
+        hidden_TD = first_TD
+        outputs: list[Tensor] = []
+        ends = len(self.values)
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, FastLayer)
+            within = scope.within(f"blocks.{number}.")
+            hidden_TD = within.tap("hook_resid_pre", hidden_TD)
+            if layer.residual is not None:
+                hidden_TD = layer.residual[0] * hidden_TD + layer.residual[1] * first_TD
+            if layer.skip_weights is not None:
+                hidden_TD = hidden_TD + layer.skip_weights * outputs[layers - 1 - number]
+            table = number if number < ends else ends - layers + number if number >= layers - ends else None
+            embedding_TD = None if table is None else self.values[table](batch.ids_T)
+            asked_M = index_M if number == layers - 1 else None
+            read_TD = rms_norm(hidden_TD, layer.eps)
+            if layer.near is not None:
+                read_TD = near.mixed(read_TD, layer.near)
+            attended_TD = layer.attention.turned(
+                read_TD, batch.sequences, rotary, embedding_TD, within.within("attn."), asked_M
+            )
+            hidden_TD = hidden_TD if asked_M is None else hidden_TD.index_select(0, asked_M)
+            hidden_TD = hidden_TD + layer.dropout(within.tap("hook_attn_out", attended_TD))
+            hidden_TD = within.tap("hook_resid_mid", hidden_TD)
+            fed_TD = layer.feed_forward(rms_norm(hidden_TD, layer.eps), within.within("mlp."))
+            hidden_TD = within.tap("hook_resid_post", hidden_TD + layer.dropout(within.tap("hook_mlp_out", fed_TD)))
+            outputs.append(hidden_TD)
+        return scope.tap("ln_final.hook_normalized", rms_norm(hidden_TD, settings.norm_eps))

@@ -1,0 +1,169 @@
+"""Denoising: write a text out of one whose sentences are in another order and whose spans are filled by a mask.
+
+Lewis et al. 2020, BART, arXiv:1910.13461, section 2.2 (text infilling and sentence permutation, which section 5 trains
+the large model with); details as in fairseq's DenoisingDataset. Spans have lengths of a Poisson distribution, each is
+replaced by one [MASK], and a span of length 0 inserts one. Lengths are counted in words, where the vocabulary marks
+their beginnings.
+
+Quirks kept: spans may overlap and reach the text's end, so that somewhat fewer words than the rate are masked; the last
+length is cut to what is left of the rate. Quirks left: fairseq's sentences end at full stops of GPT-2's vocabulary,
+here they are the corpus' segments; its decoder begins with </s> and predicts <s> first; it can fill a share of the
+masks with random tokens (`--mask-random`), which the paper does not mention. A source never becomes longer than its
+text, which many spans of no word would make it.
+
+Shapes: S tokens of a text without special ones, K spans.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import DocSentences
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.objectives.seq2seq_lm import TargetPrediction
+from bertkit.text.tokenizer import Tokenizer
+
+_LONGEST = 128
+"""Lengths from here on have a probability that counts as zero."""
+
+
+class Denoising(TargetPrediction):
+    """The text is the target of its corrupted form."""
+
+    rate: float = Field(0.3, gt=0, lt=1, description="Share of a text's words that is masked.")
+    mean_span: float = Field(
+        3.0, gt=0, le=50, description="Mean length of a span in words, of a Poisson distribution: 0 words at times."
+    )
+    permute_sentences: bool = Field(True, description="Whether the source has its sentences in random order.")
+
+    _shards: TokenShards | None = PrivateAttr(None)
+
+    term: ClassVar[str] = "denoising"
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if not isinstance(data.layout, DocSentences):
+            found.append(
+                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
+                " others; write data.layout: {name: doc-sentences}"
+            )
+        return found
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        if "mask" not in tokenizer.roles:
+            raise UsageError(
+                f"objective.{self.term} needs a [MASK] token, and the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); take another tokenizer"
+            )
+        prepared = self.model_copy()
+        prepared._shards = shards
+        return prepared
+
+    def expected_count(self, length: int) -> float:
+        """The whole text and the token that ends it."""
+        return max(1.0, length - 1.0)
+
+    def sample_tokens(self, length: int) -> float:
+        """The text, and what is left of it with a mask for each span."""
+        return 2.0 * length - self.rate * length * (1 - 1 / max(1.0, self.mean_span))
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Each sample as a source, corrupted, and a target."""
+        assert samples.source_T is not None
+        assert self._shards is not None
+        start_S1 = self._shards.segment_start_S1
+        bounds = samples.cu_seqlens_B1
+        ids, places, lengths, decoder_starts = [], [], [], []
+        for row in range(samples.lengths_B.size):
+            text = slice(bounds[row] + 1, bounds[row + 1] - 1)
+            at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
+            ids_S, place_S = samples.ids_T[text], samples.source_T[text]
+            source = ids_S
+            if self.permute_sentences:
+                source = ids_S[sentence_order(np.searchsorted(start_S1, place_S, side="right"), draw, at)]
+            source = self._infilled(source, vocabulary, draw, at)
+            ids += [[vocabulary.cls_id], source, [vocabulary.sep_id, vocabulary.cls_id], ids_S, [vocabulary.sep_id]]
+            places += [np.full(source.size + 3, -1), place_S, [-1]]
+            decoder_starts.append(source.size + 2)
+            lengths.append(source.size + ids_S.size + 4)
+        ids_T = np.concatenate(ids).astype(np.int64)
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths)])
+        decoder_start_B = np.asarray(decoder_starts, dtype=np.int64)
+        special_T = np.zeros(ids_T.size, dtype=np.bool_)
+        for at_B in (cu_seqlens_B1[:-1], cu_seqlens_B1[:-1] + decoder_start_B, cu_seqlens_B1[1:]):
+            special_T[at_B[at_B < ids_T.size]] = True
+            special_T[at_B[at_B > 0] - 1] = True
+        return self.with_decoder_targets(
+            samples.with_changes(
+                ids_T=ids_T,
+                token_types_T=np.zeros_like(ids_T),
+                special_T=special_T,
+                cu_seqlens_B1=cu_seqlens_B1,
+                source_T=np.concatenate(places).astype(np.int64),
+                decoder_start_B=decoder_start_B,
+                spans_T=None,
+            )
+        )
+
+    def _infilled(self, ids_S: Integers, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Integers:
+        """The text with spans of words replaced by a mask each, and masks inserted for spans of no word."""
+        starts_word_S = vocabulary.word_start_V[ids_S].copy()
+        starts_word_S[:1] = True
+        word_starts = np.flatnonzero(starts_word_S)
+        spans_K = self.span_lengths(math.ceil(self.rate * word_starts.size), draw, at)
+        inserted = int((spans_K == 0).sum())
+        words_K = spans_K[spans_K > 0][: word_starts.size]
+        first_K = np.argsort(draw.uniform("denoising/start", **at, position=np.arange(word_starts.size)), kind="stable")
+        masked_S = np.zeros(ids_S.size, dtype=np.bool_)
+        gone_S = np.zeros(ids_S.size, dtype=np.bool_)
+        ends = np.append(word_starts, ids_S.size)
+        for first, words in zip(first_K, words_K, strict=False):
+            masked_S[word_starts[first]] = True
+            gone_S[word_starts[first] + 1 : ends[min(first + words, word_starts.size)]] = True
+        source = np.where(masked_S, vocabulary.mask_id, ids_S)[~gone_S]
+        inserted = min(inserted, int(gone_S.sum()))
+        gap_K = draw.integers("denoising/gap", source.size + 1, **at, position=np.arange(inserted))
+        return np.insert(source, np.sort(gap_K), vocabulary.mask_id)
+
+    def span_lengths(self, words: int, draw: Draw, at: dict[str, Any]) -> Integers:
+        """Lengths of spans, (K,), that are `words` together; the last is cut."""
+        drawn = np.zeros(0, dtype=np.int64)
+        chance = np.cumsum(_poisson(self.mean_span))
+        while drawn.sum() < words:
+            uniform = draw.uniform("denoising/length", **at, position=drawn.size + np.arange(words))
+            drawn = np.append(drawn, np.searchsorted(chance, uniform * chance[-1], side="right"))
+        before = np.cumsum(drawn) - drawn
+        kept = drawn[before < words]
+        kept[-1] = words - before[kept.size - 1]
+        return kept
+
+
+def sentence_order(sentence_S: Integers, draw: Draw, at: dict[str, Any]) -> Integers:
+    """An order of tokens, (S,), in which sentences are shuffled and each keeps its tokens' order.
+
+    Args:
+        sentence_S: the number of each token's sentence, ascending.
+        draw: of the run.
+        at: the sample's address.
+    """
+    _, number_S = np.unique(sentence_S, return_inverse=True)
+    count = int(number_S[-1]) + 1 if number_S.size else 0
+    key = draw.uniform("denoising/sentence", **at, position=np.arange(count))
+    return np.argsort(key[number_S], kind="stable") if count else number_S
+
+
+def _poisson(mean: float) -> NDArray[np.float64]:
+    """The probability of each length."""
+    length = np.arange(_LONGEST)
+    log_factorial = np.array([math.lgamma(each + 1) for each in length])
+    return np.exp(length * math.log(mean) - mean - log_factorial)
