@@ -293,6 +293,28 @@ def test_albert_has_the_values_of_the_paper_and_its_code() -> None:
         assert (masked_lm.units, order.term) == (Ngrams(longest=3), "sentence_order")  # type: ignore[attr-defined]  # the first is the masked LM
 
 
+def test_t5_has_the_values_of_the_paper() -> None:
+    recipe = load_recipe("t5-small")
+    assert (recipe.optimisation.batch_sequences, recipe.optimisation.steps) == (128, 2**19)
+    (objective,) = recipe.objectives
+    assert objective.model_dump() == {"weight": 1.0, "rate": 0.15, "mean_span": 3.0, "label_smoothing": 0.0}
+    # Of 568 tokens the released code makes 512 and 114, each with its end.
+    assert objective.sample_tokens(568 + 2) == pytest.approx(512 + 114 + 2, abs=3)
+    weight = torch.nn.Parameter(torch.full((6, 5), 1.0))
+    optimizer = recipe.optimisation.optimizer.build(torch.nn.ParameterList([weight]))
+    schedule = recipe.optimisation.schedule
+    for step in (0, 9_999, 40_000):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(step, 2**19)
+        weight.data.fill_(1.0)
+        optimizer.state[weight]["step"] = torch.tensor(float(step))
+        optimizer.state[weight].update(row_var=torch.zeros(6, 1), col_var=torch.zeros(1, 5))
+        weight.grad = torch.full_like(weight, 0.3)
+        optimizer.step()
+        # All gradients are alike, so each weight (of size 1) moves by the learning rate itself.
+        assert 1 - weight[0, 0].item() == pytest.approx(1 / max(step + 1, 10_000) ** 0.5, rel=0.02)
+
+
 def test_bart_has_the_values_of_the_paper() -> None:
     recipe = load_recipe("bart-base")
     assert (recipe.optimisation.batch_sequences, recipe.optimisation.steps) == (8000, 500_000)

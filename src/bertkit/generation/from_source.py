@@ -94,8 +94,9 @@ class SourceTokens:
         return [Prompt([self.start_id], number, min(room, self.max_tokens - 1)) for number, room in enumerate(rooms)]
 
     def limits(self, stops: Sequence[str]) -> Limits:
-        """Where targets end, and the special tokens that are never in one."""
-        suppressed = tuple(sorted((self.tokenizer.special_ids | {self.start_id}) - self.end_ids))
+        """Where targets end, and the special tokens that are never in one; those that stand for a span may be."""
+        special = self.tokenizer.special_ids - set(self.tokenizer.sentinel_ids)
+        suppressed = tuple(sorted((special | {self.start_id}) - self.end_ids))
 
         def is_stop(number: int, ids: Sequence[int]) -> bool:
             text = self.text(ids)

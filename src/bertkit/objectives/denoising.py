@@ -30,7 +30,7 @@ from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.seq2seq_lm import TargetPrediction
+from bertkit.objectives.seq2seq_lm import Sides, TargetPrediction
 from bertkit.text.tokenizer import Tokenizer
 
 _LONGEST = 128
@@ -83,7 +83,7 @@ class Denoising(TargetPrediction):
         assert self._shards is not None
         start_S1 = self._shards.segment_start_S1
         bounds = samples.cu_seqlens_B1
-        ids, places, lengths, decoder_starts = [], [], [], []
+        sides = []
         for row in range(samples.lengths_B.size):
             text = slice(bounds[row] + 1, bounds[row + 1] - 1)
             at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
@@ -91,29 +91,8 @@ class Denoising(TargetPrediction):
             source = ids_S
             if self.permute_sentences:
                 source = ids_S[sentence_order(np.searchsorted(start_S1, place_S, side="right"), draw, at)]
-            source = self._infilled(source, vocabulary, draw, at)
-            ids += [[vocabulary.cls_id], source, [vocabulary.sep_id, vocabulary.cls_id], ids_S, [vocabulary.sep_id]]
-            places += [np.full(source.size + 3, -1), place_S, [-1]]
-            decoder_starts.append(source.size + 2)
-            lengths.append(source.size + ids_S.size + 4)
-        ids_T = np.concatenate(ids).astype(np.int64)
-        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths)])
-        decoder_start_B = np.asarray(decoder_starts, dtype=np.int64)
-        special_T = np.zeros(ids_T.size, dtype=np.bool_)
-        for at_B in (cu_seqlens_B1[:-1], cu_seqlens_B1[:-1] + decoder_start_B, cu_seqlens_B1[1:]):
-            special_T[at_B[at_B < ids_T.size]] = True
-            special_T[at_B[at_B > 0] - 1] = True
-        return self.with_decoder_targets(
-            samples.with_changes(
-                ids_T=ids_T,
-                token_types_T=np.zeros_like(ids_T),
-                special_T=special_T,
-                cu_seqlens_B1=cu_seqlens_B1,
-                source_T=np.concatenate(places).astype(np.int64),
-                decoder_start_B=decoder_start_B,
-                spans_T=None,
-            )
-        )
+            sides.append(Sides(self._infilled(source, vocabulary, draw, at), ids_S, place_S))
+        return self.paired(samples, vocabulary, sides)
 
     def _infilled(self, ids_S: Integers, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Integers:
         """The text with spans of words replaced by a mask each, and masks inserted for spans of no word."""

@@ -21,6 +21,7 @@ from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
 from bertkit.objectives.seq2seq_lm import Seq2SeqLM
 from bertkit.objectives.span_boundary import SpanBoundary
+from bertkit.objectives.span_corruption import SpanCorruption
 from bertkit.objectives.token_document import TokenDocument
 from bertkit.objectives.two_tower_cloze import TwoTowerCloze
 from bertkit.objectives.word_order import WordOrder
@@ -52,6 +53,7 @@ register(Seq2SeqLM)
 register(SentenceOrder)
 register(SentenceStructure)
 register(SpanBoundary)
+register(SpanCorruption)
 register(TokenDocument)
 register(TwoTowerCloze)
 register(WordOrder)

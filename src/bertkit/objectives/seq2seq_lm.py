@@ -10,6 +10,8 @@ Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,12 +22,26 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts import ParallelText
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Targets, Vocabulary
+from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import TokenPrediction
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A source and a target without their special tokens.
+
+    Attributes:
+        source, target: ids.
+        target_places: of each of the target's tokens the place in the corpus, -1 of none.
+    """
+
+    source: Integers
+    target: Integers
+    target_places: Integers
 
 
 class TargetPrediction(TokenPrediction):
@@ -53,6 +69,34 @@ class TargetPrediction(TokenPrediction):
                 " model.family: transformer"
             ]
         return []
+
+    def paired(self, samples: Samples, vocabulary: Vocabulary, sides: Sequence[Sides]) -> Samples:
+        """Pairs in place of the texts of these samples, each side in its special tokens, with their targets marked."""
+        cls_id, sep_id, outside = [vocabulary.cls_id], [vocabulary.sep_id], [-1]
+        ids_T = np.concatenate(
+            [part for each in sides for part in (cls_id, each.source, sep_id, cls_id, each.target, sep_id)]
+        ).astype(np.int64)
+        source_T = np.concatenate(
+            [part for each in sides for part in ([-1] * (each.source.size + 3), each.target_places, outside)]
+        ).astype(np.int64)
+        decoder_start_B = np.array([each.source.size + 2 for each in sides])
+        lengths_B = np.array([each.source.size + each.target.size + 4 for each in sides])
+        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+        special_T = np.zeros(ids_T.size, dtype=np.bool_)
+        for first_B in (cu_seqlens_B1[:-1], cu_seqlens_B1[:-1] + decoder_start_B):
+            special_T[first_B] = True
+            special_T[first_B - 1] = True
+        return self.with_decoder_targets(
+            samples.with_changes(
+                ids_T=ids_T,
+                token_types_T=np.zeros_like(ids_T),
+                special_T=special_T,
+                cu_seqlens_B1=cu_seqlens_B1,
+                source_T=source_T,
+                decoder_start_B=decoder_start_B,
+                spans_T=None,
+            )
+        )
 
     def with_decoder_targets(self, samples: Samples) -> Samples:
         """The samples with the targets of their decoder's side marked."""

@@ -60,6 +60,13 @@ class TokenizerConfig(Settings):
         description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
         "Of the other settings only add_tokens is then read, with what it needs.",
     )
+    sentinels: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="How many of a learnt vocabulary's entries, its last ones, are tokens that stand for a span of"
+        " text, <extra_id_0> the very last: T5's objective span_corruption needs them.",
+    )
     template: Literal["bert", "xlnet", "closed"] = Field(
         "bert",
         description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as XLNet has them, A [SEP] B"
@@ -73,7 +80,7 @@ class TokenizerConfig(Settings):
     )
     added_frequency: int = Field(5, gt=0, description="Minimum count, in the sample, of a word that is added.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency", "template"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency", "sentinels", "template"})
 
     @model_validator(mode="after")
     def _extends_something(self) -> Self:
@@ -82,6 +89,12 @@ class TokenizerConfig(Settings):
                 "add_tokens: extends an existing vocabulary, and this one is learnt; give a path (--init MODEL gives"
                 " the model's), or raise vocab_size"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stands_for_spans(self) -> Self:
+        if self.sentinels and self.type == "word":
+            raise ValueError("sentinels go with tokens that are parts of words, as T5's; take another tokenizer.type")
         return self
 
     @property
@@ -126,6 +139,11 @@ class TokenizerConfig(Settings):
                 "byte-level BPE has a token for every byte, and so for every character",
                 "take another tokenizer.type",
             )
+
+
+def sentinel(number: int) -> str:
+    """T5's name of the token that stands for a span of text, counted from 0."""
+    return f"<extra_id_{number}>"
 
 
 class Tokenizer:
@@ -175,6 +193,14 @@ class Tokenizer:
         """Ids of all tokens that are not text: those with a role and every other one flagged special."""
         flagged = {i for i, added in self.backend.get_added_tokens_decoder().items() if added.special}
         return frozenset(flagged | {self._role_id(role) for role in self.roles})
+
+    @cached_property
+    def sentinel_ids(self) -> tuple[int, ...]:
+        """Ids of <extra_id_0>, <extra_id_1> and so on, T5's names of the tokens that stand for a span of text."""
+        found: list[int] = []
+        while (number := self.id(sentinel(len(found)))) is not None:
+            found.append(number)
+        return tuple(found)
 
     @cached_property
     def canonical_json(self) -> str:

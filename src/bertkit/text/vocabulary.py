@@ -26,7 +26,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
-from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
+from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
 from bertkit.text.tokenizer_files import bert_template, closed_template, xlnet_template
 
 # Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
@@ -62,6 +62,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         )
         words.backend.post_processor = _TEMPLATES[config.template](words)
         return words
+    config = config.model_copy(update={"vocab_size": config.vocab_size - config.sentinels})
     backend = _untrained(config)
     alphabet = BYTE_ALPHABET if config.type == "byte-bpe" else _alphabet(backend, texts, config.character_coverage)
     continuing = [f"##{c}" for c in alphabet if _continues_words(backend, c)] if config.type == "wordpiece" else []
@@ -148,11 +149,12 @@ def _check_size(config: TokenizerConfig, alphabet: int, continuing: int) -> None
     # Metaspace vocabularies need the word mark itself as well.
     needed = len(SPECIAL_TOKENS) + alphabet + continuing + (config.type in ("bpe", "unigram"))
     if config.vocab_size < needed:
-        parts = f"{len(SPECIAL_TOKENS)} special tokens and {needed - len(SPECIAL_TOKENS)} single characters"
+        standing = f" and {config.sentinels} that stand for spans" if config.sentinels else ""
+        parts = f"{len(SPECIAL_TOKENS)} special tokens{standing} and {needed - len(SPECIAL_TOKENS)} single characters"
         remedy = "" if config.type == "byte-bpe" else " or lower tokenizer.character_coverage"
         raise UsageError(
-            f"tokenizer.vocab_size: {config.vocab_size} does not hold the {parts} of this text; "
-            f"give at least {needed}{remedy}"
+            f"tokenizer.vocab_size: {config.vocab_size + config.sentinels} does not hold the {parts} of this text; "
+            f"give at least {needed + config.sentinels}{remedy}"
         )
 
 
@@ -217,7 +219,7 @@ def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
 
 
 def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of the learnt model in which only the five special tokens are special."""
+    """A tokenizer of the learnt model in which only the five special tokens are special, and sentinels behind it."""
     settings = json.loads(backend.to_str())
     settings["added_tokens"] = []
     if config.type == "unigram":
@@ -225,7 +227,8 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
         special, learnt = pieces[: len(SPECIAL_TOKENS)], pieces[len(SPECIAL_TOKENS) :]
         settings["model"]["vocab"] = special + _settled(learnt, config.vocab_size - len(special))
     plain = Backend.from_str(json.dumps(settings))
-    plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
+    special_tokens = [*SPECIAL_TOKENS.values(), *map(sentinel, reversed(range(config.sentinels)))]
+    plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
     plain.post_processor = _TEMPLATES[config.template](tokenizer)
     return tokenizer

@@ -1,0 +1,121 @@
+"""Span corruption: write the spans that are missing from a text, each behind the token that stands in its place.
+
+Raffel et al. 2020, T5, arXiv:1910.10683, section 3.1.4 and figure 2; counts and draws as in the released code's
+`random_spans_noise_mask`, `noise_span_to_unique_sentinel` and `nonnoise_span_to_unique_sentinel`
+(google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py): 15% of the tokens in spans of 3 tokens on
+average, all ways to divide them equally likely, text first and a span last. The first span's token is the vocabulary's
+last, <extra_id_0>.
+
+    source    [CLS] Thank you <extra_id_0> me to your party <extra_id_1> [SEP]
+    target    [CLS] <extra_id_0> for inviting <extra_id_1> last week [SEP]
+
+Quirk kept: there is no token behind the last span's, which figure 2 has, since a span always ends the text. Quirks
+left: T5's sides end in </s>, and its target begins with [PAD]; here both are in [CLS] and [SEP].
+
+Shapes: S tokens of a text without special ones, K spans.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, PrivateAttr
+
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import DocSentences
+from bertkit.data.random import Draw
+from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
+from bertkit.objectives.seq2seq_lm import Sides, TargetPrediction
+from bertkit.text.tokenizer import Tokenizer
+
+
+class SpanCorruption(TargetPrediction):
+    """The missing spans are the target."""
+
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a text's tokens that is missing.")
+    mean_span: float = Field(3.0, ge=1, le=1000, description="Mean length of a span in tokens.")
+
+    _sentinels: tuple[int, ...] = PrivateAttr(())
+
+    term: ClassVar[str] = "span_corruption"
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if not isinstance(data.layout, DocSentences):
+            found.append(
+                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
+                " others; write data.layout: {name: doc-sentences}"
+            )
+        return found
+
+    def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
+        if not tokenizer.sentinel_ids:
+            raise UsageError(
+                f"objective.{self.term} needs tokens that stand for a span (<extra_id_0>, ...), and the tokenizer has"
+                " none; write tokenizer.sentinels: 100, or take a T5 tokenizer"
+            )
+        prepared = self.model_copy()
+        prepared._sentinels = tokenizer.sentinel_ids
+        return prepared
+
+    def expected_count(self, length: int) -> float:
+        """The missing tokens, one for each span, and the one that ends the target."""
+        missing = self.rate * length
+        return max(1.0, missing + missing / self.mean_span + 1)
+
+    def sample_tokens(self, length: int) -> float:
+        """The text, and for each span a token on either side, with the special ones of the target."""
+        return length + 2 * self.rate * length / self.mean_span + 2
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Each sample as what is left of the text, and the spans."""
+        assert samples.source_T is not None
+        bounds, sides = samples.cu_seqlens_B1, []
+        for row in range(samples.lengths_B.size):
+            text = slice(bounds[row] + 1, bounds[row + 1] - 1)
+            at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
+            sides.append(self._cut(samples.ids_T[text], samples.source_T[text], draw, at))
+        return self.paired(samples, vocabulary, sides)
+
+    def _cut(self, ids_S: Integers, place_S: Integers, draw: Draw, at: dict[str, Any]) -> Sides:
+        span_K, text_K = self.span_lengths(ids_S.size, draw, at)
+        standing_K = np.asarray(self._sentinels[: span_K.size])
+        end_K = np.cumsum(span_K + text_K)
+        begin_K = end_K - span_K
+        missing_S = np.zeros(ids_S.size + 1, dtype=np.int64)
+        missing_S[begin_K] += 1
+        missing_S[end_K] -= 1
+        is_missing_S = np.cumsum(missing_S[:-1]).astype(np.bool_)
+        source = np.insert(ids_S, begin_K, standing_K)[~np.insert(is_missing_S, begin_K, False)]
+        before = np.cumsum(span_K) - span_K
+        return Sides(
+            source,
+            np.insert(ids_S[is_missing_S], before, standing_K),
+            np.insert(place_S[is_missing_S], before, -1),
+        )
+
+    def span_lengths(self, length: int, draw: Draw, at: dict[str, Any]) -> tuple[Integers, Integers]:
+        """Lengths of the missing spans and of the text before each, (K,), for a text of so many tokens; of one token,
+        which cannot be divided, the span has none of it.
+        """
+        if length < 2:
+            return np.zeros(1, dtype=np.int64), np.array([length])
+        missing = min(max(round(length * self.rate), 1), length - 1)
+        spans = min(max(round(missing / self.mean_span), 1), length - missing)
+        if self._sentinels:
+            spans = min(spans, len(self._sentinels))
+        return (
+            _divided(missing, spans, draw, "span_corruption/span", at),
+            _divided(length - missing, spans, draw, "span_corruption/text", at),
+        )
+
+
+def _divided(items: int, parts: int, draw: Draw, purpose: str, at: dict[str, Any]) -> Integers:
+    """Lengths of so many parts, each of one item at least, all divisions equally likely: (K,)."""
+    key = draw.uniform(purpose, **at, position=np.arange(items - 1))
+    ends = np.sort(np.argsort(key, kind="stable")[: parts - 1]) + 1
+    return np.diff(np.concatenate([[0], ends, [items]]))
