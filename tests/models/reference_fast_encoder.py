@@ -64,8 +64,10 @@ def attention(weights: Weights, layer: int, states_SD: Tensor, ids_S: Tensor, co
         value = own * value + added * weights[f"model.values.{table}.weight"][ids_S].view(value.shape)
     mixed = []
     for head in range(heads):
-        first = turned(norm(query[:, head], config.norm_eps), config.rope_theta)
-        second = turned(norm(key[:, head], config.norm_eps), config.rope_theta)
+        first, second = query[:, head], key[:, head]
+        if config.query_key_norm:
+            first, second = norm(first, config.norm_eps), norm(second, config.norm_eps)
+        first, second = turned(first, config.rope_theta), turned(second, config.rope_theta)
         scores = first @ second.t() / math.sqrt(query.shape[-1])
         mixed.append(torch.softmax(scores, dim=-1) @ value[:, head])
     return torch.cat(mixed, dim=-1) @ weights[f"{name}.output.weight"].t()
@@ -94,11 +96,14 @@ def hidden_states(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) ->
     for layer in range(layers):
         name = f"model.layers.{layer}"
         found.append(states)
-        kept, first_share = weights[f"{name}.residual"]
-        states = kept * states + first_share * first
-        if layer >= (layers + 1) // 2:
+        if config.embedding_skip:
+            kept, first_share = weights[f"{name}.residual"]
+            states = kept * states + first_share * first
+        if config.skips and layer >= (layers + 1) // 2:
             states = states + weights[f"{name}.skip_weights"] * outputs[layers - 1 - layer]
-        read = with_neighbours(norm(states, eps), weights[f"{name}.near"])
+        read = norm(states, eps)
+        if config.neighbours:
+            read = with_neighbours(read, weights[f"{name}.near"])
         states = states + attention(weights, layer, read, ids_S, config)
         inner = (norm(states, eps) @ weights[f"{name}.feed_forward.inner.weight"].t()).clamp(min=0) ** 2
         states = states + inner @ weights[f"{name}.feed_forward.outer.weight"].t()
@@ -108,6 +113,8 @@ def hidden_states(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) ->
 
 def logits(weights: Weights, states_SD: Tensor, config: FastEncoderConfig) -> Tensor:
     """(S, V)."""
-    dense = states_SD @ weights["head.dense.weight"].t()
-    active = norm(dense * 0.5 * (1 + torch.erf(dense / math.sqrt(2))), config.norm_eps)
+    active = states_SD
+    if config.head_transform:
+        dense = states_SD @ weights["head.dense.weight"].t()
+        active = norm(dense * 0.5 * (1 + torch.erf(dense / math.sqrt(2))), config.norm_eps)
     return active @ weights["model.word.weight"].t() + weights["decoder.bias"]

@@ -24,7 +24,7 @@ from bertkit.errors import UsageError
 from bertkit.models.fast_encoder import FastEncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
-from bertkit.models.pruning import keep_layers
+from bertkit.models.pruning import keep_layers, prune_heads
 from bertkit.models.recorder import Recorder
 
 CLOSE = {"rtol": 1e-3, "atol": 3e-5}
@@ -43,10 +43,10 @@ def made(heads: tuple[str, ...] = ("masked_lm",), **changes: Any) -> HeadedModel
     "changes",
     [
         {},
-        {"neighbours": 3, "pair_rows": 53},
-        {"num_hidden_layers": 4, "value_embeddings": 2, "pair_rows": 11},
-        {"num_hidden_layers": 5, "value_embeddings": 1, "rope_theta": 31.0},
-        {"num_hidden_layers": 1},
+        {"neighbours": 3, "pair_rows": 53, "skips": True, "query_key_norm": False},
+        {"num_hidden_layers": 4, "value_embeddings": 2, "pair_rows": 11, "skips": True, "embedding_skip": True},
+        {"num_hidden_layers": 5, "value_embeddings": 1, "rope_theta": 31.0, "embedding_skip": True, "neighbours": 0},
+        {"num_hidden_layers": 1, "skips": True, "head_transform": False, "hidden_act": "relu2"},
     ],
 )
 def test_states_logits_and_gradients_are_those_of_the_equations(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -121,9 +121,26 @@ def test_a_sequence_read_from_left_to_right_sees_no_later_token() -> None:
     assert same_S == [True] * 7 + [False] * 5
 
 
-def test_layers_that_read_earlier_ones_cannot_be_removed() -> None:
-    with pytest.raises(UsageError, match="read the outputs of earlier ones by their numbers"):
-        keep_layers(made(), [0, 1])
+def test_layers_can_be_removed_where_nothing_depends_on_their_number() -> None:
+    model, batch = made(pair_rows=31), PackedBatch.from_ids(random_sequences())
+    smaller = keep_layers(model, [0, 2])
+    layers = model.encoder.get_submodule("layers")
+    del layers[1]
+    torch.testing.assert_close(smaller(batch), model(batch), **TOLERANCE)
+    for setting in ({"skips": True}, {"num_hidden_layers": 4, "value_embeddings": 1}):
+        with pytest.raises(UsageError, match="what a layer of this model reads follows from its number"):
+            keep_layers(made(**setting), [0, 1])
+
+
+def test_heads_can_be_pruned_unless_tokens_have_values_for_all_of_them() -> None:
+    model, batch = made(pair_rows=31), PackedBatch.from_ids(random_sequences())
+    with torch.no_grad():
+        model.encoder.get_submodule("layers.0.attention.output").weight[:, 6:12] = 0.0
+    expected_TD = model(batch)
+    prune_heads(model, {0: [1]})
+    torch.testing.assert_close(model(batch), expected_TD, **TOLERANCE)
+    with pytest.raises(UsageError, match="value_embeddings hold those of all heads together"):
+        prune_heads(made(num_hidden_layers=4, value_embeddings=1), {0: [1]})
 
 
 @pytest.mark.parametrize("head", list(FastEncoderConfig().heads()))

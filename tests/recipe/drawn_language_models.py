@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.recipe.drawn_pretraining import SIZES, PretrainingDraws, settings_of, validated
 
-from bertkit.data.layouts.lanes import LaneLayout
+from bertkit.data.layouts import LaneLayout, ParallelText
 from bertkit.errors import UsageError
 from bertkit.models.encoder_decoder import EncoderDecoderConfig
 from bertkit.pretraining.recipe import Recipe
@@ -63,6 +63,13 @@ FAMILIES: list[dict[str, Any]] = [
     },
     {"model": {"family": "bart", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {"model": {"family": "t5", **_T5, "head_width": 7}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
+    {"model": {"family": "bart", **SIZES}, "layout": {"name": "doc-sentences"}, "objective": ["denoising"]},
+    {
+        "model": {"family": "t5", **_T5, "head_width": 7},
+        "tokenizer": {"type": "byte-bpe", "vocab_size": 330, "sentinels": 9},
+        "layout": {"name": "doc-sentences"},
+        "objective": ["span_corruption"],
+    },
     {
         "model": {"family": "gpt2", **SIZES},
         "layout": {"name": "contiguous"},
@@ -144,15 +151,27 @@ class LanguageModelDraws(PretrainingDraws):
                 [6, 8, 9] if recipe.model.relative_attention_num_buckets == 8 else []
             ),
             "initializer_factor": [1.0, 0.5],
+            "mean_span": [3.0, 1.5],
+            "sentinels": lambda recipe: [9, 12] if recipe.tokenizer.sentinels else [],
+            "vocab_size": lambda recipe: _vocabularies(recipe, plain),
+            # Of pairs, the most frequent ones of characters alone fill the vocabulary.
+            "min_frequency": lambda recipe: [] if _is_of_pairs(recipe) else plain["min_frequency"](recipe),
         }
 
 
 def _is_of_pairs(recipe: Recipe) -> bool:
-    return isinstance(recipe.model, EncoderDecoderConfig)
+    return isinstance(recipe.data.layout, ParallelText)
+
+
+def _vocabularies(recipe: Recipe, plain: dict[str, Any]) -> list[int]:
+    if recipe.tokenizer.sentinels:
+        return [330, 300]  # 256 bytes, five special tokens, and those that stand for spans
+    # The text has hardly a hundred words.
+    return [30, 50] if recipe.tokenizer.type == "word" else plain["vocab_size"](recipe)
 
 
 def _layouts(recipe: Recipe) -> list[dict[str, Any]]:
-    if _is_of_pairs(recipe):
+    if isinstance(recipe.model, EncoderDecoderConfig):
         return []
     if recipe.model.model_type == "elmo":
         return [_LANES, _BOTH_WAYS]

@@ -52,22 +52,18 @@ class FastEncoderConfig(TransformerConfig):
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     hidden_act: Activation = Field("relu2", description="Activation of the feed-forward layers.")
-    gated: bool = Field(False, description="Whether the feed-forward layer has a gate as wide as itself.")
     norm_eps: float = Field(1e-5, gt=0, description="Added to the mean square in RMS normalisation.")
     rope_theta: float = Field(10_000.0, gt=0, description="Longest wave of rotary positions.")
     query_key_norm: bool = Field(True, description="Whether queries and keys are normalised.")
     zero_outputs: bool = Field(True, description="Whether what adds to the residual stream starts at zero.")
-    skips: bool = Field(True, description="Whether layers of the second half read the outputs of those of the first.")
-    embedding_skip: bool = Field(True, description="Whether every layer reads the embeddings, too.")
+    skips: bool = Field(False, description="Whether layers of the second half read the outputs of those of the first.")
+    embedding_skip: bool = Field(False, description="Whether every layer reads the embeddings, too.")
     value_embeddings: int = Field(
         0, ge=0, description="Layers at either end whose values have an embedding of each token added."
     )
     pair_rows: int = Field(0, ge=0, description="Rows of the hashed table of pairs of neighbouring tokens; 0: none.")
     neighbours: int = Field(1, ge=0, description="Tokens on either side with which attention's input is mixed.")
-    attention_gate: bool = Field(False, description="Whether a head's output has a factor of its token's own.")
     head_transform: bool = Field(True, description="Whether the masked-LM head has a layer before the vocabulary.")
-    decoder_bias: bool = Field(True, description="Whether the vocabulary projection has a bias.")
-    word_scale: float = Field(1.0, gt=0, description="Standard deviation of the initial word embeddings, times range.")
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
 
     model_type: ClassVar[str] = "fast-encoder"
@@ -92,16 +88,15 @@ class FastEncoderConfig(TransformerConfig):
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Linear maps evenly within sqrt(3 / inputs), so with a deviation of 1 / sqrt(inputs); embeddings normal."""
-        if (
-            name.endswith(("attention.output.weight", "feed_forward.outer.weight")) and self.zero_outputs
-        ) or name.endswith((".skip_weights", ".near", "attention.gate.weight", "pairs.weight")):
+        adds = name.endswith(("attention.output.weight", "feed_forward.outer.weight"))
+        if name.endswith((".skip_weights", ".near", "pairs.weight")) or (adds and self.zero_outputs):
             parameter.zero_()
         elif name.endswith(".residual"):
             parameter.copy_(torch.tensor([1.0, 0.0])[:, None].expand_as(parameter))
         elif name.endswith(".value_weights"):
             parameter.fill_(0.5)
         elif name.endswith("word.weight") or ".values." in name:
-            parameter.normal_(std=self.initializer_range * self.word_scale, generator=generator)
+            parameter.normal_(std=self.initializer_range, generator=generator)
         else:
             edge = math.sqrt(3 / parameter.shape[-1])
             parameter.uniform_(-edge, edge, generator=generator)
@@ -138,7 +133,7 @@ class FastMaskedLM(VocabularyHead):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if config.head_transform else None
         self.eps = config.norm_eps
-        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
+        self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         if self.dense is not None:
@@ -194,7 +189,6 @@ class FastAttention(SelfAttention):
             setattr(self, name, nn.Linear(width, width, bias=False))
         self.eps = config.norm_eps if config.query_key_norm else None
         self.value_weights = nn.Parameter(torch.empty(2)) if has_values else None
-        self.gate = nn.Linear(width, self.heads, bias=False) if config.attention_gate else None
 
     def turned(
         self,
@@ -219,34 +213,24 @@ class FastAttention(SelfAttention):
                 own, added = self.value_weights.to(value_TNH.dtype)
                 value_TNH = own * value_TNH + added * embedding_TD.to(value_TNH.dtype).view(value_TNH.shape)
             query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
-            mixed = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
-            if self.gate is not None:
-                mixed = mixed * (2 * torch.sigmoid(self.gate(hidden_TD))).to(mixed.dtype)[..., None]
-            return mixed
+            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
 
         return self.project(hidden_TD, mix, scope, index_M)
 
 
 class FastFeedForward(nn.Module):
-    """A linear map, the activation, times a gate where there is one, and a linear map."""
+    """Two linear maps without biases, with the activation between them."""
 
     def __init__(self, config: FastEncoderConfig) -> None:
         super().__init__()
-        inner = config.intermediate_size
-        self.inner = nn.Linear(config.hidden_size, 2 * inner if config.gated else inner, bias=False)
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.gated = config.gated
-        self.outer = nn.Linear(inner, config.hidden_size, bias=False)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: `hook_pre` and `hook_post`, around the activation."""
-        inner = scope.tap("hook_pre", self.inner(hidden_TD))
-        if self.gated:
-            value_TF, gate_TF = inner.chunk(2, dim=-1)
-            inner_TF = self.activation(gate_TF) * value_TF
-        else:
-            inner_TF = self.activation(inner)
-        output_TD: Tensor = self.outer(scope.tap("hook_post", inner_TF))
+        """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""
+        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
+        output_TD: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
         return output_TD
 
 
@@ -282,7 +266,7 @@ class FastEncoder(Encoder):
             "values.{n}",
             "layers.{n}",
             "layers.{n}.attention",
-            *(f"layers.{{n}}.attention.{part}" for part in ("query", "key", "value", "output", "gate")),
+            *(f"layers.{{n}}.attention.{part}" for part in ("query", "key", "value", "output")),
             "layers.{n}.feed_forward.inner",
             "layers.{n}.feed_forward.outer",
         )

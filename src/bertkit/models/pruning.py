@@ -61,6 +61,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "the blocks that a head draws follow from its number"
     elif any(isinstance(attention, KeysWithoutBias) for attention in found):
         reason = "its files hold one matrix for equally many heads of queries, keys and values"
+    elif getattr(encoder.config, "value_embeddings", 0):
+        reason = "its value_embeddings hold those of all heads together"
     elif any(isinstance(attention, GptBertAttention) for attention in found):
         reason = "a norm over the outputs of all heads follows them"
     if reason is not None:
@@ -341,10 +343,10 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
             f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all before it, so they cannot move;"
             " keep the first ones (method.layers=first)"
         )
-    if config.model_type == "fast-encoder" and len(kept) != settings["num_hidden_layers"]:
+    if (settings.get("skips") or settings.get("value_embeddings")) and len(kept) != settings["num_hidden_layers"]:
         raise UsageError(
-            f"layers: {list(kept)}; layers of the fast encoder read the outputs of earlier ones by their numbers, so"
-            " none can be removed; train a smaller one (--set model.num_hidden_layers=N)"
+            f"layers: {list(kept)}; by its skips or value_embeddings, what a layer of this model reads follows from its"
+            " number, so that none can be removed; train a smaller one (--set model.num_hidden_layers=N)"
         )
     lists = {"attention_window": getattr(config, "windows", ()), "layer_types": getattr(config, "kinds", ())}
     for name, values in lists.items():

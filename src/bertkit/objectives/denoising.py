@@ -145,4 +145,4 @@ def _poisson(mean: float) -> NDArray[np.float64]:
     """The probability of each length."""
     length = np.arange(_LONGEST)
     log_factorial = np.array([math.lgamma(each + 1) for each in length])
-    return np.exp(length * math.log(mean) - mean - log_factorial)
+    return np.asarray(np.exp(length * math.log(mean) - mean - log_factorial))
