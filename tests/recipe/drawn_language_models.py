@@ -166,8 +166,8 @@ def _is_of_pairs(recipe: Recipe) -> bool:
 def _vocabularies(recipe: Recipe, plain: dict[str, Any]) -> list[int]:
     if recipe.tokenizer.sentinels:
         return [330, 300]  # 256 bytes, five special tokens, and those that stand for spans
-    # The text has hardly a hundred words.
-    return [30, 50] if recipe.tokenizer.type == "word" else plain["vocab_size"](recipe)
+    # The text has hardly fifty words.
+    return [20, 30] if recipe.tokenizer.type == "word" else plain["vocab_size"](recipe)
 
 
 def _layouts(recipe: Recipe) -> list[dict[str, Any]]:

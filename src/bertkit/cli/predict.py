@@ -14,7 +14,16 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, model_or_default, option
+from bertkit.cli.options import (
+    COMMON_PANEL,
+    BatchTokens,
+    Common,
+    Device,
+    Model,
+    SideBySide,
+    model_or_default,
+    option,
+)
 from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
 
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from bertkit.inference.documents import Item
     from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import InputColumns
+    from bertkit.jobs.settings import ExecutorSettings
     from bertkit.tasks.readers.reading import LeftOut, TableReading
     from bertkit.training.engine import Engine
 
@@ -147,6 +157,7 @@ def predict(
     ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
+    side_by_side: SideBySide,
     common: Streaming,
 ) -> None:
     """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
@@ -160,6 +171,7 @@ def predict(
     `bertkit predict --model RUN reviews.csv --text body`
     `bertkit predict --zero-shot --labels sport,politics --model NLI-RUN news.txt`
     `bertkit predict --model TAGGER novel.txt --format document`
+    `bertkit predict --model RUN reviews.csv --jobs 4`
     `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
     from bertkit.evaluation.run import MeasurementArguments
@@ -183,11 +195,12 @@ def predict(
         raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
     if form in ("conll", "conllu") and not common.as_json:
-        _print_columns(predictor, path, form)
+        _print_columns(predictor, path, form, side_by_side.settings)
         return
     if reading.question is not None and form == "text":
         form = "document"
-    _print_predictions(predictor, name, path, replace(reading, format=form), top)
+    shown = Shown(top, side_by_side.settings)
+    _print_predictions(predictor, name, path, replace(reading, format=form), shown)
 
 
 def _zero_shot(name: str, labels: str | None, template: str | None, engine: Engine, common: Streaming) -> Predictor:
@@ -196,7 +209,15 @@ def _zero_shot(name: str, labels: str | None, template: str | None, engine: Engi
     return zero_shot(name, (labels or "").split(","), engine, template=template, offline=common.offline)
 
 
-def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, top: int | None) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """What is printed of each prediction, and what computes them: `top` and `executor` of `documents`."""
+
+    top: int | None
+    executor: ExecutorSettings
+
+
+def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, shown: Shown) -> None:
     """The prediction of every input on stdout, as soon as it is made."""
     from bertkit.inference.documents import documents
     from bertkit.tasks.readers.reading import LeftOut
@@ -208,7 +229,7 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
     # On a terminal the predictions themselves show the progress.
     display = silent_progress if sys.stdout.isatty() else console.progress
     with display("predictions", unit="examples") as meter:
-        for example, document in documents(predictor, items, top=top, **_windows(path)):
+        for example, document in documents(predictor, items, top=shown.top, executor=shown.executor, **_windows(path)):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
                     f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
@@ -254,7 +275,7 @@ def _windows(path: Path | None) -> dict[str, int]:
     return {"first": 1, "largest": 1}
 
 
-def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm) -> None:
+def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm, executor: ExecutorSettings) -> None:
     """The lines of a file of columns on stdout, with their tags."""
     from collections import deque
 
@@ -268,6 +289,6 @@ def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm) ->
             waiting.append(sentence)
             yield sentence.example
 
-    for _, prediction in predictor.stream(examples(), **_windows(path)):  # type: ignore[arg-type]  # no raw text here
+    for _, prediction in predictor.stream(examples(), executor=executor, **_windows(path)):  # type: ignore[arg-type]  # no raw text here
         for line in waiting.popleft().tagged([] if prediction is None else prediction.prediction):
             result(line)

@@ -14,6 +14,7 @@ from typing import Any
 from bertkit.inference.answers import AnswerCollector, context_parts
 from bertkit.inference.entities import EntityCollector, RawText, TextPart, has_chunks, text_parts
 from bertkit.inference.predict import Predictor
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import Example, QuestionExample, TaggedExample
 from bertkit.tasks.span import Span
@@ -23,7 +24,12 @@ Item = Example | RawText | None
 
 
 def documents(
-    predictor: Predictor, items: Iterable[Item], *, top: int | None = None, **windows: int
+    predictor: Predictor,
+    items: Iterable[Item],
+    *,
+    top: int | None = None,
+    executor: ExecutorSettings | None = None,
+    **windows: int,
 ) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each input with its document, in order and in bounded memory.
 
@@ -31,7 +37,7 @@ def documents(
         predictor: the model.
         items: examples, texts for a tagger, or None for a blank line.
         top: this many of the scores, the greatest first, or of the answers.
-        windows: `first` and `largest` of `Predictor.stream`.
+        executor, windows: those of `Predictor.stream`, `first` and `largest`.
     """
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
 
@@ -48,7 +54,7 @@ def documents(
                     example = replace(part.example, document=number)
                 yield example
 
-    for _, prediction in predictor.stream(examples(), **windows):
+    for _, prediction in predictor.stream(examples(), executor=executor, **windows):
         assembly, part, is_last = waiting.popleft()
         assembly.add(part, prediction)
         if is_last:

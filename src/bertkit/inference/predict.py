@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
+from bertkit.inference.predict_jobs import predicted_by_workers
+from bertkit.jobs.settings import ExecutorSettings
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
@@ -55,6 +58,21 @@ _LARGEST_CHARACTERS = 1 << 22
 
 
 @dataclass(frozen=True)
+class PredictedWindow:
+    """Examples that were predicted together.
+
+    Attributes:
+        examples: None where a line was blank.
+        predictions: of those that are not None, in their order.
+        cut: how many of them the model read in part.
+    """
+
+    examples: list[Example | None]
+    predictions: list[Prediction]
+    cut: int
+
+
+@dataclass(frozen=True)
 class Predictor:
     """A model with the head of its task.
 
@@ -67,6 +85,7 @@ class Predictor:
         columns: what its data call the text and the second text, as far as is known.
         recipe: of the run that made it; of the task alone where there is none.
         outputs: computes the head's outputs: `predict`, or another function of its form.
+        loader: reads the same model again, in another process; None of one that is in memory alone.
     """
 
     directory: Path
@@ -78,6 +97,7 @@ class Predictor:
     columns: InputColumns
     recipe: FinetuneRecipe
     outputs: Callable[..., list[NDArray[Any]]] = field(default=predict, kw_only=True)
+    loader: Callable[[], Predictor] | None = field(default=None, kw_only=True)
 
     @classmethod
     def load(
@@ -140,7 +160,19 @@ class Predictor:
             raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")
         length = min(max_length or recipe.data.max_length or _LONGEST, config.max_tokens)
         encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
-        return cls(directory, found.kind, task, model.to(engine.device), encoder, engine, columns_of(recipe), recipe)
+        return cls(
+            directory,
+            found.kind,
+            task,
+            model.to(engine.device),
+            encoder,
+            engine,
+            columns_of(recipe),
+            recipe,
+            loader=partial(
+                cls.load, name, engine, spec=spec, examples=examples, max_length=max_length, offline=offline
+            ),
+        )
 
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
@@ -160,25 +192,40 @@ class Predictor:
         return predictions
 
     def stream(
-        self, examples: Iterable[Example | None], *, first: int = FIRST_WINDOW, largest: int = LARGEST_WINDOW
+        self,
+        examples: Iterable[Example | None],
+        *,
+        first: int = FIRST_WINDOW,
+        largest: int = LARGEST_WINDOW,
+        executor: ExecutorSettings | None = None,
     ) -> Iterator[tuple[Example | None, Prediction | None]]:
         """Each example with its prediction, in bounded memory; what is None stays None.
 
         Args:
-            examples: read as far as the next window needs.
+            examples: read as far as the next windows need.
             first, largest: examples predicted together; sentences of one document are, where a tagger reads documents.
+            executor: what predicts, and how many windows at a time; None: this process.
         """
         cut = count = 0
         reads_documents = isinstance(self.task, Tagging) and self.task.settings.context == "document"
         joined = same_document if reads_documents else None
-        for window in windows_of(examples, first, largest, joined):
-            known = [example for example in window if example is not None]
-            predictions, account = self._predicted(known, with_candidates=True)
-            cut, count = cut + account.examples_cut, count + len(predictions)
-            remaining = iter(predictions)
-            for example in window:
+        windows = windows_of(examples, first, largest, joined)
+        if executor is not None and executor.is_parallel:
+            predicted = predicted_by_workers(self, windows, executor)
+        else:
+            predicted = map(self.predicted_window, windows)
+        for done in predicted:
+            cut, count = cut + done.cut, count + len(done.predictions)
+            remaining = iter(done.predictions)
+            for example in done.examples:
                 yield example, None if example is None else next(remaining)
         self._warn_of_cut(cut, count)
+
+    def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
+        """The predictions of some examples, with candidates where the task has any."""
+        known = [example for example in window if example is not None]
+        predictions, account = self._predicted(known, with_candidates=True)
+        return PredictedWindow(window, predictions, account.examples_cut)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
         """Thresholds and the like, set on labelled examples where the model does not bring them along."""

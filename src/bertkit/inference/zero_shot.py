@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ def zero_shot(
         UsageError: fewer than two labels, one twice, or a template without {}.
         DataError: a model that can do neither.
     """
+    loader = partial(zero_shot, name, list(labels), engine, template=template, offline=offline)
     names = tuple(each.strip() for each in labels)
     twice = sorted({each for each in names if names.count(each) > 1})
     if twice or len(names) < 2 or not all(names):
@@ -134,7 +136,7 @@ def zero_shot(
     if ENTAILMENT in known and not embeds:
         plain = Predictor.load(name, engine, offline=offline)
         parts = {each.name: getattr(plain, each.name) for each in fields(Predictor)}
-        parts |= {"columns": InputColumns()}
+        parts |= {"columns": InputColumns(), "loader": loader}
         return EntailedLabels(**parts, names=names, template=template or "This example is {}.")
     if contents.get("id2label") and not embeds:
         raise DataError(
@@ -159,4 +161,5 @@ def zero_shot(
         FinetuneRecipe(name="zero-shot"),
         names=names,
         template=template or _SLOT,
+        loader=loader,
     )
