@@ -74,14 +74,14 @@ def attention(weights: Weights, layer: int, states_SD: Tensor, ids_S: Tensor, co
 
 
 def embedded(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) -> Tensor:
-    """Words, and a row for the pair of each token with the one before, with the one behind, and of these two."""
+    """Words, and a row for the pair of each token with the one before, and with the one behind."""
     padded = [0, *(ids_S + 1).tolist(), 0]
     rows = []
     for place, word in enumerate(ids_S, start=1):
         row = weights["model.word.weight"][word]
         if config.pair_rows:
             before, own, behind = padded[place - 1 : place + 2]
-            for number, (left, right) in enumerate([(before, own), (own, behind), (before, behind)]):
+            for number, (left, right) in enumerate([(before, own), (own, behind)]):
                 place_in_table = ((left * 1_000_003 + number * 7_919) ^ (right * 131_071)) % config.pair_rows
                 row = row + weights["model.pairs.weight"][place_in_table]
         rows.append(row)

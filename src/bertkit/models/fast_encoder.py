@@ -35,7 +35,7 @@ from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
 
-_PAIRS = ((-1, 0), (0, 1), (-1, 1))
+_PAIRS = ((-1, 0), (0, 1))
 """The places of both tokens of each pair that a token looks up, from its own."""
 _FACTORS = (1_000_003, 7_919, 131_071)
 """Primes that spread pairs over the rows."""
