@@ -49,7 +49,7 @@ class FastEncoderConfig(TransformerConfig):
     num_hidden_layers: int = Field(4, ge=1, description="Layers.")
     num_attention_heads: int = Field(4, ge=1, description="Heads of each layer; must divide hidden_size.")
     intermediate_size: int = Field(1024, ge=1, description="Width of the feed-forward layer.")
-    hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
+    hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on sub-layer outputs.")
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     hidden_act: Activation = Field("relu2", description="Activation of the feed-forward layers.")
     norm_eps: float = Field(1e-5, gt=0, description="Added to the mean square in RMS normalisation.")
@@ -61,8 +61,10 @@ class FastEncoderConfig(TransformerConfig):
     value_embeddings: int = Field(
         0, ge=0, description="Layers at either end whose values have an embedding of each token added."
     )
-    pair_rows: int = Field(0, ge=0, description="Rows of the hashed table of pairs of neighbouring tokens; 0: none.")
-    neighbours: int = Field(1, ge=0, description="Tokens on either side with which attention's input is mixed.")
+    pair_rows: int = Field(
+        16_384, ge=0, description="Rows of the hashed table of pairs of neighbouring tokens; 0: none."
+    )
+    neighbours: int = Field(2, ge=0, le=64, description="Tokens on either side with which attention's input is mixed.")
     head_transform: bool = Field(True, description="Whether the masked-LM head has a layer before the vocabulary.")
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
 
