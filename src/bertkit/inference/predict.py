@@ -26,13 +26,13 @@ from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
-from bertkit.inference.predict_jobs import predicted_by_workers
+from bertkit.inference.predict_jobs import PredictedWindow, predicted_by_workers
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.sentence_files import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction, Task
@@ -55,21 +55,6 @@ FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 22
 """Of the examples predicted together, however few they are: 4 million bound the memory."""
-
-
-@dataclass(frozen=True)
-class PredictedWindow:
-    """Examples that were predicted together.
-
-    Attributes:
-        examples: None where a line was blank.
-        predictions: of those that are not None, in their order.
-        cut: how many of them the model read in part.
-    """
-
-    examples: list[Example | None]
-    predictions: list[Prediction]
-    cut: int
 
 
 @dataclass(frozen=True)
@@ -211,7 +196,8 @@ class Predictor:
         joined = same_document if reads_documents else None
         windows = windows_of(examples, first, largest, joined)
         if executor is not None and executor.is_parallel:
-            predicted = predicted_by_workers(self, windows, executor)
+            assert self.loader is not None, "of a model directory"
+            predicted = predicted_by_workers(self.loader, weights_hash(self.directory), windows, executor)
         else:
             predicted = map(self.predicted_window, windows)
         for done in predicted:

@@ -7,51 +7,83 @@ of one process with as many threads. Sibling predict.py makes the windows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from bertkit.errors import DataError
 from bertkit.jobs.job import Job
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.models.model_files import weights_hash
-
-if TYPE_CHECKING:
-    from bertkit.inference.predict import PredictedWindow, Predictor
-    from bertkit.tasks.examples import Example
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.examples import Example
 
 _WINDOWS_AHEAD = 2
 """Of each worker: one is computed while another waits."""
 
 
+@dataclass(frozen=True)
+class PredictedWindow:
+    """Examples that were predicted together.
+
+    Attributes:
+        examples: None where a line was blank.
+        predictions: of those that are not None, in their order.
+        cut: how many of them the model read in part.
+    """
+
+    examples: list[Example | None]
+    predictions: list[Prediction]
+    cut: int
+
+
+class WindowPredictor(Protocol):
+    """What a worker needs of a model that predicts."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the model is."""
+
+    def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
+        """The predictions of some examples."""
+
+
 def predicted_by_workers(
-    predictor: Predictor, windows: Iterable[list[Example | None]], executor: ExecutorSettings
+    load: Callable[[], WindowPredictor],
+    identity: str,
+    windows: Iterable[list[Example | None]],
+    executor: ExecutorSettings,
 ) -> Iterator[PredictedWindow]:
     """Each window with its predictions; every worker reads the model once.
+
+    Args:
+        load: reads the model.
+        identity: the hash of its weights.
+        windows: the examples.
+        executor: of the workers.
 
     Raises:
         DataError: see `Predictor`; a worker finds another model at the same path.
     """
-    loader = predictor.loader
-    assert loader is not None, "of a model directory"
-    identity = weights_hash(predictor.directory)
     with executor_of(executor, fresh_process=False) as workers:
         jobs = (
-            Job(f"window {number} of examples", partial(_predict_job, loader, identity, window))
+            Job(f"window {number} of examples", partial(_predict_job, load, identity, window))
             for number, window in enumerate(windows)
         )
         for done in workers.run(jobs, ordered=True, ahead=_WINDOWS_AHEAD):
             yield done.value
 
 
-def _predict_job(loader: Callable[[], Predictor], identity: str, window: list[Example | None]) -> PredictedWindow:
+def _predict_job(load: Callable[[], WindowPredictor], identity: str, window: list[Example | None]) -> PredictedWindow:
     """A window on a worker.
 
     Raises:
         DataError: the worker finds another model at the same path.
     """
     if identity not in _loaded:
-        predictor = loader()
+        predictor = load()
         if weights_hash(predictor.directory) != identity:
             raise DataError(
                 f"{predictor.directory}: a worker finds another model there; all machines must read the same files"
@@ -60,5 +92,5 @@ def _predict_job(loader: Callable[[], Predictor], identity: str, window: list[Ex
     return _loaded[identity].predicted_window(window)
 
 
-_loaded: dict[str, Predictor] = {}
+_loaded: dict[str, WindowPredictor] = {}
 """A worker's models by the hash of their weights; a worker serves one command."""
