@@ -3,6 +3,7 @@
     python -m benchmarks.translation                 # trains transformer-small, and scores 500 pairs it never saw
     python -m benchmarks.translation --pairs 6000 --steps 1200 --out DIR
     python -m benchmarks.translation --fixed-heads   # beside each other: seven of eight encoder heads fixed, and none
+    python -m benchmarks.translation --universal     # one layer applied again and again, and with adaptive halting
     python -m benchmarks.translation --starts        # BART's architecture from a BERT and from random weights
 
 The pairs are drawn with seed 0 from the numbers below a million; a digit of the target depends on one word and on which
@@ -34,6 +35,16 @@ SMALL = {
     "engine.micro_batch_tokens": 4096,
 }
 TEST_PAIRS = 500
+UNIVERSAL = {
+    "model": "{family: universal-transformer, hidden_size: 64, num_attention_heads: 4, intermediate_size: 256,"
+    " num_hidden_layers: 4, max_position_embeddings: 128, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.0,"
+    " activation_dropout_prob: 0.0, halting: %s}",
+    "tokenizer.vocab_size": 200,
+    "optimisation.schedule.peak": 3.0e-3,
+    "engine.precision": "fp32",
+    "engine.evaluate_every_steps": 600,
+    "engine.micro_batch_tokens": 4096,
+}
 BERT = {
     "tokenizer.vocab_size": 200,
     "tokenizer.min_frequency": 1,
@@ -119,7 +130,7 @@ def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict
 def train_and_score(run: Path, train: Path, test: Path, more: dict[str, object]) -> dict[str, object]:
     """What a small Transformer gives for held-out pairs and for the test pairs, and how long all took."""
     began = time.perf_counter()
-    given = ("--data", str(train), "--run-dir", str(run), *settings({**SMALL, **more}))
+    given = ("--data", str(train), "--run-dir", str(run), *settings(more))
     document = bertkit("pretrain", "transformer-small", *given)
     scored = bertkit("eval", "translation", "--model", str(run), "--data", str(test), "--run-dir", f"{run}-test")
     return {
@@ -136,17 +147,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--starts", action="store_true")
     parser.add_argument("--fixed-heads", action="store_true")
+    parser.add_argument("--universal", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("translation"))
     arguments = parser.parse_args()
     train, test = write_task(arguments.out, arguments.pairs)
     if arguments.starts:
         print(json.dumps(compare_starts(arguments.out, train, test, arguments.steps), indent=2))
         return
-    heads: dict[str, dict[str, object]] = {"run": {}}
+    models: dict[str, dict[str, object]] = {"run": {**SMALL}}
     if arguments.fixed_heads:
-        eight = {"model.num_attention_heads": 8}
-        heads = {"learnt-heads": eight, "fixed-heads": {**eight, "model.fixed_heads": "true"}}
-    for name, more in heads.items():
+        eight = {**SMALL, "model.num_attention_heads": 8}
+        models = {"learnt-heads": eight, "fixed-heads": {**eight, "model.fixed_heads": "true"}}
+    if arguments.universal:
+        halting = {"objective": "[{seq2seq_lm: {label_smoothing: 0.1}}, {pondering: {weight: 0.02}}]"}
+        models = {
+            "four-steps": {**UNIVERSAL, "model": UNIVERSAL["model"] % "false"},
+            "halting": {**UNIVERSAL, **halting, "model": UNIVERSAL["model"] % "true"},
+        }
+    for name, more in models.items():
         found = train_and_score(arguments.out / name, train, test, {"optimisation.steps": arguments.steps, **more})
         print(json.dumps({name: found}, indent=2))
 

@@ -61,6 +61,12 @@ FAMILIES: list[dict[str, Any]] = [
         "layout": _PAIRS,
         "objective": ["seq2seq_lm"],
     },
+    {"model": {"family": "universal-transformer", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
+    {
+        "model": {"family": "universal-transformer", **SIZES, "halting": True},
+        "layout": _PAIRS,
+        "objective": ["seq2seq_lm", "pondering"],
+    },
     {"model": {"family": "bart", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {"model": {"family": "t5", **_T5, "head_width": 7}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {"model": {"family": "bart", **SIZES}, "layout": {"name": "doc-sentences"}, "objective": ["denoising"]},

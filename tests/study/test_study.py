@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
-from tests.study.tiny_study import PEAK, arguments, results, times_of, write_study
+from tests.study.tiny_study import PEAK, arguments, results, study, times_of, write_study
 from tests.training.stopping import stopping_at
 
 RUNS = 2 * (2 + 2)
@@ -317,3 +318,28 @@ def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
         arms=["third", "causal"],
     ).requested()
     assert given.against == "causal"
+
+
+def test_an_arm_may_start_from_a_recipe_of_its_own(place: Path) -> None:
+    (place / "own.yaml").write_text("extends: tiny.yaml\nmodel: {hidden_size: 48}\n", encoding="utf-8")
+    write_study(place, study(arms={"wide": {"recipe": "own", "set": {"objective": ["masked_lm"]}}}))
+    given = arguments(place, "run")
+    planned = _planned(given)
+    (_, wide), *_ = planned.recipes["wide"]
+    (_, masked), *_ = planned.recipes["masked"]
+    assert (wide.model.hidden_size, masked.model.hidden_size) == (48, 24)
+    assert given.requested().arms["wide"].recipe == str(place / "own.yaml")
+    write_study(place, study(arms={"wide": {"recipe": "owm"}}))
+    mistaken = arguments(place, "run")
+    with pytest.raises(UsageError, match=r"'owm': .*did you mean"):
+        mistaken.requested()
+
+
+def test_without_claims_one_seed_will_do_and_nothing_is_compared(place: Path) -> None:
+    arms = {"causal": {"recipe": "tiny", "set": {"objective": ["causal_lm"]}}}
+    write_study(place, study(seeds=[3], claims=[], choose=None, arms=arms))
+    run_study(arguments(place, "run"), progress=silent_progress)
+    assert [run["seed"] for run in results(place, "run")["runs"]] == [3, 3]
+    report = (place / "run" / "report.md").read_text(encoding="utf-8")
+    assert re.search(r"Recipe `\S*tiny\S*`, `\S*tiny\S*` for causal, 6 steps", report)
+    assert "paired by seed" not in report

@@ -10,7 +10,7 @@ Shapes: T packed tokens, S source tokens, U target tokens, D width, F width of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -211,6 +211,16 @@ class EncoderDecoder(Encoder):
         word = self.embeddings.word
         assert isinstance(word, nn.Embedding)
         return word
+
+    @property
+    def source_layers(self) -> Sequence[nn.Module]:
+        """The encoder's layers as tokens pass through them; a shared one comes again."""
+        return list(self.layers)
+
+    @property
+    def target_layers(self) -> Sequence[nn.Module]:
+        """The same of the decoder."""
+        return list(self.decoder_layers)
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:

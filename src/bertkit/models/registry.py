@@ -30,6 +30,7 @@ from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaCon
 from bertkit.models.t5 import T5Config
 from bertkit.models.transformer import TransformerSeq2SeqConfig
 from bertkit.models.transformer_xl import TransformerXlConfig
+from bertkit.models.universal_transformer import UniversalTransformerConfig
 from bertkit.models.xlnet import XlnetConfig
 
 AnyEncoderConfig = Annotated[
@@ -58,6 +59,7 @@ AnyEncoderConfig = Annotated[
     | T5Config
     | TransformerSeq2SeqConfig
     | TransformerXlConfig
+    | UniversalTransformerConfig
     | XLMRobertaConfig
     | XlnetConfig,
     Field(discriminator="family"),

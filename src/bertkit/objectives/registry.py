@@ -16,6 +16,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.noise_contrastive import NoiseContrastive
 from bertkit.objectives.permutation_lm import PermutationLM
+from bertkit.objectives.pondering import Pondering
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.objectives.replaced_token import ReplacedToken
 from bertkit.objectives.sentence_relations import NextSentence, SentenceOrder, SentenceStructure
@@ -47,6 +48,7 @@ register(MaskedNextToken)
 register(NextSentence)
 register(NoiseContrastive)
 register(PermutationLM)
+register(Pondering)
 register(RandomTokenDetection)
 register(ReplacedToken)
 register(Seq2SeqLM)

@@ -26,7 +26,9 @@ def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> s
     parts = [f"# {study.title or study.name}", _setup(study, results)]
     if study.choose is not None:
         parts += ["## What was chosen", _choice(study, results)]
-    parts += ["## Scores", _scores(study, results), _missing(results), "## Differences", _differences(study, results)]
+    parts += ["## Scores", _scores(study, results), _missing(results)]
+    if len(study.seeds) > 1:
+        parts += ["## Differences", _differences(study, results)]
     if results["claims"]:
         parts += ["## Claims", _claims(study, results)]
     parts += [f"![{name}](figures/{name})" for name in images if name.endswith(".png")]
@@ -42,8 +44,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _setup(study: Study, results: Mapping[str, Any]) -> str:
     ((unit, amount),) = results["budget"].items()
     others = [f"{arm} {own.budget_share:g} times as much" for arm, own in study.arms.items() if own.budget_share != 1]
+    own_recipes = [f"`{own.recipe}` for {arm}" for arm, own in study.arms.items() if own.recipe is not None]
+    recipes = ", ".join([f"`{study.recipe}`", *own_recipes])
     text = (
-        f"Recipe `{study.recipe}`, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run"
+        f"Recipe {recipes}, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run"
         + (f" ({', '.join(others)})" if others else "")
         + f", seeds {', '.join(map(str, study.seeds))}."
     )

@@ -66,8 +66,7 @@ class StudyArguments(RunArguments[Study]):
         if self.recipe is None:
             raise UsageError("give a study FILE, such as `objectives`, which ships, or --resume RUN")
         study = load_study(self.recipe, self.overrides, arms=self.arms)
-        base = _base_of(study, find_recipe(self.recipe))
-        return located(study, base, self.sources, Path(self.data_dir or ".").expanduser())
+        return located(study, find_recipe(self.recipe), self.sources, Path(self.data_dir or ".").expanduser())
 
     def recorded(self, run: RunDirectory) -> Study:
         return load_study(str(run.path / RECIPE))
@@ -76,26 +75,31 @@ class StudyArguments(RunArguments[Study]):
         return changed_study(recorded, self.overrides)
 
 
-def _base_of(study: Study, file: Path) -> Path:
-    """The file of the recipe that a study's arms start from: beside the study's own, else as any command finds it."""
-    names = [study.recipe, *(f"{study.recipe}{suffix}" for suffix in SUFFIXES)]
+def _located_recipe(recipe: str, file: Path) -> str:
+    """The name of a shipped recipe, or the path of another: beside the study's file, else as any command finds it."""
+    names = [recipe, *(f"{recipe}{suffix}" for suffix in SUFFIXES)]
     beside = [file.parent / name for name in names if name.endswith(SUFFIXES)]
-    return next((path for path in beside if path.is_file()), None) or find_recipe(study.recipe)
+    base = next((path for path in beside if path.is_file()), None) or find_recipe(recipe)
+    return base.stem if base.parent == shipped_directory() else str(base.absolute())
 
 
-def located(study: Study, base: Path, sources: Sequence[str], folder: Path) -> Study:
+def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> Study:
     """The study with full paths, so that its record can be carried out from anywhere.
 
     Args:
         study: as it is written.
-        base: the file of its recipe.
+        file: of the study.
         sources: text in place of its own; empty for its own.
         folder: where relative paths of measures start.
     """
-    recipe = base.stem if base.parent == shipped_directory() else str(base.absolute())
     common = study.set | {override.key: override.value for override in source_overrides(sources)}
     measures = {name: measure.located(folder) for name, measure in study.measures.items()}
-    return study.model_copy(update={"recipe": recipe, "set": common, "measures": measures})
+    arms = {
+        name: arm if arm.recipe is None else arm.model_copy(update={"recipe": _located_recipe(arm.recipe, file)})
+        for name, arm in study.arms.items()
+    }
+    recipe = _located_recipe(study.recipe, file)
+    return study.model_copy(update={"recipe": recipe, "set": common, "arms": arms, "measures": measures})
 
 
 def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:

@@ -70,6 +70,9 @@ class Budget(Settings):
 class Arm(Settings):
     """One variant that is compared: the recipe with these settings."""
 
+    recipe: str | None = Field(
+        None, description="The pretraining recipe that this arm starts from (default: the study's)."
+    )
     set: dict[str, Any] = Field(default_factory=dict, description="Settings by dotted key, after the study's own.")
     grid: Grid = Field(
         default_factory=dict,
@@ -84,7 +87,7 @@ class Arm(Settings):
         " the FLOPs what the others reach.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"budget_share"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"recipe", "budget_share"})
 
 
 class SettingChoice(Settings):
@@ -147,7 +150,7 @@ class Study(RecipeHeader):
     """A comparison, complete: carrying it out twice gives the same results."""
 
     kind: Literal["study"] = Field(KIND, description="What the file is run by: `bertkit study`.")
-    recipe: str = Field(description="The pretraining recipe that all arms start from.")
+    recipe: str = Field(description="The pretraining recipe that the arms start from.")
     set: dict[str, Any] = Field(default_factory=dict, description="Settings of all arms, by dotted key.")
     budget: Budget = Field(description="What each run may cost.")
     arms: dict[str, Arm] = Field(description="What is compared, by name.")
@@ -198,8 +201,10 @@ class Study(RecipeHeader):
         repeated = [seed for seed, times in Counter(self.seeds).items() if times > 1]
         if repeated:
             yield f"seeds names {repeated[0]} twice; every run needs a seed of its own"
-        if len(self.seeds) < 2:
-            yield "seeds has fewer than two, which gives no interval; add fresh seeds"
+        if not self.seeds:
+            yield "seeds is empty; every arm needs one at least"
+        elif len(self.seeds) < 2 and self.claims:
+            yield "seeds has fewer than two, which gives no interval to decide a claim; add fresh seeds"
         if self.choose is not None and self.choose.seed in self.seeds:
             yield (
                 f"seeds contains {self.choose.seed}, the seed that the settings are chosen on (choose.seed); what was"

@@ -104,7 +104,7 @@ def pretrain_arguments(
     ]
     if steps is not None:
         overrides.append(Override("optimisation.steps", steps, "budget"))
-    return PretrainArguments(study.recipe, overrides, cache=cache, offline=offline)
+    return PretrainArguments(arm.recipe or study.recipe, overrides, cache=cache, offline=offline)
 
 
 def pretrain_recipe(arguments: PretrainArguments, arm: str) -> Recipe:

@@ -18,6 +18,7 @@ from torch import nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
+from bertkit.models.cross_attention import CrossAttention
 from bertkit.models.encoder import Encoder
 from bertkit.models.encoder_decoder import EncoderDecoder
 from bertkit.models.headed import POOLER, HeadedModel
@@ -191,15 +192,17 @@ def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float
 def _products_of_stacks(stacks: EncoderDecoder, tokens: float, squared_lengths: float, source_share: float) -> float:
     """Of an encoder-decoder's layers: each side's tokens go through its own, and sources through the maps of keys and
     values in the decoder, too."""
-    sides = ((stacks.layers, source_share), (stacks.decoder_layers, 1 - source_share))
+    sides = ((stacks.source_layers, source_share), (stacks.target_layers, 1 - source_share))
     products = 0.0
     for layers, share in sides:
-        products += _map_weights(layers) * share * tokens
-        for part in layers.modules():
+        products += sum(map(_map_weights, layers)) * share * tokens
+        for part in (part for layer in layers for part in layer.modules()):
             if isinstance(part, SelfAttention):
                 products += part.products_per_pair * share**2 * squared_lengths * part.query.out_features
     if source_share < 1:
-        for cross in stacks.cross_attentions:
+        for cross in (part for layer in stacks.target_layers for part in layer.modules()):
+            if not isinstance(cross, CrossAttention):
+                continue
             of_source = _map_weights(cross.key) + _map_weights(cross.value)
             products += of_source * (2 * source_share - 1) * tokens
             products += 2 * source_share * (1 - source_share) * squared_lengths * cross.query.out_features

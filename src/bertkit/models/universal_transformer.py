@@ -1,0 +1,341 @@
+"""The Universal Transformer: an encoder-decoder that applies one layer again and again, for as long as a token needs.
+
+Dehghani et al. 2019, arXiv:1807.03819, sections 2.1 and 2.2; details as in universal_transformer_util.py of
+tensor2tensor. Before each application the position and the number of the step are added to the states. With adaptive
+halting (Graves 2016, arXiv:1603.08983) a token stops when its chances of halting add up to one; its state is then the
+mix of those of its steps. Sibling transformer.py has a layer of its own for each step; objectives/pondering.py is the
+term that makes steps cost something.
+
+Choices where paper and code differ: norms come before the sub-layers, as in the code; the paper's formulas have them
+behind. A halted token's state is carried on, so that others still attend to it as it would go on, as in the code and in
+the paper's appendix; section 2.2 says that it is copied.
+
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedSequences
+from bertkit.models.attention import SelfAttention
+from bertkit.models.cross_attention import CrossAttention, EncodedSource
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder_decoder import (
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    InnerDropoutFeedForward,
+    PreNormDecoderLayer,
+    WordTable,
+)
+from bertkit.models.gpt import CausalSelfAttention
+from bertkit.models.key_value_cache import CachedSequences
+from bertkit.models.layers import Activation, PreNormLayer
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.transformer import sinusoids
+from bertkit.models.weights import Names
+from bertkit.settings import UnreadKey
+
+_NORM_EPS = 1e-6
+_PARTS = (
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.output",
+    "attention_norm",
+    "feed_forward.inner",
+    "feed_forward.outer",
+    "feed_forward_norm",
+)
+_CROSS = tuple(f"cross_{part}" for part in _PARTS[:5])
+
+
+class UniversalTransformerConfig(EncoderDecoderConfig):
+    """The Universal Transformer; defaults are the base model's, without halting."""
+
+    family: Literal["universal-transformer"] = "universal-transformer"
+    hidden_size: int = Field(1024, ge=2, description="Width D of the hidden states.")
+    num_hidden_layers: int = Field(
+        6, ge=1, description="Times that the encoder's layer is applied; with halting the most."
+    )
+    num_decoder_layers: int | None = Field(None, ge=1, description="The same of the decoder; null: the encoder's.")
+    num_attention_heads: int = Field(16, ge=1, description="Heads of each attention.")
+    intermediate_size: int = Field(4096, ge=1, description="Width of the feed-forward layers.")
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
+    activation_dropout_prob: float = Field(
+        0.1, ge=0, lt=1, description="Dropout behind the activation of the feed-forward layers."
+    )
+    max_position_embeddings: int = Field(1024, ge=1, description="Longest source, and longest target, in tokens.")
+    hidden_act: Activation = Field("relu", description="Activation of the feed-forward layers.")
+    step_signal: Literal["learned", "sinusoid"] = Field(
+        "learned", description="What is added for the number of a step: learned, the code's; or sinusoid, the paper's."
+    )
+    halting: bool = Field(
+        False, description="Whether each token stops when its chances of halting add up to one (Graves 2016)."
+    )
+    halting_epsilon: float = Field(0.01, gt=0, lt=1, description="A token halts at a sum above one less this.")
+    halting_bias: float = Field(1.0, description="Initial bias of the log-odds of halting; higher: fewer steps.")
+
+    model_type: ClassVar[str] = "universal-transformer"
+    hub_prefix: ClassVar[str] = "model"
+    base_architecture: ClassVar[str] = "UniversalTransformerModel"
+    architecture: ClassVar[str] = "UniversalTransformerForConditionalGeneration"
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_position_embeddings
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.halting:
+            for key in ("halting_epsilon", "halting_bias"):
+                yield UnreadKey(key, "model.halting is false", "write model.halting: true")
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of the heads ({self.num_attention_heads})"
+            )
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size ({self.hidden_size}) must be even: positions are sines and cosines")
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> UniversalTransformer:
+        return UniversalTransformer(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Embeddings normal with the inverse root of the width; linear maps uniform (Glorot and Bengio 2010)."""
+        if name.endswith(("embeddings.word.weight", ".signal.weight")):
+            nn.init.normal_(parameter, std=self.hidden_size**-0.5, generator=generator)
+        else:
+            nn.init.xavier_uniform_(parameter, generator=generator)
+
+
+class Recurrence(nn.Module):
+    """Applies a layer again and again to the states of one side.
+
+    Args:
+        config: of the model.
+        steps: the most applications.
+    """
+
+    def __init__(self, config: UniversalTransformerConfig, steps: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.steps = steps
+        self.width = width
+        self.positions = config.max_position_embeddings
+        self.threshold = 1 - config.halting_epsilon
+        self.signal = nn.Embedding(steps, width) if config.step_signal == "learned" else None
+        self.halting = nn.Linear(width, 1) if config.halting else None
+
+    def forward(
+        self,
+        state_TD: Tensor,
+        positions_T: Tensor,
+        apply: Callable[[Tensor, int], Tensor],
+        *,
+        all_steps: bool,
+        scope: Scope,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last states, (T, D), and with halting each token's steps and remainder together, (T,).
+
+        Args:
+            state_TD: what the first step reads.
+            positions_T: of the tokens.
+            apply: the layer, of states and the number of the step.
+            all_steps: take all steps though every token has halted, so that later tokens find keys of each.
+            scope: of the side. Point: `blocks.N.hook_halting`, (T,), the chance of halting before step N.
+        """
+        if self.halting is None:
+            for step in range(self.steps):
+                state_TD = apply(self._signalled(state_TD, positions_T, step), step)
+            return state_TD, None
+        mixed_TD = torch.zeros_like(state_TD)
+        sum_T = state_TD.new_zeros(state_TD.shape[0], dtype=torch.float32)
+        remainder_T, updates_T = torch.zeros_like(sum_T), torch.zeros_like(sum_T)
+        running_T = torch.ones_like(sum_T, dtype=torch.bool)
+        for step in range(self.steps):
+            if not all_steps and not bool(running_T.any()):
+                break
+            state_TD = self._signalled(state_TD, positions_T, step)
+            chance_T = torch.sigmoid(self.halting(state_TD).squeeze(-1).float())
+            chance_T = scope.tap(f"blocks.{step}.hook_halting", chance_T)
+            halts_T = running_T & (sum_T + chance_T > self.threshold)
+            goes_on_T = running_T & ~halts_T
+            weight_T = torch.where(halts_T, 1 - sum_T, chance_T * goes_on_T)
+            remainder_T = remainder_T + (1 - sum_T) * halts_T
+            updates_T = updates_T + running_T
+            sum_T = sum_T + chance_T * goes_on_T
+            running_T = goes_on_T
+            state_TD = apply(state_TD, step)
+            mixed_TD = torch.lerp(mixed_TD, state_TD.to(mixed_TD.dtype), weight_T[:, None].to(mixed_TD.dtype))
+        return mixed_TD, updates_T + remainder_T
+
+    def _signalled(self, state_TD: Tensor, positions_T: Tensor, step: int) -> Tensor:
+        """The states with their positions and the step's number."""
+        position_TD = sinusoids(self.positions, self.width, state_TD.device).index_select(0, positions_T)
+        if self.signal is None:
+            step_D = sinusoids(self.steps, self.width, state_TD.device)[step]
+        else:
+            step_D = self.signal.weight[step] * math.sqrt(self.width)
+        return state_TD + position_TD + step_D
+
+
+class UniversalTransformer(EncoderDecoder):
+    """Both sides, each one layer; points `blocks.N.` count its applications."""
+
+    config: UniversalTransformerConfig
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "shared",
+        **{
+            f"{here}.0.{part}": f"{there}.layer.{part}"
+            for here, there, parts in (("layers", "encoder", _PARTS), ("decoder_layers", "decoder", (*_PARTS, *_CROSS)))
+            for part in parts
+        },
+        **{
+            f"{side}_{here}": f"{there}.{here}"
+            for side, there in (("source", "encoder"), ("target", "decoder"))
+            for here in ("recurrence.signal", "recurrence.halting", "norm")
+        },
+    }
+
+    def __init__(self, config: UniversalTransformerConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.embeddings: nn.Module = WordTable(vocab_size, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList([_encoder_layer(config)])
+        self.decoder_layers = nn.ModuleList([_decoder_layer(config)])
+        self.source_recurrence = Recurrence(config, config.num_hidden_layers)
+        self.target_recurrence = Recurrence(config, config.decoder_layer_count)
+        self.source_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
+        self.target_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
+        self._pondered: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is one of the model, not of its last pass.
+        return {**self.__dict__, "_pondered": {}}
+
+    @property
+    def source_layers(self) -> Sequence[nn.Module]:
+        return [self.layers[0]] * self.config.num_hidden_layers
+
+    @property
+    def target_layers(self) -> Sequence[nn.Module]:
+        return [self.decoder_layers[0]] * self.config.decoder_layer_count
+
+    def executed_modules(self) -> Iterator[nn.Module]:
+        """The layers come as often as they are applied."""
+        yield self.embeddings
+        yield from self.source_layers
+        yield from self.target_layers
+
+    def take_pondering(self) -> Tensor | None:
+        """Steps and remainder of each token of the last pass, (T,), the source's first; None where it was taken."""
+        parts = [self._pondered[side] for side in ("source", "target") if side in self._pondered]
+        self._pondered = {}
+        return torch.cat(parts) if parts else None
+
+    def encode(
+        self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
+    ) -> Tensor:
+        scope = Scope(recorder, "")
+        (layer,) = self.layers
+
+        def apply(state_SD: Tensor, step: int) -> Tensor:
+            applied: Tensor = layer(state_SD, source, scope.within(f"blocks.{step}."))
+            return applied
+
+        self._pondered = {}
+        hidden_SD, pondered_S = self.source_recurrence(
+            self.embed_source(ids_S, positions_S, scope), positions_S, apply, all_steps=False, scope=scope
+        )
+        if pondered_S is not None:
+            self._pondered["source"] = pondered_S
+        return self.finish_source(hidden_SD, scope)
+
+    def decode(
+        self,
+        ids_U: Tensor,
+        positions_U: Tensor,
+        target: PackedSequences,
+        source: EncodedSource,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        scope = Scope(recorder, "decoder.")
+        (layer,) = self.decoder_layers
+
+        def apply(state_UD: Tensor, step: int) -> Tensor:
+            applied: Tensor = layer(state_UD, target, source, 0, scope.within(f"blocks.{step}."))
+            return applied
+
+        hidden_UD, pondered_U = self.target_recurrence(
+            self.embed_target(ids_U, positions_U, scope),
+            positions_U,
+            apply,
+            all_steps=isinstance(target, CachedSequences),
+            scope=scope,
+        )
+        if pondered_U is not None:
+            self._pondered["target"] = pondered_U
+        return self.finish_target(hidden_UD, scope)
+
+    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
+        return self._embedded(ids_S, scope)
+
+    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
+        return self._embedded(ids_U, scope)
+
+    def _embedded(self, ids_T: Tensor, scope: Scope) -> Tensor:
+        """(T, D), without positions, which each step adds. Point: `hook_embed`."""
+        word_TD = self.word_embedding(ids_T) * math.sqrt(self.width)
+        embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", word_TD))
+        return embedded_TD
+
+    def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
+        normed_SD: Tensor = self.source_norm(hidden_SD)
+        return normed_SD
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        normed_UD: Tensor = self.target_norm(hidden_UD)
+        return normed_UD
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        for side in (self.source_recurrence, self.target_recurrence):
+            if side.halting is not None:
+                side.halting.bias.fill_(self.config.halting_bias)
+
+
+def _encoder_layer(config: UniversalTransformerConfig) -> PreNormLayer:
+    return PreNormLayer(
+        SelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
+        _feed_forward(config),
+        width=config.hidden_size,
+        norm_eps=_NORM_EPS,
+        dropout_rate=config.hidden_dropout_prob,
+    )
+
+
+def _decoder_layer(config: UniversalTransformerConfig) -> PreNormDecoderLayer:
+    rate = config.attention_probs_dropout_prob
+    return PreNormDecoderLayer(
+        CausalSelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
+        CrossAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
+        _feed_forward(config),
+        norm=lambda: nn.LayerNorm(config.hidden_size, eps=_NORM_EPS),
+        dropout_rate=config.hidden_dropout_prob,
+    )
+
+
+def _feed_forward(config: UniversalTransformerConfig) -> InnerDropoutFeedForward:
+    return InnerDropoutFeedForward(
+        config.hidden_size,
+        config.intermediate_size,
+        config.hidden_act,
+        dropout_rate=config.activation_dropout_prob,
+    )

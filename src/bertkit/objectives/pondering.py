@@ -1,0 +1,61 @@
+"""Pondering: what a model that halts adaptively pays for each step that a token takes.
+
+Graves 2016, arXiv:1603.08983, section 2.1: the steps N(t) of a token and its remainder R(t), of which the remainder has
+a gradient. Dehghani et al. 2019, arXiv:1807.03819, add their mean with a factor of 0.01 for each side (tensor2tensor,
+universal_transformer.py). Sibling seq2seq_lm.py is the term beside which it stands.
+
+Quirk left: the code has the sum of two means, one for each side, and counts padding; here one mean is over the tokens
+of both, so that twice the weight is the same where both sides are equally long.
+
+Shapes: T packed tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.models.universal_transformer import UniversalTransformer, UniversalTransformerConfig
+from bertkit.objectives.base import Objective, States
+
+
+class Pondering(Objective):
+    """The mean of each token's steps and remainder, which adaptive halting keeps small."""
+
+    term: ClassVar[str] = "pondering"
+    states: ClassVar[States] = "tokens"
+    has_accuracy: ClassVar[bool] = False
+    is_shown: ClassVar[bool] = False
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        if isinstance(model, UniversalTransformerConfig) and model.halting:
+            return []
+        return [
+            f"objective.{self.term} is of models whose tokens halt; write model.family: universal-transformer with"
+            " model.halting: true, or leave it out"
+        ]
+
+    def expected_count(self, length: int) -> float:
+        return float(length)
+
+    def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
+        """Summed steps and remainders of the pass that gave these states."""
+        assert isinstance(model.encoder, UniversalTransformer)
+        pondered_T = model.encoder.take_pondering()
+        assert pondered_T is not None, "errors() refuses other models"
+        return LossSum(pondered_T.sum(), self.count(batch), pondered_T.new_zeros((), dtype=torch.int64))
