@@ -1,6 +1,7 @@
 """Generation beside `transformers.generate`: the same random GPT-2, greedy, alternating in one process.
 
     python -m benchmarks.generate_speed                    batch 1 and 16, 124M parameters, 128 new tokens
+    python -m benchmarks.generate_speed --bf16             beside `transformers` in both precisions
     python -m benchmarks.generate_speed --uncached         with and without the cache, 256 new tokens
 
 Reported are ratios of the fastest of each side's rounds; run it on a machine that does nothing else, or with
@@ -10,6 +11,7 @@ Reported are ratios of the fastest of each side's rounds; run it on a machine th
 from __future__ import annotations
 
 import argparse
+import copy
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 
 from bertkit.bench.generate import own_tokens, peer_tokens
+from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 
@@ -40,6 +43,19 @@ def models(size: str) -> tuple[Any, HeadedModel]:
         return oracle, load_model(Path(directory))[0]
 
 
+def in_bf16(model: HeadedModel) -> HeadedModel:
+    """A copy as `bertkit generate --precision bf16` has it."""
+    reduced = copy.deepcopy(model)
+    keep_in_bf16(reduced, words=True)
+    return reduced
+
+
+def written_in_bf16(model: HeadedModel, ids: list[list[int]], tokens: int) -> list[list[int]]:
+    """New tokens of each prompt."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return own_tokens(model, ids, tokens)
+
+
 def seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
     """The time of one call."""
     start = clock()
@@ -56,30 +72,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--uncached", action="store_true", help="with and without the cache")
+    parser.add_argument("--bf16", action="store_true", help="in bfloat16, beside both precisions of transformers")
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
     chosen = parser.parse_args()
     clock = time.perf_counter if chosen.clock == "wall" else time.process_time
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
     oracle, model = models(chosen.size)
+    reduced, peer = (in_bf16(model), copy.deepcopy(oracle).bfloat16()) if chosen.bf16 else (None, None)
     tokens = chosen.tokens or (256 if chosen.uncached else 128)
     for batch in chosen.batches:
         ids = torch.randint(1, model.encoder.vocab_size, (batch, chosen.prompt)).tolist()
         sides: dict[str, Callable[[], list[list[int]]]] = {"bertkit": lambda: own_tokens(model, ids, tokens)}  # noqa: B023  # called in this round
-        if chosen.uncached:
+        if reduced is not None:
+            sides = {
+                "bertkit, bf16": lambda: written_in_bf16(reduced, ids, tokens),  # noqa: B023
+                "transformers": lambda: peer_tokens(oracle, ids, tokens),  # noqa: B023
+                "transformers, bf16": lambda: peer_tokens(peer, ids, tokens),  # noqa: B023
+            }
+        elif chosen.uncached:
             sides["bertkit, uncached"] = lambda: own_tokens(model, ids, tokens, cached=False)  # noqa: B023
         else:
             sides["transformers"] = lambda: peer_tokens(oracle, ids, tokens)  # noqa: B023
         outputs = [run() for run in sides.values()]  # warms up, too
-        agreeing = sum(a == b for a, b in zip(*outputs, strict=True))
+        agreeing = sum(a == b for a, b in zip(outputs[0], outputs[1], strict=True))
         times = dict.fromkeys(sides, float("inf"))
         for _ in range(chosen.rounds):
             times = {name: min(times[name], seconds(side, clock)) for name, side in sides.items()}
-        (first, fast), (other, slow) = times.items()
+        (first, fast), *others = times.items()
+        beside = "; ".join(f"{other} {1000 * slow / tokens:.1f}, ratio {slow / fast:.2f}" for other, slow in others)
         print(
             f"{chosen.size}, batch {batch}, {chosen.prompt} + {tokens} tokens, {torch.get_num_threads()} threads:"
-            f" {first} {1000 * fast / tokens:.1f} ms a step, {other} {1000 * slow / tokens:.1f}; ratio"
-            f" {slow / fast:.2f}; {agreeing} of {batch} outputs equal"
+            f" {first} {1000 * fast / tokens:.1f} ms a step; {beside}; {agreeing} of {batch} outputs equal"
         )
 
 

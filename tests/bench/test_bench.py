@@ -92,6 +92,15 @@ def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text
     assert document["benchmarks"]["embed"]["about"]["least_cosine"] > 0.99
 
 
+@pytest.mark.usefixtures("small_machine")
+def test_text_is_written_in_bf16_where_that_is_asked_for(bertkit: Callable[..., Any], text: Path) -> None:
+    outcome = bertkit("bench", "generate", "--precision", "bf16", *options(text))
+    assert outcome.code == 0
+    found = json.loads(outcome.stdout)["benchmarks"]["generate"]
+    assert list(found["sides"]) == [OWN, "transformers.generate", "transformers.generate, bf16"]
+    assert found["about"]["precision"] == "bf16"
+
+
 def check_page(document: dict[str, Any]) -> None:
     """docs/performance.md shows the keys of the document."""
     page = Path(__file__).parents[2] / "docs" / "performance.md"

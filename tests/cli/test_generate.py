@@ -52,6 +52,19 @@ def test_the_document_is_the_contracts_and_the_same_again(causal: Path, capsys: 
     assert [each["outputs"] for each in other] != [each["outputs"] for each in document]
 
 
+def test_bf16_is_near_fp32(causal: Path, masked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["The reader", "--model", causal, "--max-new-tokens", 6, "--method", "greedy"]
+    (exact,) = generated(capsys, *options)
+    assert generated(capsys, *options, "--precision", "fp32") == [exact]
+    (near,) = generated(capsys, *options, "--precision", "bf16")
+    assert near["outputs"][0]["score"] == pytest.approx(exact["outputs"][0]["score"], rel=0.03)
+    assert near["outputs"][0]["score"] != exact["outputs"][0]["score"]
+    (filled,) = generated(
+        capsys, "The [MASK] reader", "--model", masked, "--method", "left-to-right", "--precision", "bf16"
+    )
+    assert filled["outputs"][0]["text"]
+
+
 def test_beams_and_greedy(causal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["The reader", "--model", causal, "--max-new-tokens", 6]
     (greedy,) = generated(capsys, *options, "--method", "greedy")

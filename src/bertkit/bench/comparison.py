@@ -78,7 +78,7 @@ def _against_machine(workload: Workload, own: Timing, engine: Engine, machine: M
     """FLOP/s, MFU, and the time that the machine's own rates would allow for products and bytes."""
     if workload.flops is None:
         return {}
-    peak = machine.best_product(bf16=engine.bf16 if workload.bf16 is None else workload.bf16)
+    peak = machine.best_product(bf16=engine.bf16)
     products = workload.flops / peak
     memory = workload.memory_bytes / max(machine.copies)
     return {

@@ -1,7 +1,9 @@
-"""Greedy decoding beside `transformers.generate`: the same random GPT-2, the same prompts, in single precision.
+"""Greedy decoding beside `transformers.generate`: the same random GPT-2, the same prompts.
 
-Radford et al. 2019, GPT-2. Both keep keys and values. How many of the outputs are equal is in the document: nearly all,
-since random weights have few ties. Sibling benchmarks/generate_speed.py also compares with and without the cache.
+Radford et al. 2019, GPT-2. Both keep keys and values. In bfloat16 the other side is timed in both precisions: single is
+its default. How many of the outputs are equal to those of the same precision is in the document: in single precision
+nearly all, since random weights have few ties. Sibling benchmarks/generate_speed.py compares with and without the
+cache, too.
 
 Shapes: B prompts.
 """
@@ -16,8 +18,9 @@ from typing import Any
 import torch
 
 from bertkit.bench.settings import SIZES, BenchSettings
-from bertkit.bench.workload import OWN, Peers, Workload, library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, library
 from bertkit.generation.causal import Limits, Prompt, decode
+from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.decoding import next_tokens
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -29,7 +32,6 @@ from bertkit.training.product_rate import synchronise
 PROMPT_TOKENS = 32
 HEAD = "causal_lm"
 PEER = "transformers.generate"
-_WEIGHT_BYTES = 4
 
 Ids = list[list[int]]
 
@@ -61,20 +63,31 @@ def generation(settings: BenchSettings, engine: Engine, directory: Path) -> Work
         outputs[name] = work()
         synchronise(engine.device)
 
-    own = partial(kept, OWN, partial(own_tokens, model, ids, settings.new_tokens))
+    def written() -> Ids:
+        with engine.autocast():
+            return own_tokens(model, ids, settings.new_tokens)
+
+    if engine.bf16:
+        keep_in_bf16(model, words=True)
+    own = partial(kept, OWN, written)
     own()
     peers = Peers(wanted=settings.peers)
-    peers.add(
-        PEER, lambda: partial(kept, PEER, partial(peer_tokens, _peer(directory, engine), ids, settings.new_tokens))
-    )
-    equal = {} if PEER not in outputs else {"equal_outputs": sum(map(list.__eq__, outputs[OWN], outputs[PEER]))}
+    kinds = {PEER: torch.float32, **({f"{PEER}, bf16": torch.bfloat16} if engine.bf16 else {})}
+    for name, dtype in kinds.items():
+
+        def peer(name: str = name, dtype: torch.dtype = dtype) -> Work:
+            return partial(kept, name, partial(peer_tokens, _peer(directory, engine, dtype), ids, settings.new_tokens))
+
+        peers.add(name, peer)
+    *_, alike = kinds
+    equal = {} if alike not in outputs else {"equal_outputs": sum(map(list.__eq__, outputs[OWN], outputs[alike]))}
     read = PROMPT_TOKENS + settings.new_tokens - 1
     return Workload(
         about={
             "model": f"random GPT-2, {size.width} x {size.layers}",
             "prompts": settings.prompts,
             "new_tokens": settings.new_tokens,
-            "precision": "fp32",
+            "precision": engine.precision,
             **equal,
         },
         unit="new tokens",
@@ -89,8 +102,7 @@ def generation(settings: BenchSettings, engine: Engine, directory: Path) -> Work
             predictions=settings.prompts * settings.new_tokens,
             sequences=settings.prompts,
         ),
-        memory_bytes=_WEIGHT_BYTES * count_parameters(model).total * settings.new_tokens,
-        bf16=False,
+        memory_bytes=(2 if engine.bf16 else 4) * count_parameters(model).total * settings.new_tokens,
     )
 
 
@@ -101,9 +113,9 @@ def own_tokens(model: HeadedModel, ids: Sequence[list[int]], tokens: int, *, cac
     return [own[0].ids for own in outputs]
 
 
-def _peer(directory: Path, engine: Engine) -> Any:
+def _peer(directory: Path, engine: Engine, dtype: torch.dtype) -> Any:
     transformers = library("transformers")
-    return transformers.GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).to(engine.device).eval()
+    return transformers.GPT2LMHeadModel.from_pretrained(directory, dtype=dtype).to(engine.device).eval()
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,13 @@ def _check(names: Sequence[Benchmark], settings: BenchSettings, *, offline: bool
 
 
 def run_benchmarks(
-    names: Sequence[Benchmark], settings: BenchSettings, engine: Engine, progress: Progress, *, offline: bool = False
+    names: Sequence[Benchmark],
+    settings: BenchSettings,
+    engine: Engine,
+    progress: Progress,
+    *,
+    generation_bf16: bool = False,
+    offline: bool = False,
 ) -> dict[str, Any]:
     """Measure them.
 
@@ -81,6 +88,7 @@ def run_benchmarks(
         settings: what is measured.
         engine: device and precision.
         progress: a display.
+        generation_bf16: whether text is written in bfloat16, which is not the default of `bertkit generate`.
         offline: nothing is fetched.
 
     Returns:
@@ -96,7 +104,8 @@ def run_benchmarks(
     with quiet_libraries():
         for name in names:
             with tempfile.TemporaryDirectory(prefix="bertkit-bench-") as directory:
-                workload = BENCHMARKS[name](settings, engine, Path(directory), offline)
-                found[name.value] = compare(name.value, workload, settings.rounds, engine, machine, progress)
+                own = replace(engine, bf16=generation_bf16) if name is Benchmark.generate else engine
+                workload = BENCHMARKS[name](settings, own, Path(directory), offline)
+                found[name.value] = compare(name.value, workload, settings.rounds, own, machine, progress)
             machine.measure()
     return {"machine": machine.document(), "benchmarks": found}

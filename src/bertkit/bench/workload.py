@@ -33,7 +33,6 @@ class Workload:
         flops: floating-point operations of a call of the first side; None where they say nothing.
         memory_bytes: that a call of the first side has to read and write besides: the optimiser's state in an update,
             the weights for each new token.
-        bf16: whether the first side's products are in bfloat16; None: as the engine has it.
         parts: the shares of its time by kind of work, measured apart; None where torch's profiler measures them.
     """
 
@@ -44,7 +43,6 @@ class Workload:
     left_out: Mapping[str, str] = field(default_factory=dict)
     flops: float | None = None
     memory_bytes: float = 0.0
-    bf16: bool | None = None
     parts: Callable[[], Mapping[str, float]] | None = None
 
 

@@ -53,6 +53,7 @@ def bench(
 
     Examples:
     `bertkit bench startup --rounds 20`
+    `bertkit bench generate --precision bf16`
     `bertkit bench embed --model MODEL --data texts.txt --json`
     """
     from bertkit.bench.run import run_benchmarks
@@ -65,7 +66,12 @@ def bench(
     names = list(dict.fromkeys(benchmarks or Benchmark))
     with redirect_stdout(sys.stderr):  # other libraries may print
         document = run_benchmarks(
-            names, settings.model_copy(update=given), engine, console.progress, offline=common.offline
+            names,
+            settings.model_copy(update=given),
+            engine,
+            console.progress,
+            generation_bf16=engine.bf16 and precision is not None,
+            offline=common.offline,
         )
     _show(document)
     if common.as_json:

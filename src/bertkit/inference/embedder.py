@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
@@ -31,6 +30,7 @@ from bertkit.inference.independent_batches import (
     independent_batch,
     worker_count,
 )
+from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.tasks.encoding import SequenceEncoder, windows
@@ -102,7 +102,7 @@ class Embedder:
         found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
         found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
         if engine.bf16:
-            _keep_in_bf16(model)
+            keep_in_bf16(model)
         found._loaded_by = partial(
             cls.load, directory.resolve(), engine, name=name, max_tokens=max_tokens, offline=offline
         )
@@ -272,13 +272,6 @@ class TooLongError(DataError):
 def reason_too_long(tokens: int, most: int) -> str:
     """Why a text is refused, with what to do."""
     return f"{tokens:,} tokens, the model reads {most:,}; give --long cut or --long window, or shorten it"
-
-
-def _keep_in_bf16(model: nn.Module) -> None:
-    """Turn the weights of linear maps to bfloat16 once, as autocast would in every batch."""
-    for part in model.modules():
-        if type(part) is nn.Linear:
-            part.to(torch.bfloat16)
 
 
 def _fingerprint(model: SentenceModel, weights: str, tokenizer: str) -> str:

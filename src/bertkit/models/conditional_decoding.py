@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, SourceTarget
+from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.cross_attention import CachedSource, PackedSource
 from bertkit.models.decoding import NextTokens
 from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
@@ -61,9 +62,10 @@ class CachedSourceNextTokens(SourceNextTokens):
     def step(self, token_R: Tensor) -> Tensor:
         self.cache.begin_step()
         target = CachedSequences.next_tokens(self.cache)
-        hidden_RD = self.stacks.decode(token_R, self.cache.lengths_R, target, self.source)
-        self.cache.end_step()
-        return self._logits(hidden_RD)
+        with products_of_one_row(token_R.numel()):
+            hidden_RD = self.stacks.decode(token_R, self.cache.lengths_R, target, self.source)
+            self.cache.end_step()
+            return self._logits(hidden_RD)
 
     def select(self, row_R: Tensor) -> None:
         self.cache.select(row_R)

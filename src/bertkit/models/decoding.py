@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.key_value_cache import CachedSequences, KeyValueCache
 from bertkit.models.pseudo_likelihood import EncoderLeftToRight
@@ -73,9 +74,10 @@ class CachedNextTokens(NextTokens):
             targets={},
             labels={},
         )
-        hidden_RD = self.model.encoder(batch)
-        self.cache.end_step()
-        return self._logits(hidden_RD)
+        with products_of_one_row(token_R.numel()):
+            hidden_RD = self.model.encoder(batch)
+            self.cache.end_step()
+            return self._logits(hidden_RD)
 
     def select(self, row_R: Tensor) -> None:
         self.cache.select(row_R)
