@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 import torch
 
 from bertkit.cli.app import run
-from bertkit.data.batch import PackedBatch
+from bertkit.data.batch import BatchLanes, PackedBatch
 from bertkit.evaluation.lm import sliding_windows
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
+from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.text.vocabulary import train_tokenizer
 from tests.probing.tiny_models import GPT2, save_tiny, tiny_model, tiny_tokenizer
 
 LENGTH, STRIDE = 20, 7
@@ -129,3 +133,35 @@ def test_bad_settings(
     data = ["--data", str(text)] if arguments else []
     assert run(["eval", "lm", "--model", str(causal), *data, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_that_reads_from_both_ends_is_scored_from_both(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against lanes of text, which ELMo trains on; its documents begin behind the separator that closes another."""
+    settings = TokenizerConfig(type="word", vocab_size=30, min_frequency=1, template="closed")
+    known = train_tokenizer(settings, [text.read_text(encoding="utf-8")])
+    config = ElmoConfig(character_size=4, filters=((1, 6),), projection_size=6, lstm_width=11)
+    model = HeadedModel(config.build(known.vocab_size), ["causal_lm"])
+    model.initialise(3)
+    model.encoder.read_vocabulary(known)
+    directory = save_tiny(model.eval(), known, tmp_path / "elmo")
+    options = ["--model", str(directory), "--data", str(text), "--run-dir", str(tmp_path / "run")]
+    assert run(["eval", "lm", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    documents = [" ".join(part.split("\n")) for part in text.read_text(encoding="utf-8").strip().split("\n\n")]
+    rows = [known.encode_plain([document])[0].tolist() for document in documents]
+    for task, backward in (("lm", False), ("lm_backward", True)):
+        nats, tokens = 0.0, 0
+        for row in rows:
+            ids = [known.sep_id, *(row[::-1] if backward else row)]
+            lanes = BatchLanes(torch.arange(1), torch.tensor([backward]), len(ids))
+            with torch.no_grad():
+                states = model(replace(PackedBatch.from_ids([ids]), lanes=lanes))
+                logits = model.token_logits("causal_lm", states[:-1]).double()
+            nats -= float(logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None]).sum())
+            tokens += len(row)
+        assert found["tasks"][task]["loss"]["mean"] == pytest.approx(nats / tokens, rel=1e-5)
+    means = [found["tasks"][task]["bits_per_byte"]["mean"] for task in ("lm", "lm_backward")]
+    assert found["average"] == pytest.approx(sum(means) / 2)
+    assert means[0] != pytest.approx(means[1], rel=1e-3)

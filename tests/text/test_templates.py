@@ -39,3 +39,10 @@ def test_words_are_in_the_order_of_frequency_and_rare_ones_are_unknown() -> None
     assert words == ["the", "a", "cat", "list"]
     assert tokenizer.backend.encode("rare", add_special_tokens=False).tokens == ["[UNK]"]
     assert train_tokenizer(TokenizerConfig(type="word", vocab_size=7, min_frequency=2), TEXTS).vocab_size == 7
+
+
+@pytest.mark.parametrize(("template", "role"), [("bert", "cls"), ("xlnet", "cls"), ("closed", "sep")])
+def test_what_stands_before_a_text(template: Any, role: str) -> None:
+    """Where texts are closed by separators alone, the one of the text before; [CLS] is in no text there."""
+    tokenizer = train_tokenizer(TokenizerConfig(type="word", vocab_size=80, min_frequency=1, template=template), TEXTS)
+    assert tokenizer.start_id == tokenizer.id(tokenizer.roles[role])

@@ -72,12 +72,17 @@ def lm(
     settings: LmSettings,
     common: Measuring,
 ) -> None:
-    """Perplexity of a causal model, bits per byte: `bertkit eval lm --model RUN --data new.txt`"""
-    from bertkit.evaluation.lm import evaluate_lm
+    """Perplexity of a causal model, bits per byte: `bertkit eval lm --model RUN --data new.txt`
+
+    Of a model that reads from both ends, as ELMo, both directions are scored.
+    """
+    from bertkit.evaluation.lm import BACKWARD, evaluate_lm
 
     evaluated = evaluate_lm(eval_arguments(model, common), data or (), settings, progress=console.progress)
-    rows = [(name, f"{figure['mean']:.5g}") for name, figure in evaluated.results["tasks"]["lm"].items()]
-    console.table((evaluated.results["model"], ""), rows)
+    for task, figures in evaluated.results["tasks"].items():
+        rows = [(name, "–" if each["mean"] is None else f"{each['mean']:.5g}") for name, each in figures.items()]
+        title = "from right to left" if task == BACKWARD else None
+        console.table((evaluated.results["model"], ""), rows, title=title)
     console.info(evaluated.results["protocol"]["windows"])
     common.finish(evaluated.run, evaluated.document)
 

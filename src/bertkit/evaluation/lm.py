@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +38,15 @@ from bertkit.models.pseudo_likelihood import (
     MaskedNextTokenScoring,
     choose_rule,
 )
-from bertkit.models.token_predictors import TokenPredictor
+from bertkit.models.token_predictors import RightToLeftPredictor, TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.corpus import Corpus
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "lm"
+BACKWARD = "lm_backward"
+"""The same from right to left, of a model that reads from both ends."""
 LONGEST_USUAL_WINDOW = 1024
 _LARGEST_MEAN = math.log(np.finfo(np.float64).max)
 Int64s = NDArray[np.int64]
@@ -72,12 +75,17 @@ class ScoredText:
     documents: int
     given: int
 
+    @property
+    def bits_per_byte(self) -> float:
+        """Over the bytes of the scored documents."""
+        return self.nats / math.log(2) / self.bytes
+
     def figures(self) -> dict[str, float | None]:
         """Perplexity per token (None where it exceeds every float), bits per byte, loss, and what was counted."""
         mean = self.nats / self.tokens
         return {
             "perplexity": math.exp(mean) if mean < _LARGEST_MEAN else None,
-            "bits_per_byte": self.nats / math.log(2) / self.bytes,
+            "bits_per_byte": self.bits_per_byte,
             "loss": mean,
             "tokens": float(self.tokens),
             "bytes": float(self.bytes),
@@ -109,7 +117,6 @@ def evaluate_lm(
     if not 1 <= stride < length:
         raise UsageError(f"--stride {stride}: has to be below the window's {length} tokens, so that none is left out")
     engine = arguments.engine()
-    predict = TokenPredictor(loaded.model, rule.head, causal=rule.causal, device=engine.device)
     data = {entry["name"]: entry["content"] for entry in corpus.describe()}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data)
     if (done := finished_measurement(identity, arguments)) is not None:
@@ -118,29 +125,40 @@ def evaluate_lm(
     with run.recording(arguments.command):
         run.write_environment()
         starts = PromptTokens.of(loaded.model, loaded.tokenizer)
-        scored = score_text(
-            predict,
-            corpus,
-            loaded.tokenizer,
-            start_ids=starts.start_ids,
-            lone_ids=starts.lone_ids,
-            length=length,
-            stride=stride,
-            max_tokens=settings.max_tokens,
-            max_batch_tokens=engine.micro_batch_tokens,
-            progress=progress,
-        )
-        figures = scored.figures()
+        predictors = {TASK: TokenPredictor(loaded.model, rule.head, causal=rule.causal, device=engine.device)}
+        if loaded.model.encoder.config.reads_backward:
+            predictors[BACKWARD] = RightToLeftPredictor(loaded.model, rule.head, device=engine.device)
+        scores = {
+            task: score_text(
+                predict,
+                corpus,
+                loaded.tokenizer,
+                start_ids=starts.start_ids,
+                lone_ids=starts.lone_ids,
+                length=length,
+                stride=stride,
+                max_tokens=settings.max_tokens,
+                max_batch_tokens=engine.micro_batch_tokens,
+                backward=task == BACKWARD,
+                progress=progress,
+            )
+            for task, predict in predictors.items()
+        }
+        scored = scores[TASK]
         results = {
             "suite": SUITE,
             "model": loaded.name,
-            "average": figures["bits_per_byte"],
-            "tasks": {TASK: {name: measured_once(value) for name, value in figures.items()}},
+            "average": fmean(each.bits_per_byte for each in scores.values()),
+            "tasks": {
+                task: {name: measured_once(value) for name, value in own.figures().items()}
+                for task, own in scores.items()
+            },
             "protocol": {
                 "windows": f"{scored.documents} documents, each in windows of at most {length} tokens that are {stride}"
                 f" further on; a token is scored once, with at least {length - stride} tokens before it where the"
                 f" document has them; {scored.given} first tokens are given, not scored",
-                "rule": rule.statement,
+                "rule": rule.statement
+                + (f"; {BACKWARD}: from those behind it, windows beginning at the end" if BACKWARD in scores else ""),
                 "perplexity": "exp of the mean negative log-probability of a token; not comparable between tokenizers",
                 "bits_per_byte": "the summed negative log-probability in bits over the bytes of the text in UTF-8,"
                 " lines of a document joined by a blank",
@@ -164,6 +182,7 @@ def score_text(
     stride: int,
     max_tokens: int | None,
     max_batch_tokens: int,
+    backward: bool = False,
     progress: Progress = silent_progress,
 ) -> ScoredText:
     """The log-likelihood of a text's documents.
@@ -177,6 +196,7 @@ def score_text(
         length, stride: of the windows.
         max_tokens: documents are read until so many tokens are scored; None: all.
         max_batch_tokens: tokens computed at once, at least those of one window.
+        backward: give the predictor each document from its last token to its first.
         progress: the display, in scored tokens.
 
     Raises:
@@ -198,6 +218,7 @@ def score_text(
         for text, ids_T in _documents(corpus, tokenizer):
             if max_tokens is not None and tokens >= max_tokens:
                 break
+            ids_T = ids_T[::-1] if backward else ids_T
             own = list(sliding_windows(ids_T.tolist(), start_ids, lone_ids, length=length, stride=stride))
             if not own:
                 continue

@@ -25,7 +25,7 @@ class PromptTokens:
 
     Attributes:
         tokenizer: the model's.
-        start_ids: the token before every text; none where the vocabulary has no [CLS].
+        start_ids: the token before every text (`Tokenizer.start_id`); none where the vocabulary has no [CLS].
         lone_ids: what stands for an empty prompt.
         end_ids: tokens that end a text.
         max_tokens: the longest sequence of the model.
@@ -40,7 +40,7 @@ class PromptTokens:
     @classmethod
     def of(cls, model: HeadedModel, tokenizer: Tokenizer) -> PromptTokens:
         """Those of a model, by its tokenizer's roles and the ids that its config.json names."""
-        start = (tokenizer.cls_id,) if "cls" in tokenizer.roles else ()
+        start = () if tokenizer.start_id is None else (tokenizer.start_id,)
         ends = {tokenizer.sep_id} if "sep" in tokenizer.roles else set()
         ends |= set(_ids(model.extras.get("eos_token_id"), tokenizer))
         ends |= {known for name in _ENDS if (known := tokenizer.id(name)) is not None}

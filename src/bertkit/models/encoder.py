@@ -85,7 +85,8 @@ class EncoderConfig(Settings, ABC):
     """Whether single sequences of a batch can be read from left to right only."""
 
     reads_backward: ClassVar[bool] = False
-    """Whether lanes of text that are read from right to left have a part of the model of their own."""
+    """Whether text that is read from right to left has a part of the model of its own, whose states are the second half
+    of each state."""
 
     default_pad_id: ClassVar[int] = 0
     """What a config.json means that does not name the padding's id."""

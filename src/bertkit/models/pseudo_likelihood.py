@@ -217,8 +217,8 @@ class LeftToRight(ScoringRule):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        names = [tokenizer.roles["cls"]] if "cls" in tokenizer.roles else _STARTS
-        self.before = [known for name in names if (known := tokenizer.id(name)) is not None][:1]
+        known = [tokenizer.start_id] if tokenizer.start_id is not None else map(tokenizer.id, _STARTS)
+        self.before = [start_id for start_id in known if start_id is not None][:1]
 
     @property
     def special_tokens(self) -> int:

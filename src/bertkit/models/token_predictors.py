@@ -72,7 +72,7 @@ class TokenPredictor:
         Raises:
             DataError: a log-probability of a target is not a number.
         """
-        hidden_TD = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
+        hidden_TD = self.states(ids)
         index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
         rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
         for own_index, target_M1 in zip(torch.split(index, rows), torch.split(target[:, None], rows), strict=True):
@@ -83,6 +83,25 @@ class TokenPredictor:
                     "the model's log-probabilities are not numbers (NaN): its weights are damaged or diverged"
                 )
             yield log_p_MV, target_M1
+
+    def states(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """The states that the head reads, (T, D)."""
+        hidden_TD: Tensor = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
+        return hidden_TD
+
+
+class RightToLeftPredictor(TokenPredictor):
+    """The same of a model that reads from both ends, for sequences that are given from their last token to their first.
+
+    The head reads the half of a state that comes from the right (`EncoderConfig.reads_backward`).
+    """
+
+    def states(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        assert self.model.encoder.config.reads_backward
+        states_TD = super().states([row[::-1] for row in ids])
+        places = torch.split(torch.arange(states_TD.shape[0], device=states_TD.device), [len(row) for row in ids])
+        left_TP, right_TP = states_TD.index_select(0, torch.cat([own.flip(0) for own in places])).chunk(2, dim=1)
+        return torch.cat([right_TP, left_TP], dim=1)
 
 
 class EnergyPredictor:

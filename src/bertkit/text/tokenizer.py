@@ -189,6 +189,16 @@ class Tokenizer:
         return self._role_id("mask")
 
     @cached_property
+    def start_id(self) -> int | None:
+        """The token before every text: [CLS]; where texts are closed by separators alone, the one that closes the text
+        before. None of a vocabulary without [CLS]."""
+        if "cls" not in self.roles:
+            return None
+        (framed,) = self.backend.encode_batch(["a"])
+        is_closed = framed.ids[-1:] == [self.sep_id] and self.cls_id not in framed.ids
+        return self.sep_id if is_closed else self.cls_id
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all tokens that are not text: those with a role and every other one flagged special."""
         flagged = {i for i, added in self.backend.get_added_tokens_decoder().items() if added.special}
