@@ -14,8 +14,11 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.generation.from_source import SourceTokens, from_sources, write_targets
 from bertkit.generation.settings import GenerationSettings
 from bertkit.models.bert import BertConfig
+from bertkit.models.bert_gpt2 import BertGpt2Config
+from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
@@ -193,6 +196,56 @@ def test_a_translator_starts_from_a_bert(tmp_path: Path) -> None:
     assert model.architectures == ["BartForConditionalGeneration"]
     assert model.encoder.width == 24
     assert load_tokenizer(run / "model").fingerprint == load_tokenizer(bert).fingerprint
+
+
+def test_a_translator_starts_from_a_bert_and_a_gpt2(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs.tsv", 60)
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+    bert_config = BertConfig(**sizes, num_hidden_layers=1, max_position_embeddings=70)
+    bert = write_model(bert_config, pairs, tmp_path / "bert", vocab_size=200)
+    gpt2 = write_model(
+        Gpt2Config(**sizes, num_hidden_layers=2, max_position_embeddings=66),
+        pairs,
+        tmp_path / "gpt2",
+        vocab_size=200,
+        heads=["causal_lm"],
+    )
+    kept = ("data.", "optimisation.", "engine.")
+    changes = {key: value for key, value in SMALL.items() if key.startswith(kept)}
+    changes |= {"model.max_position_embeddings": 64, "optimisation.steps": 4}
+
+    def request(run: str, **more: Any) -> PretrainArguments:
+        own = {key: value for key, value in {**changes, "init_decoder": str(gpt2), **more}.items() if value is not None}
+        return PretrainArguments(
+            recipe="bert2gpt",
+            overrides=[Override(key, value) for key, value in own.items()],
+            sources=[str(pairs)],
+            init=str(bert),
+            run_dir=tmp_path / run,
+            cache=tmp_path / "cache",
+        )
+
+    run = run_pretraining(request("run"), progress=silent_progress).run.path
+    model, _ = load_model(run / "model")
+    assert isinstance(model.encoder.config, BertGpt2Config)
+    assert (model.encoder.config.num_hidden_layers, model.encoder.config.decoder_layer_count) == (1, 2)
+    record = json.loads((run / "run.json").read_text())
+    assert set(record["fingerprints"]) >= {"model", "decoder"}, record
+    alone = run_pretraining(request("alone", init_decoder=None), progress=silent_progress).run.path
+    assert load_model(alone / "model")[0].encoder.config.decoder_layer_count == 1
+    other = write_model(
+        Gpt2Config(**sizes, num_hidden_layers=2, max_position_embeddings=66),
+        pairs,
+        tmp_path / "other",
+        vocab_size=60,
+        heads=["causal_lm"],
+    )
+    with pytest.raises(UsageError, match=r"has another vocabulary than .*--set tokenizer\.path="):
+        run_pretraining(request("other-run", init_decoder=str(other)), progress=silent_progress)
+    with pytest.raises(UsageError, match="a decoder starts from a gpt2"):
+        run_pretraining(request("bert-run", init_decoder=str(bert)), progress=silent_progress)
+    with pytest.raises(UsageError, match="init_decoder is of an encoder-decoder that starts from a BERT"):
+        load_recipe("transformer-small", [Override("init_decoder", str(gpt2))])
 
 
 def test_a_t5_learns_from_pairs_and_transformers_generates_the_same(tmp_path: Path) -> None:

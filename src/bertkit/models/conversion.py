@@ -95,7 +95,8 @@ def _heads(model: HeadedModel) -> list[str]:
 NewTokens = Literal["mean", "random"]
 _FROM_THE_RECIPE = {
     *("family", "max_position_embeddings"),
-    *("attention_window", "sep_token_id", "num_decoder_layers"),
+    *("attention_window", "sep_token_id", "num_decoder_layers", "decoder_attention_heads"),
+    *("decoder_intermediate_size", "decoder_position_embeddings", "decoder_act"),
     *("attention_type", "block_size", "num_random_blocks", "rescale_embeddings", "use_bias"),
 }
 """What a Longformer or a BigBird made of a RoBERTa has of its own; all else is RoBERTa's."""
@@ -329,17 +330,37 @@ def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
             continue
         side, _, part = name.partition("_positions.")
         if part == "position.weight":
-            positions = len(parameter) - UNREAD_ROWS
-            if positions > len(rows):
-                raise UsageError(
-                    f"model.max_position_embeddings ({positions}) is above the initial model's {len(rows)}; lower it"
-                )
-            parameter[UNREAD_ROWS:].copy_(rows[:positions])
+            _copy_first_positions(parameter[UNREAD_ROWS:], rows)
             continue
         origin = source.get(f"embeddings.{part}" if part else side.removeprefix("decoder_"))
         if origin is None or origin.shape != parameter.shape:
             raise _does_not_fit(model.encoder.config, new.encoder.config)
         parameter.copy_(origin)
+
+
+def _bert_gpt2_of_bert(model: HeadedModel, new: HeadedModel) -> None:
+    """BERT becomes the encoder, to the bit; the decoder is drawn (BERT2RND of Rothe et al. 2020, until `init_decoder`
+    gives it a GPT-2's weights)."""
+    source = dict(model.encoder.named_parameters())
+    new.initialise(0)
+    new.extras = {}  # of an encoder alone
+    for name, parameter in new.encoder.named_parameters():
+        if name == f"source.{_TABLE}":
+            _copy_first_positions(parameter, source[_TABLE])
+        elif name.startswith("source."):
+            origin = source.get(name.removeprefix("source."))
+            if origin is None or origin.shape != parameter.shape:
+                raise _does_not_fit(model.encoder.config, new.encoder.config)
+            parameter.copy_(origin)
+
+
+def _copy_first_positions(new_PD: Tensor, old_PD: Tensor) -> None:
+    """As many of the positions as the new table has; UsageError where it has more."""
+    if len(new_PD) > len(old_PD):
+        raise UsageError(
+            f"model.max_position_embeddings ({len(new_PD)}) is above the initial model's {len(old_PD)}; lower it"
+        )
+    new_PD.copy_(old_PD[: len(new_PD)])
 
 
 def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
@@ -372,6 +393,7 @@ def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfi
 _Conversion = Callable[[HeadedModel, HeadedModel], None]
 _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
     ("bert", "bart"): _bart_of_bert,
+    ("bert", "bert-gpt2"): _bert_gpt2_of_bert,
     ("bert", "big_bird"): _with_repeated_positions,
     ("camembert", "big_bird"): _with_repeated_positions,
     ("camembert", "longformer"): _longformer_of_roberta,

@@ -9,6 +9,7 @@ from pydantic import Field
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bart import BartConfig
 from bertkit.models.bert import BertConfig, MegatronBertConfig
+from bertkit.models.bert_gpt2 import BertGpt2Config
 from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.deberta import DebertaConfig
 from bertkit.models.deberta_v2 import DebertaV2Config
@@ -37,6 +38,7 @@ AnyEncoderConfig = Annotated[
     AlbertConfig
     | BartConfig
     | BertConfig
+    | BertGpt2Config
     | BigBirdConfig
     | CamembertConfig
     | DebertaConfig

@@ -21,11 +21,13 @@ from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
+from bertkit.models.bert_gpt2 import BertGpt2Config
 from bertkit.models.conversion import converted_config
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
+from bertkit.pretraining.initial_model import decoder_config
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -97,6 +99,9 @@ class PretrainArguments(RunArguments[Recipe]):
                 f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
                 " or a Hub id"
             )
+        if recipe.init_decoder is not None:
+            directory, _ = self.initial_model(recipe.init_decoder)
+            recipe = with_overrides(recipe, [Override("init_decoder", _recorded_name(recipe.init_decoder, directory))])
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         return completed(recipe, self.max_steps)
@@ -115,8 +120,8 @@ class PretrainArguments(RunArguments[Recipe]):
         """
         if recipe.init is None:
             return {"model": None}
-        directory, _ = self.initial_model(recipe.init)
-        return {"model": weights_hash(directory)}
+        names = {"model": recipe.init, **({"decoder": recipe.init_decoder} if recipe.init_decoder else {})}
+        return {kind: weights_hash(self.initial_model(name)[0]) for kind, name in names.items()}
 
     def parts(self, recipe: Recipe) -> Sequence[Part]:
         return parts_of(recipe)
@@ -309,7 +314,11 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     any_model = given is not None and given.value == INIT_TO_BE_GIVEN and not keeps_sizes
     if not any_model and not keeps_sizes and model is not None:
         config = converted_config(config, validate(Located({"model": model}, tree.place), _ModelNoun).model)
-    name = str(directory.resolve()) if Path(arguments.init).exists() else arguments.init
+        decoder = tree.child("init_decoder")
+        if decoder is not None and isinstance(decoder.value, str) and isinstance(config, BertGpt2Config):
+            _, found = arguments.initial_model(decoder.value)
+            config = config.with_decoder(decoder_config(decoder.value, found))
+    name = _recorded_name(arguments.init, directory)
     overrides = overrides_of({"init": name} if keeps_sizes else {"init": name, "model": config.model_dump(mode="json")})
     changed = any(override.key.partition(".")[0] == "tokenizer" for override in others)
     if not changed and not (any_model and tree.child("tokenizer") is not None):
@@ -317,6 +326,11 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
     if any_model:
         overrides += _shorter_than(config.max_tokens, tree)
     return overrides
+
+
+def _recorded_name(name: str, directory: Path) -> str:
+    """A model's name in the record of a run: the full path of what is on this disk."""
+    return str(directory.resolve()) if Path(name).exists() else name
 
 
 def _shorter_than(most: int, tree: Located) -> list[Override]:

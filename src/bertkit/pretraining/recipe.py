@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from bertkit.data.config import DataConfig
+from bertkit.models.bert_gpt2 import BertGpt2Config
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES
@@ -130,6 +131,11 @@ class Recipe(RecipeHeader):
         description="Whether the initial model may be smaller than the recipe's: its weights are then repeated in every"
         " direction, and its layers spread over the depth; the recipe's sizes stay.",
     )
+    init_decoder: str | None = Field(
+        None,
+        description="GPT-2 that the decoder of model.family bert-gpt2 starts from, with the vocabulary of init: a Hub"
+        " id, a model or a run directory; its sizes are taken.",
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
@@ -139,13 +145,18 @@ class Recipe(RecipeHeader):
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling", "init_decoder"})
 
     @model_validator(mode="after")
     def _nouns_fit_together(self) -> Recipe:
         errors = []
         if self.init_tiling and self.init is None:
             errors.append("init_tiling has no effect without init, the smaller model to start from")
+        if self.init_decoder is not None and not (self.init and isinstance(self.model, BertGpt2Config)):
+            errors.append(
+                "init_decoder is of an encoder-decoder that starts from a BERT; give --init BERT and model.family:"
+                " bert-gpt2, or leave it out"
+            )
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"

@@ -21,16 +21,13 @@ from bertkit.data.layouts.lanes import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
-from bertkit.models.conversion import converted, grown, with_vocabulary
+from bertkit.models.conversion import grown
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, read_config, save_model
-from bertkit.models.tiling import tiled
+from bertkit.models.hub import save_model
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.forward import (
-    add_companions,
-    heads_of,
     masked_lm_of,
     pretraining_model,
     scoring_rule,
@@ -38,6 +35,7 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
+from bertkit.pretraining.initial_model import initial_model
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun, check_epochs
@@ -353,33 +351,9 @@ class Pretrainer(Trainer[PackedBatch]):
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
-        init = self.recipe.init
-        if init is not None:
-            directory, first = find_model(init), self.stages[0].stage.recipe.model
-            heads = heads_of(objectives)
-            # An encoder has no head of a decoder.
-            becomes = first.is_encoder_decoder and not read_config(directory)[0].is_encoder_decoder
-            loaded, _ = load_model(directory, heads=[] if becomes else heads, is_trained=True)
-            tokenizer = load_tokenizer(directory)
-            check_vocabulary(loaded, tokenizer, source=str(directory))
-            model, remade = with_vocabulary(
-                tiled(loaded, first, seed=self.recipe.seed)
-                if self.recipe.init_tiling
-                else converted(loaded, first, heads if becomes else None),
-                tokenizer,
-                self.tokenizer,
-                new_tokens=self.recipe.new_pieces,
-                seed=self.recipe.seed,
-            )
-            if remade is not None:
-                log.info("new vocabulary of %s", remade)
-            add_companions(model, objectives, pad_id=self.vocabulary.pad_id)
-            model.initialise_companions(self.recipe.seed)
-            if (
-                remade is None and not self.recipe.init_tiling
-            ):  # a companion's embeddings are of the old vocabulary, too
-                load_companions(model, directory)
-            model.encoder.read_vocabulary(self.tokenizer)
+        if self.recipe.init is not None:
+            first = self.stages[0].stage.recipe.model
+            model = initial_model(self.recipe, self.recipe.init, first, objectives, self.tokenizer)
             return grown(model, config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         model.initialise(self.recipe.seed)

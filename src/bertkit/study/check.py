@@ -106,6 +106,10 @@ def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
     learnt = {head for each in objectives for head in each.heads}
     if isinstance(measure, BlimpMeasure) and rule is None and not _HEADS & learnt:
         return "it learns no language model"
+    if isinstance(measure, FinetuneMeasure):
+        head = finetune_arguments(measure, "a model").requested().specs[0].head
+        if head not in recipe.model.all_heads():
+            return f"model.family {recipe.model.model_type!r} has no head for {head}"
     if isinstance(measure, HeldOutMeasure):
         terms = {each.term for each in objectives}
         known = [metric for metric in measure.metrics if metric.partition("/")[2] in terms | {""}]

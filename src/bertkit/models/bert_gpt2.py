@@ -1,0 +1,227 @@
+"""BERT as the encoder and GPT-2 as the decoder: each as it was trained, joined by a new attention.
+
+Rothe et al. 2020, arXiv:1907.12461, section 3.2 (BERT2GPT). The weights and the equations are those of `transformers`'
+`EncoderDecoderModel` of both; files have this package's own names. The sides have tables of words of their own over
+one vocabulary, and the output is tied to the decoder's. Siblings bert.py and gpt2.py are the two, and bart.py the
+encoder-decoder that both sides of a BERT become.
+
+Quirk: the paper's sides read different vocabularies; here a GPT-2 is trained on BERT's (`tokenizer.path`).
+
+Shapes: S source tokens, U target tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.errors import UsageError
+from bertkit.models.bert import POST_NORM_NAMES, BertConfig
+from bertkit.models.cross_attention import CrossAttention
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, PreNormDecoderLayer
+from bertkit.models.gpt import CausalSelfAttention
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
+from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
+
+_OF_BERT = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob"),
+    *("attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "hidden_act", "layer_norm_eps"),
+    "initializer_range",
+)
+"""Fields of a BERT's own."""
+_OF_GPT2 = {
+    "num_decoder_layers": "num_hidden_layers",
+    "decoder_attention_heads": "num_attention_heads",
+    "decoder_intermediate_size": "intermediate_size",
+    "decoder_position_embeddings": "max_position_embeddings",
+    "decoder_act": "hidden_act",
+}
+"""Fields that are a GPT-2's, with its name of each."""
+_LAYER_PARTS = (
+    *("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"),
+    *("cross_attention.query", "cross_attention.key", "cross_attention.value", "cross_attention.output"),
+    *("cross_attention_norm", "feed_forward.inner", "feed_forward.outer", "feed_forward_norm"),
+)
+_NORM_EPS = 1e-5
+
+
+class BertGpt2Config(EncoderDecoderConfig):
+    """A BERT and a GPT-2; defaults are the base sizes'."""
+
+    family: Literal["bert-gpt2"] = "bert-gpt2"
+    hidden_size: int = Field(768, ge=2, description="Width D of the hidden states of both sides.")
+    num_hidden_layers: int = Field(12, ge=1, description="Layers of the encoder.")
+    num_attention_heads: int = Field(12, ge=1, description="Heads of the encoder's attentions.")
+    intermediate_size: int = Field(3072, ge=1, description="Width of the encoder's feed-forward layers.")
+    decoder_attention_heads: int | None = Field(
+        None, ge=1, description="Heads of the decoder's attentions; null: the encoder's."
+    )
+    decoder_intermediate_size: int | None = Field(
+        None, ge=1, description="Width of the decoder's feed-forward layers; null: the encoder's."
+    )
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
+    max_position_embeddings: int = Field(512, ge=1, description="Longest source in tokens.")
+    decoder_position_embeddings: int | None = Field(
+        None, ge=1, description="Longest target in tokens; null: the source's."
+    )
+    type_vocab_size: int = Field(2, ge=1, description="Segment types of the encoder, of which sources have the first.")
+    hidden_act: Activation = Field("gelu", description="Activation of the encoder's feed-forward layers.")
+    decoder_act: Activation = Field("gelu_new", description="Activation of the decoder's feed-forward layers.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in the encoder's norms.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
+
+    model_type: ClassVar[str] = "bert-gpt2"
+    hub_prefix: ClassVar[str] = "model"
+    base_architecture: ClassVar[str] = "BertGpt2Model"
+    architecture: ClassVar[str] = "BertGpt2ForConditionalGeneration"
+    sizes_of_the_decoder: ClassVar[Mapping[str, str]] = {
+        **EncoderDecoderConfig.sizes_of_the_decoder,
+        "decoder_attention_heads": "num_attention_heads",
+        "decoder_intermediate_size": "intermediate_size",
+        "decoder_position_embeddings": "max_position_embeddings",
+    }
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest side: sources and targets each have a table of positions."""
+        return max(self.max_position_embeddings, self.decoder.max_position_embeddings)
+
+    @property
+    def encoder(self) -> BertConfig:
+        """The encoder's own settings."""
+        return BertConfig.model_validate({name: getattr(self, name) for name in _OF_BERT})
+
+    @property
+    def decoder(self) -> Gpt2Config:
+        """The decoder's own settings."""
+        nullable = self.sizes_of_the_decoder
+        sizes = {
+            own: getattr(self, nullable[name] if getattr(self, name) is None else name)
+            for name, own in _OF_GPT2.items()
+        }
+        shared = ("hidden_size", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+        return Gpt2Config.model_validate({**sizes, **{name: getattr(self, name) for name in shared}})
+
+    def with_decoder(self, found: Gpt2Config) -> Self:
+        """The settings with the sizes of a GPT-2 for the decoder.
+
+        Raises:
+            UsageError: its width is not the encoder's, or its scores are scaled by layer.
+        """
+        if found.hidden_size != self.hidden_size:
+            raise UsageError(
+                f"init_decoder: the GPT-2 is {found.hidden_size} wide and the encoder {self.hidden_size}; take two of"
+                " one width"
+            )
+        if not found.scale_attn_weights or found.scale_attn_by_inverse_layer_idx:
+            raise UsageError("init_decoder: the GPT-2 scales its scores by layer, which is not supported; take another")
+        return self.model_copy(update={name: getattr(found, own) for name, own in _OF_GPT2.items()})
+
+    def model_post_init(self, _context: Any) -> None:
+        for heads in {self.num_attention_heads, self.decoder_attention_heads or self.num_attention_heads}:
+            if self.hidden_size % heads:
+                raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of the heads ({heads})")
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> BertGpt2:
+        return BertGpt2(self, vocab_size, pad_id=pad_id)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """As each side draws its own; the attention between them normal."""
+        side: BertConfig | Gpt2Config = self.encoder if ".source." in name else self.decoder
+        side.draw(name.replace("target_positions", "embeddings.position"), parameter, generator)
+
+
+class BertGpt2(EncoderDecoder):
+    """Both sides."""
+
+    config: BertGpt2Config
+    hub_names: ClassVar[Names] = {
+        **{f"source.{here}": f"encoder.{there}" for here, there in POST_NORM_NAMES.items()},
+        **{f"decoder_layers.{{n}}.{part}": f"decoder.layers.{{n}}.{part}" for part in _LAYER_PARTS},
+        "target_words": "decoder.words",
+        "target_positions": "decoder.positions",
+        "target_norm": "decoder.norm",
+    }
+
+    def __init__(self, config: BertGpt2Config, vocab_size: int, *, pad_id: int = 0) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        decoder = config.decoder
+        self.source = config.encoder.build(vocab_size, pad_id=pad_id)
+        self.target_words = nn.Embedding(vocab_size, config.hidden_size)
+        self.target_positions = nn.Embedding(decoder.max_position_embeddings, config.hidden_size)
+        self.decoder_layers = nn.ModuleList(_decoder_layer(decoder) for _ in range(decoder.num_hidden_layers))
+        self.target_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        """The decoder's, to which the output is tied."""
+        return self.target_words
+
+    @property
+    def source_layers(self) -> Sequence[nn.Module]:
+        layers = self.source.get_submodule("layers")
+        assert isinstance(layers, nn.ModuleList)
+        return list(layers)
+
+    def encode(
+        self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
+    ) -> Tensor:
+        first_segment_S = torch.zeros_like(ids_S)
+        batch = PackedBatch(ids_S, first_segment_S, positions_S, source, targets={}, labels={})
+        states_SD: Tensor = self.source(batch, recorder)
+        return states_SD
+
+    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
+        raise NotImplementedError("BERT embeds its sources")
+
+    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
+        """(U, D). Points: `hook_embed`, `hook_pos_embed`."""
+        word_UD = scope.tap("hook_embed", self.target_words(ids_U))
+        position_UD = scope.tap("hook_pos_embed", self.target_positions(positions_U))
+        embedded_UD: Tensor = self.dropout(word_UD + position_UD)
+        return embedded_UD
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        normed_UD: Tensor = self.target_norm(hidden_UD)
+        return normed_UD
+
+
+def _decoder_layer(config: Gpt2Config) -> PreNormDecoderLayer:
+    rate = config.attention_probs_dropout_prob
+    return PreNormDecoderLayer(
+        CausalSelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
+        CrossAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
+        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+        norm=lambda: nn.LayerNorm(config.hidden_size, eps=_NORM_EPS),
+        dropout_rate=config.hidden_dropout_prob,
+    )
+
+
+@torch.no_grad()
+def start_decoder(model: HeadedModel, gpt2: HeadedModel) -> None:
+    """Give a model's decoder the weights of a GPT-2, to the bit; the attention to the source stays as it is.
+
+    Args:
+        model: of this family, with the sizes of the GPT-2 (`BertGpt2Config.with_decoder`).
+        gpt2: with the same vocabulary.
+    """
+    source = dict(gpt2.encoder.named_parameters())
+    tops = {
+        "target_words.weight": "embeddings.word.weight",
+        "target_positions.weight": "embeddings.position.weight",
+        "target_norm.weight": "norm.weight",
+        "target_norm.bias": "norm.bias",
+    }
+    for name, parameter in model.encoder.named_parameters():
+        if not name.startswith("source.") and "cross_attention" not in name:
+            parameter.copy_(source[tops.get(name) or name.removeprefix("decoder_")])
