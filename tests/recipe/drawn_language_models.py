@@ -56,6 +56,7 @@ FAMILIES: list[dict[str, Any]] = [
         "objective": [{"permutation_lm": {"k": 3}}],
     },
     {"model": {"family": "transformer", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
+    {"model": {"family": "bert-gpt2", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {
         "model": {"family": "transformer", **SIZES, "num_attention_heads": 8, "fixed_heads": True},
         "layout": _PAIRS,
