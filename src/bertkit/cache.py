@@ -33,6 +33,7 @@ KINDS = {
     "augmented": "augmented training examples",
     "pydocs": "text of builtin:pydocs",
     "rates": "highest rates of matrix products",
+    "kernels": "loops compiled for this processor",
 }
 """The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
 

@@ -57,14 +57,16 @@ def bench(
     `bertkit bench embed --model MODEL --data texts.txt --json`
     """
     from bertkit.bench.run import run_benchmarks
+    from bertkit.training.compiled_kernels import kernels_in_use
     from bertkit.training.engine import resolve_engine
     from bertkit.training.engine_config import EngineConfig
 
     model = settings.model or os.environ.get("BERTKIT_MODEL") or None
     given = {"peers": peers, "model": model, **({"data": data} if data else {})}
-    engine = resolve_engine(EngineConfig(device=device or "auto", precision=precision or "auto"))
+    config = EngineConfig(device=device or "auto", precision=precision or "auto")
+    engine = resolve_engine(config)
     names = list(dict.fromkeys(benchmarks or Benchmark))
-    with redirect_stdout(sys.stderr):  # other libraries may print
+    with kernels_in_use(config, engine), redirect_stdout(sys.stderr):  # other libraries may print
         document = run_benchmarks(
             names,
             settings.model_copy(update=given),

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.dropout import dropout
+from bertkit.kernels import ops
+from bertkit.kernels.library import active
+from bertkit.models.dropout import drawn, dropout
 from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.recorder import Scope
 
@@ -212,7 +214,7 @@ def fused_attention(
     if query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     if torch.is_grad_enabled():
-        return _softmax(scaled_scores(query, key, scale), mask) @ value
+        return _probabilities(scaled_scores(query, key, scale), mask, 0.0) @ value
     parts = _parts_in_cache(query, key)
     by_sequence = mask is not None and mask.dim() == query.dim() and mask.shape[0] > 1
     masks = mask.tensor_split(parts) if mask is not None and by_sequence else [mask] * parts
@@ -245,10 +247,24 @@ def _softmax(scores_bNSS: Tensor, mask: Tensor | None, *, overwrite: bool = Fals
     return torch.softmax(scores_bNSS, dim=-1)
 
 
+def _probabilities(scores_bNSS: Tensor, mask: Tensor | None, dropout_rate: float) -> Tensor:
+    """Softmax of the scores where the mask has true, and dropout: (b, N, S, S)."""
+    kernels = active(scores_bNSS)
+    # A mask of keys alone is that of padding, which stands behind the tokens of a sequence.
+    of_keys = mask is not None and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1)
+    if kernels is None or not (mask is None or of_keys):
+        return dropout(_softmax(scores_bNSS, mask), dropout_rate, training=True)
+    visible_b = None if mask is None else mask.flatten(1).sum(dim=1)
+    drop = drawn(scores_bNSS.numel(), dropout_rate)
+    return ops.softmax_dropout(kernels, scores_bNSS, visible_b, drop)
+
+
 def attend_explicitly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
     """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
+    if not scope.needs("hook_attn_scores") and not scope.needs("hook_pattern"):
+        return _probabilities(scores_bNSS, mask, dropout_rate).to(value.dtype) @ value
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
     pattern_bNSS = _softmax(scores_bNSS, mask)
     if block.mask_b11S is not None and scope.needs("hook_pattern"):

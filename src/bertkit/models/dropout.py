@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.kernels.ops import Drop
+
 _LEVELS = 1 << 16
 _LANES = 4
 """Numbers of sixteen bits in one draw of sixty-four."""
@@ -25,12 +27,9 @@ class _Dropout(torch.autograd.Function):
     slower."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, dropped_levels: int) -> Tensor:
-        draws = -(-hidden.numel() // _LANES)
-        seed = int(torch.empty((), dtype=torch.int64).random_())
-        bits = torch.from_numpy(np.random.SFC64(seed).random_raw(draws).view(np.int16))
-        keep = bits[: hidden.numel()] >= dropped_levels - _LEVELS // 2
-        mask = keep.view(hidden.shape).to(hidden.dtype).mul_(_LEVELS / (_LEVELS - dropped_levels))
+    def forward(ctx: Any, hidden: Tensor, drop: Drop) -> Tensor:
+        keep = drop.bits >= drop.threshold
+        mask = keep.view(hidden.shape).to(hidden.dtype).mul_(drop.scale)
         ctx.save_for_backward(mask)
         return hidden * mask
 
@@ -40,16 +39,26 @@ class _Dropout(torch.autograd.Function):
         return gradients[0] * mask, None
 
 
-def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
-    """Zero each element with probability `rate` and scale the rest, in training; otherwise the input itself.
+def drawn(count: int, rate: float) -> Drop | None:
+    """Which of `count` elements to drop, each with probability `rate`; None for a rate of 0.
 
     Draws from torch's default generator, whose state is checkpointed.
     """
+    dropped_levels = round(rate * _LEVELS)
+    if not rate:
+        return None
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    bits = torch.from_numpy(np.random.SFC64(seed).random_raw(-(-count // _LANES)).view(np.int16))
+    return Drop(bits[:count], dropped_levels - _LEVELS // 2, _LEVELS / (_LEVELS - dropped_levels))
+
+
+def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Zero each element with probability `rate` and scale the rest, in training; otherwise the input itself."""
     if not training or rate == 0:
         return hidden
     if hidden.device.type != "cpu":
         return functional.dropout(hidden, rate)
-    return _Dropout.apply(hidden, round(rate * _LEVELS))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
+    return _Dropout.apply(hidden, drawn(hidden.numel(), rate))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
 
 
 class Dropout(torch.nn.Module):

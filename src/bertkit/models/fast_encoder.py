@@ -28,6 +28,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
 from bertkit.models.recorder import Recorder, Scope
@@ -139,7 +140,7 @@ class FastMaskedLM(VocabularyHead):
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         if self.dense is not None:
-            hidden_MD = rms_norm(functional.gelu(self.dense(hidden_MD)), self.eps)
+            hidden_MD = rms_norm(gelu(self.dense(hidden_MD)), self.eps)
         return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
 
 

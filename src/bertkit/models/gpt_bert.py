@@ -25,13 +25,13 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Mix
 from bertkit.models.disentangled import Distances, SharedPositions
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -162,7 +162,7 @@ class GptBertTransform(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D), to the same."""
-        dense = functional.gelu(self.dense(self.input_norm(states)))
+        dense = gelu(self.dense(self.input_norm(states)))
         transformed: Tensor = self.dropout(self.norm(dense))
         return transformed
 
@@ -246,7 +246,7 @@ class GptBertAttention(SharedPositions):
         (T, D) or (M, D), the factor of the heads' outputs.
         """
         gated_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
-        gate_TD = scope.tap("hook_gate", functional.gelu(self.gate(gated_TD)))
+        gate_TD = scope.tap("hook_gate", gelu(self.gate(gated_TD)))
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
         query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
@@ -273,7 +273,7 @@ class GptBertFeedForward(nn.Module):
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
         value_TF, gate_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
-        gated_TF = scope.tap("hook_post", value_TF * functional.gelu(gate_TF, approximate="tanh"))
+        gated_TF = scope.tap("hook_post", value_TF * gelu_by_tanh(gate_TF))
         output_TD: Tensor = self.dropout(self.outer(self.norm(gated_TF)))
         return output_TD
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
+from bertkit.models.gelu import gelu
 from bertkit.models.layers import ACTIVATIONS, Activation
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
@@ -142,8 +142,8 @@ class SpanBoundaryHead(VocabularyHead):
     ) -> VocabularyProjection:
         """Tokens of spans, from the states on both sides and their numbers in the span."""
         states = torch.cat([left_MD, right_MD, self.offset_embedding(offset_M).to(left_MD.dtype)], dim=-1)
-        states = self.norm_1(functional.gelu(self.dense_1(states)))
-        states = self.norm_2(functional.gelu(self.dense_2(states)))
+        states = self.norm_1(gelu(self.dense_1(states)))
+        states = self.norm_2(gelu(self.dense_2(states)))
         return VocabularyProjection(states, word_embedding_VE, self.bias)
 
 

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedSequences
+from bertkit.kernels import ops
+from bertkit.kernels.library import active
 from bertkit.models.attention import SelfAttention
-from bertkit.models.dropout import Dropout
+from bertkit.models.dropout import Dropout, drawn
+from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
 
 Activation = Literal[
@@ -33,20 +36,16 @@ SubLayer = Callable[[Tensor], Tensor]
 """(T, D) to (T, D)."""
 
 
-def _gelu_by_tanh(values: Tensor) -> Tensor:
-    return functional.gelu(values, approximate="tanh")
-
-
 def _squared_relu(values: Tensor) -> Tensor:
     return functional.relu(values).square()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_python": functional.gelu,
-    "gelu_new": _gelu_by_tanh,
-    "gelu_pytorch_tanh": _gelu_by_tanh,
-    "gelu_fast": _gelu_by_tanh,
+    "gelu": gelu,
+    "gelu_python": gelu,
+    "gelu_new": gelu_by_tanh,
+    "gelu_pytorch_tanh": gelu_by_tanh,
+    "gelu_fast": gelu_by_tanh,
     "relu": functional.relu,
     "relu2": _squared_relu,
     "silu": functional.silu,
@@ -111,9 +110,18 @@ class PostNorm(_Layer):
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         attended_TD = scope.tap("hook_attn_out", attention(self.read(hidden_TD)))
         hidden_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
-        hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
+        hidden_TD = scope.tap("hook_resid_mid", self.normed_sum(self.attention_norm, hidden_TD, attended_TD))
         fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
-        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
+        return scope.tap("hook_resid_post", self.normed_sum(self.feed_forward_norm, hidden_TD, fed_TD))
+
+    def normed_sum(self, norm: nn.Module, residual_TD: Tensor, branch_TD: Tensor) -> Tensor:
+        """norm(residual + dropout(branch)): (T, D)."""
+        kernels = active(branch_TD)
+        if kernels is None or type(norm) is not nn.LayerNorm or residual_TD.dtype != torch.float32:
+            normed_TD: Tensor = norm(residual_TD + self.dropout(branch_TD))
+            return normed_TD
+        drop = drawn(branch_TD.numel(), self.dropout.rate) if self.dropout.training else None
+        return ops.residual_norm(kernels, residual_TD, branch_TD, norm.weight, norm.bias, epsilon=norm.eps, drop=drop)
 
     def read(self, hidden_TD: Tensor) -> Tensor:
         return hidden_TD

@@ -21,6 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.kernels import ops
+from bertkit.kernels.library import active
+
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
 fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
@@ -123,7 +126,9 @@ class VocabularyProjection(WordLogits):
     def _by_parts(self, loss_of: _PartLoss, logit_bytes: int) -> tuple[Tensor, Tensor]:
         cast = self.in_precision()
         with torch.autocast(self.states_ME.device.type, enabled=False):
-            rows = max(1, logit_bytes // (4 * self.weight_VE.shape[0]))
+            in_place = active(cast.states_ME) is not None and isinstance(loss_of, _CrossEntropy)
+            each = cast.states_ME.element_size() if in_place else torch.float32.itemsize
+            rows = max(1, logit_bytes // (each * self.weight_VE.shape[0]))
             loss: Tensor
             correct: Tensor
             loss, correct = _ByParts.apply(  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
@@ -152,7 +157,7 @@ class _PartLoss(ABC):
         """The summed loss of these rows, the number of correct ones, and the sum's gradient if it is needed.
 
         Args:
-            logits_mV: float32; may be overwritten.
+            logits_mV: in the precision of the product; may be overwritten.
             part: which of the M rows they are.
             learning: whether the gradient is needed.
         """
@@ -168,6 +173,22 @@ class _CrossEntropy(_PartLoss):
     label_smoothing: float = 0.0
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        kernels = active(logits_mV)
+        if kernels is not None:
+            loss_m, correct_m = ops.cross_entropy(
+                kernels,
+                logits_mV,
+                self.id_M[part],
+                weight_m=None if self.weight_M is None else self.weight_M[part],
+                z_loss=self.z_loss,
+                label_smoothing=self.label_smoothing,
+                learning=learning,
+            )
+            return loss_m.sum().float(), correct_m.sum(), logits_mV if learning else None
+        return self._by_operators(logits_mV.float(), part, learning)
+
+    def _by_operators(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As the call; logits in float32."""
         label_m1 = self.id_M[part, None]
         top_m1 = logits_mV.amax(dim=-1, keepdim=True)
         label_logit_m1 = logits_mV.gather(1, label_m1)
@@ -217,6 +238,7 @@ class _Divergence(_AgainstTeacher):
     temperature: float
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        logits_mV = logits_mV.float()
         teacher_mV = self.teacher.part(part)
         correct = _agreeing(logits_mV, teacher_mV)
         log_teacher_mV = torch.log_softmax(teacher_mV.div_(self.temperature), dim=-1)
@@ -236,7 +258,7 @@ class _Compared(_AgainstTeacher):
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         teacher_mV = self.teacher.part(part)
         with torch.enable_grad():
-            leaf_mV = logits_mV.requires_grad_(learning)
+            leaf_mV = logits_mV.float().requires_grad_(learning)
             loss = self.rows_loss(leaf_mV, teacher_mV).sum()
         gradient = torch.autograd.grad(loss, leaf_mV)[0] if learning else None
         return loss.detach(), _agreeing(leaf_mV.detach(), teacher_mV), gradient
@@ -267,7 +289,7 @@ class _ByParts(torch.autograd.Function):
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
             states = states_ME[part]
-            logits = functional.linear(states, weight_VE, bias_V).float()
+            logits = functional.linear(states, weight_VE, bias_V)
             part_loss, right, part_gradient = loss_of(logits, part, needs_states or needs_weight or needs_bias)
             loss += part_loss
             correct += right

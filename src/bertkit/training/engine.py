@@ -14,6 +14,7 @@ import torch
 
 from bertkit.errors import UsageError
 from bertkit.ranks import Launch
+from bertkit.training.allocator import keep_freed_memory
 from bertkit.training.compiled import bound_compiled_products
 from bertkit.training.config import EngineConfig
 
@@ -62,6 +63,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         UsageError: `engine.device` is cuda and there is none.
     """
     bound_compiled_products()
+    keep_freed_memory()
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")

@@ -24,6 +24,11 @@ class EngineConfig(ExecutorSettings):
     micro_batch_tokens: int | Literal["auto"] = Field(
         "auto", description="Tokens computed at once; changes speed and memory alone."
     )
+    kernels: Literal["auto", "compiled", "torch"] = Field(
+        "auto",
+        description="On a CPU, loops compiled for this processor in place of torch's operators; auto: in bf16, where"
+        " there is a C++ compiler; compiled: in fp32, too.",
+    )
     workers: int | Literal["auto"] = Field(
         "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
     )

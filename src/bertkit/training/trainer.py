@@ -36,6 +36,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
 from bertkit.training.clock import TIMES_FILE, RunClock
+from bertkit.training.compiled_kernels import kernels_in_use
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
@@ -120,6 +121,7 @@ class Trainer(ABC, Generic[Batch]):
         self._compare_ranks()
         self.log_start()
         with (
+            kernels_in_use(self.recipe.engine, self.engine),
             self.timed(),
             self.session(),
             closing(self.batches()) as updates,

@@ -1,0 +1,163 @@
+"""Building and loading the compiled kernels: once for each compiler, processor and source, kept in the cache.
+
+Own design. The C++ file has no dependency, so that a compiler alone suffices; it is built for the very processor that
+it runs on. Its parallel loops use the OpenMP library that torch has loaded, and with it torch's threads. Sibling ops.py
+has the functions over tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from bertkit.cache import cache_file
+from bertkit.files import cache_directory, sha256_of
+from bertkit.run.environment import device_name
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+)
+BUILD_SECONDS = 120.0
+_KIND = "kernels"
+
+log = logging.getLogger(__name__)
+
+
+class KernelError(Exception):
+    """The kernels cannot be built or loaded; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The loaded library, and the types of element for which it takes the place of torch's operators.
+
+    Attributes:
+        path: of the library.
+        dtypes: a subset of float32 and bfloat16.
+    """
+
+    path: Path
+    dtypes: frozenset[torch.dtype]
+
+    def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
+        """Call a function of kernels.cpp for this type of element; torch's number of threads is the last argument."""
+        function = _function(self.path, f"{name}_{str(dtype).removeprefix('torch.')}")
+        function(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
+
+
+def _as_c(value: object) -> object:
+    """As the functions take it: tensors by their address, None as a null pointer, int as int64 and float as float."""
+    if isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, bool):
+        return ctypes.c_int(value)
+    if isinstance(value, int):
+        return ctypes.c_int64(value)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    assert value is None, value
+    return ctypes.c_void_p(None)
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
+
+
+@lru_cache(maxsize=64)
+def _function(path: Path, name: str) -> ctypes._NamedFuncPointer:
+    function = _loaded(path)[name]
+    function.restype = None
+    return function
+
+
+def build(root: Path | None = None) -> Path:
+    """The library for this machine, from the cache or built now, which takes some seconds.
+
+    Args:
+        root: of all caches; None: `cache_directory()`.
+
+    Raises:
+        KernelError: there is no compiler, or it fails.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name)) is not None), None)
+    if compiler is None:
+        raise KernelError(f"no C++ compiler was found ({', '.join(COMPILERS)})")
+    identity = {
+        "source": sha256_of(SOURCE),
+        "compiler": _output_of([compiler, "--version"]).splitlines()[0],
+        "flags": FLAGS,
+        "processor": device_name(torch.device("cpu")),
+    }
+    try:
+        path = cache_file(root or cache_directory(), _KIND, identity, ".so")
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                made = Path(folder) / path.name
+                _output_of([compiler, *FLAGS, "-o", str(made), str(SOURCE)])
+                os.replace(made, path)
+        _loaded(path)
+    except OSError as error:
+        raise KernelError(f"the compiled kernels cannot be kept or loaded ({error})") from error
+    return path
+
+
+def _output_of(command: list[str]) -> str:
+    """What a compiler prints."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"{command[0]} cannot be used ({error})") from error
+    if done.returncode:
+        raise KernelError(f"{command[0]} fails: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return done.stdout
+
+
+_active: Kernels | None = None
+
+
+def active(values: torch.Tensor) -> Kernels | None:
+    """The kernels, if they compute with tensors like this one."""
+    kernels = _active
+    if kernels is None or values.dtype not in kernels.dtypes or values.device.type != "cpu":
+        return None
+    return None if torch.compiler.is_compiling() else kernels
+
+
+def activate(kernels: Kernels | None) -> None:
+    """Use these kernels in this process from now on; None: torch's operators alone."""
+    global _active
+    _active = kernels
+
+
+@contextmanager
+def activated(kernels: Kernels | None) -> Iterator[None]:
+    """`activate` within the context, and what was before it afterwards."""
+    before = _active
+    activate(kernels)
+    try:
+        yield
+    finally:
+        activate(before)

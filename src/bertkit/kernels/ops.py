@@ -1,0 +1,217 @@
+"""The compiled kernels as functions of tensors, with their gradients.
+
+Each takes the place of several operators of torch where `library.active` gives kernels, and is tied by tests to those,
+which stay beside it in models/. What the formulas are is said there.
+
+Shapes: T rows, D width, V vocabulary; m rows of logits; b sequences, N heads, Q queries, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from bertkit.kernels.library import Kernels
+
+GeluForm = Literal["exact", "tanh"]
+
+
+class Drop(NamedTuple):
+    """Which elements are dropped: those whose sixteen random bits are below `threshold`; the others are scaled.
+
+    Attributes:
+        bits: int16, as many as there are elements.
+        threshold: between -2^15 and 2^15.
+        scale: of what is kept.
+    """
+
+    bits: Tensor
+    threshold: int
+    scale: float
+
+
+def _parts(drop: Drop | None) -> tuple[Tensor | None, int, float]:
+    return (None, 0, 1.0) if drop is None else drop
+
+
+def gelu(kernels: Kernels, values: Tensor, form: GeluForm) -> Tensor:
+    """GELU of each element, of any shape."""
+    result: Tensor = _Gelu.apply(values, kernels, form)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+    return result
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, kernels: Kernels, form: GeluForm) -> Tensor:
+        values = values.contiguous()
+        if form == "exact":
+            out = functional.gelu(values)
+        else:
+            out = torch.empty_like(values)
+            kernels.call("gelu_tanh", values.dtype, values, out, values.numel())
+        ctx.save_for_backward(values)
+        ctx.kernels, ctx.form = kernels, form
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (values,) = ctx.saved_tensors
+        out = torch.empty_like(values)
+        given = gradients[0].to(values.dtype).contiguous()
+        ctx.kernels.call(f"gelu_{ctx.form}_backward", values.dtype, values, given, out, values.numel())
+        return out, None, None
+
+
+def softmax_dropout(kernels: Kernels, scores_bNQS: Tensor, visible_b: Tensor | None, drop: Drop | None) -> Tensor:
+    """Softmax over the keys, computed in float32, and dropout of the probabilities: (b, N, Q, S) in the scores' type.
+
+    Args:
+        scores_bNQS: of any type that the kernels have.
+        visible_b: int64, of how many keys, from the first, each sequence has the probabilities; None: all.
+        drop: of the probabilities; None: none.
+    """
+    result: Tensor = _SoftmaxDropout.apply(scores_bNQS, visible_b, drop, kernels)  # type: ignore[no-untyped-call]  # see gelu
+    return result
+
+
+class _SoftmaxDropout(torch.autograd.Function):
+    """Keeps the scores and a number for each row; which probabilities were dropped is seen from the output."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_bNQS: Tensor, visible_b: Tensor | None, drop: Drop | None, kernels: Kernels) -> Tensor:
+        scores = scores_bNQS.contiguous()
+        sequences, heads, queries, keys = scores.shape
+        rows_each = heads * queries
+        bits, threshold, scale = _parts(drop)
+        out = torch.empty_like(scores)
+        log_sum = torch.empty(sequences * rows_each, dtype=torch.float32)
+        kernels.call(
+            "softmax_dropout",
+            scores.dtype,
+            *(scores, visible_b, rows_each, log_sum.numel(), keys, bits, threshold, scale, out, log_sum),
+        )
+        ctx.save_for_backward(scores, out, log_sum, *([] if visible_b is None else [visible_b]))
+        ctx.kernels, ctx.scale = kernels, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, out, log_sum, *visible = ctx.saved_tensors
+        rows_each = scores.shape[1] * scores.shape[2]
+        given = gradients[0].contiguous()
+        result = torch.empty_like(scores)
+        visible_b = visible[0] if visible else None
+        ctx.kernels.call(
+            "softmax_dropout_backward",
+            scores.dtype,
+            *(scores, out, log_sum, given, visible_b, rows_each, log_sum.numel(), scores.shape[3], ctx.scale, result),
+        )
+        return result, None, None, None
+
+
+def residual_norm(
+    kernels: Kernels,
+    residual_TD: Tensor,
+    branch_TD: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    *,
+    epsilon: float,
+    drop: Drop | None,
+) -> Tensor:
+    """Layer norm of residual + dropout(branch): (T, D) in float32.
+
+    Args:
+        residual_TD, weight_D, bias_D: float32.
+        branch_TD: of any type that the kernels have.
+        epsilon: added to the variance.
+        drop: of the branch; None: none.
+    """
+    result: Tensor = _ResidualNorm.apply(residual_TD, branch_TD, weight_D, bias_D, epsilon, drop, kernels)  # type: ignore[no-untyped-call]  # see gelu
+    return result
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        residual_TD: Tensor,
+        branch_TD: Tensor,
+        weight_D: Tensor,
+        bias_D: Tensor,
+        epsilon: float,
+        drop: Drop | None,
+        kernels: Kernels,
+    ) -> Tensor:
+        residual, branch = residual_TD.contiguous(), branch_TD.contiguous()
+        weight, bias = weight_D.contiguous(), bias_D.contiguous()
+        rows, width = residual.shape
+        bits, threshold, scale = _parts(drop)
+        summed, out = torch.empty_like(residual), torch.empty_like(residual)
+        mean, inverse = torch.empty(rows), torch.empty(rows)
+        kernels.call(
+            "residual_norm",
+            branch.dtype,
+            *(residual, branch, bits, threshold, scale, weight, bias, epsilon, rows, width),
+            *(summed, mean, inverse, out),
+        )
+        ctx.save_for_backward(summed, mean, inverse, weight, *([] if bits is None else [bits]))
+        ctx.kernels, ctx.threshold, ctx.scale, ctx.dtype = kernels, threshold, scale, branch.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        summed, mean, inverse, weight, *rest = ctx.saved_tensors
+        given = gradients[0].contiguous()
+        rows, width = summed.shape
+        residual = torch.empty_like(summed)
+        branch = torch.empty(summed.shape, dtype=ctx.dtype)
+        weight_grad, bias_grad = torch.empty_like(weight), torch.empty_like(weight)
+        ctx.kernels.call(
+            "residual_norm_backward",
+            ctx.dtype,
+            *(given, summed, mean, inverse, weight, rest[0] if rest else None, ctx.threshold, ctx.scale, rows, width),
+            *(residual, branch, weight_grad, bias_grad),
+        )
+        return residual, branch, weight_grad, bias_grad, None, None, None
+
+
+def cross_entropy(
+    kernels: Kernels,
+    logits_mV: Tensor,
+    id_m: Tensor,
+    *,
+    weight_m: Tensor | None,
+    z_loss: float,
+    label_smoothing: float,
+    learning: bool,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each row (m,) in float64 and whether its label comes first (m,), bool.
+
+    Args:
+        logits_mV: contiguous; where `learning`, their gradient stands in their place afterwards.
+        id_m: the label of each row.
+        weight_m: factor of each row's cross-entropy, float32; None: 1.
+        z_loss: factor of each row's squared log-sum of exponentials.
+        label_smoothing: share of each row's target distribution that all words have alike.
+        learning: whether the gradient is needed.
+    """
+    rows, words = logits_mV.shape
+    assert logits_mV.is_contiguous()
+    label = id_m.contiguous()
+    weight = None if weight_m is None else weight_m.contiguous()
+    loss = torch.empty(rows, dtype=torch.float64)
+    correct = torch.empty(rows, dtype=torch.bool)
+    kernels.call(
+        "cross_entropy",
+        logits_mV.dtype,
+        *(logits_mV, rows, words, label, weight, z_loss, label_smoothing, learning, loss, correct),
+    )
+    return loss, correct

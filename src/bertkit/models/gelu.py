@@ -1,0 +1,25 @@
+"""GELU: x times the normal distribution function of x, exactly or by tanh.
+
+Hendrycks and Gimpel 2016, arXiv:1606.08415; BERT's released code has the form by tanh. Differs from
+torch.nn.functional.gelu in speed alone, where compiled kernels are active (kernels/).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.kernels import ops
+from bertkit.kernels.library import active
+
+
+def gelu(values: Tensor) -> Tensor:
+    """The exact form, of each element."""
+    kernels = active(values)
+    return functional.gelu(values) if kernels is None else ops.gelu(kernels, values, "exact")
+
+
+def gelu_by_tanh(values: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), of each element."""
+    kernels = active(values)
+    return functional.gelu(values, approximate="tanh") if kernels is None else ops.gelu(kernels, values, "tanh")

@@ -1,0 +1,51 @@
+"""Whether a run computes with compiled kernels or with torch's operators alone.
+
+Own design. Compiled kernels round where the operators round and draw what they draw, but their sums have another order.
+In bf16, where products round far more, they are the default; in single precision they are used where the recipe wants
+them. Sibling compiled.py bounds what oneDNN compiles.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bertkit.errors import UsageError
+from bertkit.kernels.library import KernelError, Kernels, activated, build
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
+    """Compute with the kernels that the settings name, within the context.
+
+    Raises:
+        UsageError: `engine.kernels` is compiled, and they cannot be had.
+    """
+    with activated(_wanted(config, engine)):
+        yield
+
+
+def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:
+    needed = config.kernels == "compiled"
+    if engine.device.type != "cpu":
+        if needed:
+            raise UsageError("engine.kernels is compiled, which is for a CPU; leave it out, or use --device cpu")
+        return None
+    if config.kernels == "torch" or not (engine.bf16 or needed):
+        return None
+    try:
+        path = build()
+    except KernelError as error:
+        if needed:
+            raise UsageError(f"engine.kernels is compiled: {error}; install one, or use engine.kernels=auto") from error
+        log.info("slower by up to a third without compiled kernels: %s", error)
+        return None
+    dtypes = {torch.bfloat16, torch.float32} if needed else {torch.bfloat16}
+    return Kernels(path, frozenset(dtypes))

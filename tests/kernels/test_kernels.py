@@ -1,0 +1,223 @@
+"""Compiled kernels compute what torch's operators compute, gradients included, and draw what they draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.errors import UsageError
+from bertkit.kernels import library, ops
+from bertkit.kernels.library import KernelError, Kernels, activated, active, build
+from bertkit.models.attention import attend
+from bertkit.models.bert import BertConfig
+from bertkit.models.dropout import drawn, dropout
+from bertkit.models.gelu import gelu, gelu_by_tanh
+from bertkit.models.recorder import Scope
+from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    try:
+        return Kernels(build(), frozenset(DTYPES))
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return list(torch.autograd.grad(output, inputs, torch.randn(output.shape, generator=generator).to(output.dtype)))
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(found.float(), expected.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return (2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", [gelu, gelu_by_tanh])
+def test_gelu(kernels: Kernels, function: Any, dtype: torch.dtype) -> None:
+    values = normal(37, 131, dtype=dtype)
+    plain = function(values)
+    with activated(kernels):
+        compiled = function(values)
+    assert_near(compiled, plain, dtype)
+    assert_near(gradients(compiled, [values])[0], gradients(plain, [values])[0], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [9, 2, 1]])
+def test_attention_with_and_without_padding(
+    kernels: Kernels, lengths: list[int], rate: float, dtype: torch.dtype
+) -> None:
+    sequences = PackedSequences.from_lengths(lengths)
+    query, key, value = (normal(sum(lengths), 2, 6, dtype=dtype, seed=seed) for seed in range(3))
+    outputs = []
+    for chosen in (None, kernels):
+        torch.manual_seed(3)
+        with activated(chosen):
+            outputs.append(attend(query, key, value, sequences, dropout_rate=rate, scope=Scope(None, "")))
+    assert_near(outputs[1], outputs[0], dtype)
+    inputs = [query, key, value]
+    for found, expected in zip(gradients(outputs[1], inputs), gradients(outputs[0], inputs), strict=True):
+        assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_norm_of_a_residual_sum(kernels: Kernels, rate: float) -> None:
+    residual, branch = normal(11, 24), normal(11, 24, dtype=torch.bfloat16, seed=1)
+    norm = nn.LayerNorm(24, eps=1e-12)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    torch.manual_seed(7)
+    plain = norm(residual + dropout(branch.float(), rate, training=True))  # which bf16 would round
+    torch.manual_seed(7)
+    drop = drawn(branch.numel(), rate)
+    compiled = ops.residual_norm(kernels, residual, branch, norm.weight, norm.bias, epsilon=norm.eps, drop=drop)
+    inputs = [residual, branch, norm.weight, norm.bias]
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=2e-5)
+    for found, expected in zip(gradients(compiled, inputs), gradients(plain, inputs), strict=True):
+        assert_near(found, expected, found.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (1e-2, 0.0), (0.0, 0.1)])
+def test_cross_entropy_over_a_vocabulary(
+    kernels: Kernels, z_loss: float, smoothing: float, weighted: bool, dtype: torch.dtype
+) -> None:
+    states, words, bias = normal(13, 8, dtype=dtype), normal(101, 8, dtype=dtype, seed=1), normal(101, dtype=dtype)
+    ids = torch.arange(13) * 7 % 101
+    ids[::3] = functional.linear(states, words, bias).argmax(dim=-1)[::3]
+    weight = torch.linspace(0.1, 2.0, 13) if weighted else None
+    results = []
+    for chosen in (None, kernels):
+        with activated(chosen):
+            results.append(
+                VocabularyProjection(states, words, bias).cross_entropy(
+                    ids, z_loss=z_loss, weight_M=weight, label_smoothing=smoothing, logit_bytes=2000
+                )
+            )
+    (plain, right), (compiled, also_right) = results
+    assert right == also_right > 0
+    torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
+    inputs = [states, words, bias]
+    found, expected = (torch.autograd.grad(loss, inputs) for loss in (compiled, plain))
+    for own, other in zip(found, expected, strict=True):
+        assert_near(own, other, dtype)
+
+
+def test_the_first_of_equal_logits_is_the_prediction(kernels: Kernels) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+    _, correct = ops.cross_entropy(
+        kernels, logits, torch.tensor([1, 2, 0]), weight_m=None, z_loss=0.0, label_smoothing=0.0, learning=False
+    )
+    assert correct.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_so(kernels: Kernels, dtype: torch.dtype, bad: float) -> None:
+    values = torch.full((3, 17), 0.5, dtype=dtype)
+    values[1, 4] = bad
+    plain = functional.gelu(values, approximate="tanh")
+    assert torch.equal(ops.gelu(kernels, values, "tanh").isfinite(), plain.isfinite())
+    scores = values.view(1, 1, 3, 17)
+    softmax = ops.softmax_dropout(kernels, scores, None, None)
+    assert torch.equal(softmax.isnan(), torch.softmax(scores, dim=-1).isnan())
+    loss, _ = ops.cross_entropy(
+        kernels, values.clone(), torch.zeros(3, dtype=torch.int64), weight_m=None, z_loss=0.0, label_smoothing=0.0,
+        learning=True,
+    )  # fmt: skip
+    assert loss.isfinite().tolist() == [True, not bad > 0 and not math.isnan(bad), True]
+
+
+def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
+    outputs = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        residual, branch = normal(70, 24), normal(70, 24, dtype=torch.bfloat16)
+        weight, bias = normal(24, seed=2), normal(24, seed=3)
+        normed = ops.residual_norm(kernels, residual, branch, weight, bias, epsilon=1e-5, drop=None)
+        scores = normal(3, 2, 5, 33, dtype=torch.bfloat16)
+        softmax = ops.softmax_dropout(kernels, scores, torch.tensor([33, 7, 1]), None)
+        found = [normed, softmax, *gradients(normed, [residual, branch, weight, bias]), *gradients(softmax, [scores])]
+        outputs.append(found)
+    for other in outputs[1:]:
+        assert all(torch.equal(first, second) for first, second in zip(outputs[0], other, strict=True))
+
+
+def test_a_whole_model_trains_alike(kernels: Kernels) -> None:
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, hidden_act="gelu_new"
+    )
+    encoder = config.build(60).train()
+    batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in (9, 2, 17)])
+    outputs = []
+    for chosen in (None, kernels):
+        torch.manual_seed(1)
+        with activated(chosen), torch.autocast("cpu", dtype=torch.bfloat16):
+            states = encoder(batch)
+        parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+        outputs.append((states, torch.autograd.grad(states.square().sum(), parameters, allow_unused=True)))
+    (plain, expected), (compiled, found) = outputs
+    assert_near(compiled, plain, torch.bfloat16)
+    for own, other in zip(found, expected, strict=True):
+        if other is not None and own is not None:
+            assert (own - other).norm() <= 0.03 * other.norm() + 1e-3
+
+
+def test_settings_choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = {dtype: torch.zeros(2, dtype=dtype) for dtype in DTYPES}
+
+    def used(**settings: Any) -> list[bool]:
+        config = EngineConfig(device="cpu", **settings)
+        with kernels_in_use(config, resolve_engine(config)):
+            return [active(values[dtype]) is not None for dtype in DTYPES]
+
+    assert used(precision="bf16") == [False, True]
+    assert used(precision="fp32") == [False, False]
+    assert used(precision="fp32", kernels="compiled") == [True, True]
+    assert used(precision="bf16", kernels="torch") == [False, False]
+    assert active(values[torch.bfloat16]) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert used(precision="bf16") == [False, False]
+    with pytest.raises(UsageError, match=r"engine\.kernels is compiled: no C\+\+ compiler was found"):
+        used(precision="fp32", kernels="compiled")
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failing = tmp_path / "c++"
+    failing.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo "toy 1.0" && exit 0\necho "no such option" >&2\nexit 1\n'
+    )
+    failing.chmod(0o755)
+    monkeypatch.setattr(library, "COMPILERS", (str(failing),))
+    with pytest.raises(KernelError, match="fails: no such option"):
+        build(tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.so"))
