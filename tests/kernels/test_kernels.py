@@ -140,6 +140,20 @@ def test_the_first_of_equal_logits_is_the_prediction(kernels: Kernels) -> None:
     assert correct.tolist() == [True, False, True]
 
 
+def test_a_label_beyond_the_vocabulary_is_an_error(kernels: Kernels) -> None:
+    for label in (-1, 3):
+        with pytest.raises(IndexError, match="of 3 words"):
+            ops.cross_entropy(
+                kernels,
+                torch.zeros(2, 3),
+                torch.tensor([0, label]),
+                weight_m=None,
+                z_loss=0.0,
+                label_smoothing=0.0,
+                learning=True,
+            )
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_stays_so(kernels: Kernels, dtype: torch.dtype, bad: float) -> None:

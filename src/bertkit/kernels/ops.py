@@ -202,10 +202,15 @@ def cross_entropy(
         z_loss: factor of each row's squared log-sum of exponentials.
         label_smoothing: share of each row's target distribution that all words have alike.
         learning: whether the gradient is needed.
+
+    Raises:
+        IndexError: a label is no word.
     """
     rows, words = logits_mV.shape
     assert logits_mV.is_contiguous()
     label = id_m.contiguous()
+    if rows and not 0 <= int(label.min()) <= int(label.max()) < words:
+        raise IndexError(f"labels from {int(label.min())} to {int(label.max())}, of {words} words")
     weight = None if weight_m is None else weight_m.contiguous()
     loss = torch.empty(rows, dtype=torch.float64)
     correct = torch.empty(rows, dtype=torch.bool)

@@ -78,6 +78,12 @@ class FeedForward(nn.Module):
         return output
 
 
+def _in_float32(norm: nn.Module, residual_TD: Tensor) -> bool:
+    """Whether this is a layer norm with a weight and a bias whose arithmetic is in float32."""
+    parameters = (norm.weight, norm.bias) if type(norm) is nn.LayerNorm else (None,)
+    return all(each is not None and each.dtype == torch.float32 for each in (residual_TD, *parameters))
+
+
 class _Layer(nn.Module, ABC):
     """Attention and feed-forward, each with a norm and a residual connection; the order is the subclass's."""
 
@@ -117,9 +123,10 @@ class PostNorm(_Layer):
     def normed_sum(self, norm: nn.Module, residual_TD: Tensor, branch_TD: Tensor) -> Tensor:
         """norm(residual + dropout(branch)): (T, D)."""
         kernels = active(branch_TD)
-        if kernels is None or type(norm) is not nn.LayerNorm or residual_TD.dtype != torch.float32:
+        if kernels is None or not _in_float32(norm, residual_TD):
             normed_TD: Tensor = norm(residual_TD + self.dropout(branch_TD))
             return normed_TD
+        assert isinstance(norm, nn.LayerNorm)
         drop = drawn(branch_TD.numel(), self.dropout.rate) if self.dropout.training else None
         return ops.residual_norm(kernels, residual_TD, branch_TD, norm.weight, norm.bias, epsilon=norm.eps, drop=drop)
 
