@@ -27,6 +27,7 @@ from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
+from bertkit.openmp import bound_spinning
 from bertkit.run import NEWEST
 
 COMMANDS = {
@@ -199,6 +200,7 @@ def _is_unicode(text: str) -> bool:
 
 def main() -> None:
     """The console entry point."""
+    bound_spinning()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
