@@ -166,16 +166,22 @@ def rank_process(launcher: int, rank: int) -> psutil.Process:
     return next(each for each in children if each.environ().get("RANK") == str(rank) and "bertkit" in each.cmdline())
 
 
-def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the_same_losses(alone: Path) -> None:
-    run = alone / "killed"
-    process = started(command(alone, "killed", "--nproc", "2", "--json"), alone)
+def kill_in_training(process: subprocess.Popen[str], run: Path, rank: int) -> psutil.Process:
+    """Kill a rank once a few updates are made; returns what it was."""
     metrics = run / "metrics.jsonl"
     until = time.monotonic() + SECONDS
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 4) and time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    killed = rank_process(process.pid, 1)
+    killed = rank_process(process.pid, rank)
     killed.send_signal(signal.SIGKILL)
+    return killed
+
+
+def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the_same_losses(alone: Path) -> None:
+    run = alone / "killed"
+    process = started(command(alone, "killed", "--nproc", "2", "--json"), alone)
+    killed = kill_in_training(process, run, rank=1)
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
     assert f"rank 1 (process {killed.pid}" in stderr
@@ -190,6 +196,19 @@ def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the
     assert_same_losses(run, alone / "alone")
     results = [json.loads((each / "results.json").read_text(encoding="utf-8")) for each in (run, alone / "alone")]
     assert results[0]["held_out"] == pytest.approx(results[1]["held_out"], rel=1e-4)
+
+
+def test_torchrun_starts_the_ranks_again_after_one_was_killed_and_the_run_ends_as_an_undisturbed_one(
+    alone: Path,
+) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "--max-restarts", "2", *command(alone, "again")[1:]]
+    process = started(words, alone)
+    kill_in_training(process, alone / "again", rank=0)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, stderr
+    assert "resuming from" in stderr
+    assert_same_losses(alone / "again", alone / "alone")
 
 
 def one_rank() -> list[Any]:
