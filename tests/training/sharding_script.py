@@ -1,4 +1,4 @@
-"""What the ranks of tests/training/test_sharding.py do: in each phase two updates from the checkpoint of the last one.
+"""What the ranks of tests/training/test_sharding.py do: in each phase an update from the checkpoint of the last one.
 
     python -m tests.training.sharding_script DIRECTORY 2 1 4     phases of two ranks, of one, and of four
 
@@ -29,11 +29,12 @@ from bertkit.training.optimizers import (
     AdamWConfig,
     LambConfig,
     OptimizerConfig,
-    StableAdamWConfig,
     optimizer_tensors,
     restore_optimizer,
 )
 from bertkit.training.placement import placement_of
+from bertkit.training.rank_group import joined
+from bertkit.training.sharding import Sharded
 from bertkit.training.step import Step
 from tests.training.test_rank_group import environments
 from tests.training.test_step import TERMS, corrupted, small_model
@@ -41,9 +42,9 @@ from tests.training.test_step import TERMS, corrupted, small_model
 OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adamw": AdamWConfig(bias_correction=False),
     "lamb": LambConfig(),
-    "stable-adamw": StableAdamWConfig(clip_norm=0.5),
 }
-UPDATES = 2
+UPDATES = 1
+"""Of each phase."""
 VOCABULARY = 101
 
 
@@ -64,6 +65,7 @@ def trained(name: str, directory: Path, phase: int) -> tuple[list[float], dict[s
     settings = OPTIMIZERS[name]
     model = small_model(VOCABULARY)
     placement.place(model)
+    assert isinstance(placement, Sharded) == (current().count > 1)
     step = Step.plain(model, settings.build(model), engine, settings.clip_norm, placement)
     average = WeightAverage(model, 0.9)
     checkpoint = load_newest_checkpoint(directory / name)
@@ -109,8 +111,6 @@ def phase_of_rank(directory: Path, phase: int) -> None:
     launch = Launch.of_environment()
     with ExitStack() as stack:
         if launch is not None:
-            from bertkit.training.rank_group import joined
-
             ranks = stack.enter_context(joined(launch))
             stack.enter_context(acting(ranks))
             ranks.begin(timeout_seconds=60)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from bertkit.data.stream import StepBatches
 from bertkit.pretraining.arguments import PretrainArguments
@@ -24,6 +26,7 @@ from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.run.metrics import read_metrics
+from bertkit.run.verify import verify_run
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import RECIPE, write_text
 
@@ -209,6 +212,40 @@ def test_torchrun_starts_the_ranks_again_after_one_was_killed_and_the_run_ends_a
     assert process.returncode == 0, stderr
     assert "resuming from" in stderr
     assert_same_losses(alone / "again", alone / "alone")
+
+
+def test_a_sharded_run_of_which_a_rank_was_killed_goes_on_from_its_newest_checkpoint_to_the_same_model(
+    alone: Path,
+) -> None:
+    run = alone / "sharded"
+    process = started(command(alone, "sharded", "--nproc", "2", "--set", "engine.shard=true"), alone)
+    kill_in_training(process, run, rank=1)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 75, stderr
+    assert "checkpoint saved" not in stderr, "the killed rank had a part of the state"
+    newest = (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    assert int(newest.removeprefix("step-")) % 3 == 0, "one of those that are written every three steps"
+    resume = [
+        sys.executable,
+        "-m",
+        "bertkit",
+        "pretrain",
+        "--resume",
+        str(run),
+        "--nproc",
+        "2",
+        "--set",
+        "engine.shard=true",
+    ]
+    _, stderr = started(resume, alone).communicate(timeout=SECONDS)
+    assert f"resuming from {run / 'checkpoints' / newest}" in stderr
+    assert_same_losses(run, alone / "alone")
+    ours, theirs = (load_file(each / "model" / "model.safetensors") for each in (run, alone / "alone"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], each, rtol=1e-4, atol=1e-5) for name, each in theirs.items())
+    results = [json.loads((each / "results.json").read_text(encoding="utf-8")) for each in (run, alone / "alone")]
+    assert results[0]["held_out"] == pytest.approx(results[1]["held_out"], rel=1e-4)
+    assert not verify_run(run).errors
 
 
 def one_rank() -> list[Any]:
