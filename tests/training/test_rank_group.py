@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from bertkit.data.stream import StepBatches
 from bertkit.pretraining.arguments import PretrainArguments
@@ -24,6 +26,7 @@ from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.run.metrics import read_metrics
+from bertkit.run.verify import verify_run
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import RECIPE, write_text
 
@@ -166,16 +169,22 @@ def rank_process(launcher: int, rank: int) -> psutil.Process:
     return next(each for each in children if each.environ().get("RANK") == str(rank) and "bertkit" in each.cmdline())
 
 
-def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the_same_losses(alone: Path) -> None:
-    run = alone / "killed"
-    process = started(command(alone, "killed", "--nproc", "2", "--json"), alone)
+def kill_in_training(process: subprocess.Popen[str], run: Path, rank: int) -> psutil.Process:
+    """Kill a rank once a few updates are made; returns what it was."""
     metrics = run / "metrics.jsonl"
     until = time.monotonic() + SECONDS
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 4) and time.monotonic() < until:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    killed = rank_process(process.pid, 1)
+    killed = rank_process(process.pid, rank)
     killed.send_signal(signal.SIGKILL)
+    return killed
+
+
+def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the_same_losses(alone: Path) -> None:
+    run = alone / "killed"
+    process = started(command(alone, "killed", "--nproc", "2", "--json"), alone)
+    killed = kill_in_training(process, run, rank=1)
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
     assert f"rank 1 (process {killed.pid}" in stderr
@@ -190,6 +199,53 @@ def test_a_killed_rank_ends_all_with_a_checkpoint_and_one_process_goes_on_to_the
     assert_same_losses(run, alone / "alone")
     results = [json.loads((each / "results.json").read_text(encoding="utf-8")) for each in (run, alone / "alone")]
     assert results[0]["held_out"] == pytest.approx(results[1]["held_out"], rel=1e-4)
+
+
+def test_torchrun_starts_the_ranks_again_after_one_was_killed_and_the_run_ends_as_an_undisturbed_one(
+    alone: Path,
+) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "--max-restarts", "2", *command(alone, "again")[1:]]
+    process = started(words, alone)
+    kill_in_training(process, alone / "again", rank=0)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, stderr
+    assert "resuming from" in stderr
+    assert_same_losses(alone / "again", alone / "alone")
+
+
+def test_a_sharded_run_of_which_a_rank_was_killed_goes_on_from_its_newest_checkpoint_to_the_same_model(
+    alone: Path,
+) -> None:
+    run = alone / "sharded"
+    process = started(command(alone, "sharded", "--nproc", "2", "--set", "engine.shard=true"), alone)
+    kill_in_training(process, run, rank=1)
+    _, stderr = process.communicate(timeout=SECONDS)
+    assert process.returncode == 75, stderr
+    assert "checkpoint saved" not in stderr, "the killed rank had a part of the state"
+    newest = (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    assert int(newest.removeprefix("step-")) % 3 == 0, "one of those that are written every three steps"
+    resume = [
+        sys.executable,
+        "-m",
+        "bertkit",
+        "pretrain",
+        "--resume",
+        str(run),
+        "--nproc",
+        "2",
+        "--set",
+        "engine.shard=true",
+    ]
+    _, stderr = started(resume, alone).communicate(timeout=SECONDS)
+    assert f"resuming from {run / 'checkpoints' / newest}" in stderr
+    assert_same_losses(run, alone / "alone")
+    ours, theirs = (load_file(each / "model" / "model.safetensors") for each in (run, alone / "alone"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], each, rtol=1e-4, atol=1e-5) for name, each in theirs.items())
+    results = [json.loads((each / "results.json").read_text(encoding="utf-8")) for each in (run, alone / "alone")]
+    assert results[0]["held_out"] == pytest.approx(results[1]["held_out"], rel=1e-4)
+    assert not verify_run(run).errors
 
 
 def one_rank() -> list[Any]:

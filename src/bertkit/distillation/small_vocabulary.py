@@ -89,6 +89,9 @@ class MixedVocabularyTrainer(Pretrainer):
                 " model.num_hidden_layers out of the stages"
             )
 
+    def cannot_shard(self) -> str | None:
+        return "objective.mixed_vocabulary: the teacher trains along, and its whole weights are read beside its layers"
+
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         model = super()._new_model(config)
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]

@@ -43,11 +43,11 @@ from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.classification import VectorClassification
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
-from bertkit.training.method import layer_rates
+from bertkit.training.method import Full, layer_rates
 from bertkit.training.model_state import copy_weights
+from bertkit.training.placement import refused_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
@@ -105,6 +105,7 @@ class Finetuner(Trainer[TaskBatch]):
                 f"{self.steps:,}",
             )
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
+        self.place(self.model)
         peak = optimisation.schedule.peak
         assert optimisation.optimizer is not None
         assert peak is not None
@@ -119,8 +120,9 @@ class Finetuner(Trainer[TaskBatch]):
             self.model,
             optimizer,
             self.engine,
-            RowClipping(self.model, settings.clip_norm),
+            self.placement.row_clipping(self.model, settings.clip_norm),
             recipe.method.gradient(recipe.seed),
+            self.placement,
         )
         alone = len(self.task_trainers) == 1
         self.terms = [
@@ -364,6 +366,13 @@ class Finetuner(Trainer[TaskBatch]):
     def cannot_share(self) -> str | None:
         comparing = [each.name for each in self.task_trainers if each.task.reads_whole_batch]
         return f"the loss of {comparing[0]} compares all examples of a batch" if comparing else None
+
+    def cannot_shard(self) -> str | None:
+        method, optimizer = self.recipe.method, self.recipe.optimisation.optimizer
+        if not isinstance(method, Full):
+            return f"method.name {method.name} reads or changes whole weights beside the updates, unlike full"
+        assert optimizer is not None
+        return refused_optimizer(optimizer)
 
     def session(self) -> AbstractContextManager[None]:
         prepared = [task_trainer.prepared for task_trainer in self.task_trainers]

@@ -239,6 +239,10 @@ class Encoder(nn.Module, ABC):
     """Of a companion: whether its distribution is computed for every token of a batch once more, without gradients,
     rather than at the predicted tokens alone."""
 
+    layers_run_once: ClassVar[bool] = True
+    """Whether a pass computes each layer by one call of it, rather than by calls of its parts, or as often as the batch
+    needs: then its weights can be gathered when it is called (`engine.shard`)."""
+
     def __init__(self, config: EncoderConfig, *, width: int, vocab_size: int) -> None:
         super().__init__()
         self.config = config

@@ -261,6 +261,8 @@ class FastLayer(nn.Module):
 class FastEncoder(Encoder):
     """The stack."""
 
+    layers_run_once: ClassVar[bool] = False
+
     hub_names: ClassVar[Names] = {
         name: name
         for name in (

@@ -315,6 +315,7 @@ class GptBert(Encoder):
             output of a sub-layer is its input plus what it added.
     """
 
+    layers_run_once: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
         "embeddings": "embedding",
         "embeddings.word": "embedding.word_embedding",

@@ -190,6 +190,7 @@ class UniversalTransformer(EncoderDecoder):
     """Both sides, each one layer; points `blocks.N.` count its applications."""
 
     config: UniversalTransformerConfig
+    layers_run_once: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
         "embeddings.word": "shared",
         **{

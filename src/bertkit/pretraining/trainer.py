@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,6 +48,7 @@ from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
+from bertkit.training.placement import refused_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
@@ -105,6 +105,13 @@ class Pretrainer(Trainer[PackedBatch]):
             if isinstance(layout := stage_run.stage.recipe.data.layout, LaneLayout):
                 return f"data.layout {layout.choice} reads on from batch to batch, with states that one process carries"
         return None
+
+    def cannot_shard(self) -> str | None:
+        if len({stage_run.stage.recipe.model for stage_run in self.stages}) > 1:
+            return "optimisation.stages: the model grows, from weights that would have to be whole"
+        if any(takes_over(stage_run.objectives) for stage_run in self.stages):
+            return "optimisation.stages: the model takes over its generator's weights, which would have to be whole"
+        return refused_optimizer(self.recipe.optimisation.optimizer)
 
     def check_data(self) -> None:
         for stage_run in self.stages:
@@ -192,6 +199,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def _use(self, model: HeadedModel) -> None:
         """Train this model from now on, with a new optimiser."""
         self.model = model.to(self.engine.device)
+        self.place(self.model)
         self._new_optimizer()
         self.start_average()
 
@@ -200,7 +208,7 @@ class Pretrainer(Trainer[PackedBatch]):
         assert optimisation.schedule.peak is not None
         settings = optimisation.optimizer.for_peak(optimisation.schedule.peak)
         optimizer = settings.build(self.model)
-        self.training_step = Step.plain(self.model, optimizer, self.engine, settings.clip_norm)
+        self.training_step = Step.plain(self.model, optimizer, self.engine, settings.clip_norm, self.placement)
         self.rates = ParameterRates(self.model, optimizer)
 
     def _enter(self, stage_run: StageRun) -> None:
@@ -261,7 +269,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def after_update(self) -> None:
         if self.step < self.steps and (marks := self._marks_due):
             self._record_rule(self.current)
-            with nullcontext() if self.average is None else self.average.in_use():
+            with self.averaged():
                 self._keep_model(marks)
 
     def _keep_model(self, marks: Sequence[int]) -> None:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.files import file_within, fsync_path, read_json, sha256_of, write_text
+from bertkit.run.tensor_stream import TensorStream, write_stream
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -48,7 +49,8 @@ _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 log = logging.getLogger(__name__)
 
-Tensors = Mapping[str, Mapping[str, Tensor]]
+TensorGroups = Mapping[str, Mapping[str, Tensor] | TensorStream]
+"""File stem -> name -> tensor, or a stream of them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def save_checkpoint(
-    directory: Path, step: int, tensors: Tensors, state: Mapping[str, Any], keep: int, *, spare: int | None = None
+    directory: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any], keep: int, *, spare: int | None = None
 ) -> Path:
     """Write `directory/step-XXXXXXXX` whole, point `latest` at it, then remove all but the newest `keep`.
 
@@ -84,7 +86,8 @@ def save_checkpoint(
     Args:
         directory: the run's `checkpoints` directory; made if missing.
         step: optimiser steps done.
-        tensors: file stem -> name -> tensor, of any layout and device; names may share memory (tied weights).
+        tensors: file stem -> name -> tensor, of any layout and device; names may share memory (tied weights). Streams
+            are taken in the order of the stems.
         state: JSON values only, with text keys, so that it is read back unchanged.
         keep: how many checkpoints stay, at least 1.
         spare: the step of a further one that stays.
@@ -289,14 +292,17 @@ def _read(directory: Path) -> Checkpoint:
     return Checkpoint(directory, manifest["step"], tensors, read_json(directory / STATE))
 
 
-def _write_files(writing: Path, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
+def _write_files(writing: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any]) -> None:
     state_path = writing / STATE
     write_text(state_path, json.dumps(state, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
     names = [STATE]
     for stem, group in tensors.items():
         names.append(stem + SUFFIX)
         path = writing / names[-1]
-        save_file(_independent(group), path)
+        if isinstance(group, TensorStream):
+            write_stream(path, group)
+        else:
+            save_file(_independent(group), path)
         shutil.copymode(state_path, path)  # safetensors makes private files; the others follow the umask
         fsync_path(path)
     files = {

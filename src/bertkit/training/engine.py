@@ -44,6 +44,7 @@ class Engine:
     micro_batch_tokens: int
     workers: int
     intervals: Intervals = Intervals()
+    shard: bool = False
 
     @property
     def precision(self) -> str:
@@ -67,11 +68,6 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")
-    if config.shard:
-        raise UsageError(
-            "engine.shard: weights and moments cannot be sharded over ranks yet; leave it out: each rank holds all of"
-            " them"
-        )
     device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
     launch = Launch.of_environment()
     if launch is not None and device.type == "cuda":
@@ -90,6 +86,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         micro_batch_tokens=default_tokens if config.micro_batch_tokens == "auto" else config.micro_batch_tokens,
         workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
         intervals=replace(auto, **given),
+        shard=config.shard,
     )
 
 

@@ -99,7 +99,9 @@ class EngineConfig(ExecutorSettings):
         description="With several ranks: one that does not answer for so long is lost, and the run stops.",
     )
     shard: bool = Field(
-        False, description="With several ranks: spread weights and moments over them; not available yet."
+        False,
+        description="With several ranks: spread weights, gradients and moments over them, a part each, for models that"
+        " do not fit one; slower. A checkpoint goes on with any number of ranks, spread or not.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})

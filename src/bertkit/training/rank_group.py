@@ -27,10 +27,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from bertkit.errors import BertkitError, UsageError
 from bertkit.ranks import Launch, RankLostError, Ranks
+from bertkit.training.rendezvous import store_of_attempt
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ JOIN_SECONDS = 1800.0
 _POLL_SECONDS = 0.02
 _DEAD = ("zombie", "dead", "stopped")
 """States in which a process computes nothing, as psutil calls them."""
+_GLOO = "/gloo/"
+"""In the message of every error of gloo: the path of the file that raised it."""
 _REMEDY = "go on from the newest checkpoint with --resume"
 _ANSWER_SECONDS = 5.0
 """In which a rank that lives notices that another one is lost."""
@@ -82,12 +87,15 @@ def joined(launch: Launch) -> Iterator[RankGroup]:
     if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(launch.local_rank)
         backend = "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=JOIN_SECONDS)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_SECONDS))
+        shared, rank, count = next(rendezvous("env://", timeout=timeout))
+        store = store_of_attempt(shared, rank, count, timeout_seconds=JOIN_SECONDS)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RankLostError(f"the {launch.count} ranks did not come together: {str(error).splitlines()[0]}") from error
     try:
-        ranks = RankGroup(launch)
+        ranks = RankGroup(launch, store)
         yield ranks
         ranks.gathered(None)  # the first rank may hold the store, and ends with the others
     finally:
@@ -101,11 +109,12 @@ class RankGroup(Ranks):
 
     Args:
         launch: what torchrun told this process.
+        store: that these processes share.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, store: Store) -> None:
         self.rank, self.count = launch.rank, launch.count
-        self._store = PrefixStore(f"bertkit/{launch.restart}", _get_default_store())
+        self._store = PrefixStore("bertkit", store)
         self._group: dist.ProcessGroup | None = None
         self._told = 0
         self._in_turn = False
@@ -211,6 +220,22 @@ class RankGroup(Ranks):
         # The gradients are views of the flat tensor, which is filled again only after they were dropped.
         for part, parameter, number in zip(parts, parameters, flat[total:].tolist(), strict=True):
             parameter.grad = part.view_as(parameter) if number else None
+
+    def mesh(self, device_type: str) -> DeviceMesh:
+        """The ranks in a row, as tensors that are spread over them have it."""
+        assert self._group is not None, "the training has not begun"
+        return DeviceMesh.from_group(self._group, device_type)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Within computations that exchange numbers: an error of a connection means that another rank is lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or _GLOO in str(error)):
+                raise
+            with self._watched():
+                raise
 
     def seconds(self, now: Callable[[], float]) -> float:
         time_1 = torch.tensor([now()], dtype=torch.float64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -21,6 +21,7 @@ from bertkit.training.clipping import Clipping
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.loss_terms import Batch, LossTerms, TermTotal
+from bertkit.training.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Step:
         engine: device and precision.
         clipping: of the model's gradients.
         gradient: computes a micro-batch's part of them.
+        placement: where the model's weights lie.
     """
 
     model: HeadedModel
@@ -57,14 +59,21 @@ class Step:
     engine: Engine
     clipping: Clipping
     gradient: Gradient
+    placement: Placement = field(default_factory=lambda: Placement(current()))
 
     @classmethod
     def plain(
-        cls, model: HeadedModel, optimizer: torch.optim.Optimizer, engine: Engine, clip_norm: float | None = None
+        cls,
+        model: HeadedModel,
+        optimizer: torch.optim.Optimizer,
+        engine: Engine,
+        clip_norm: float | None = None,
+        placement: Placement | None = None,
     ) -> Step:
         """The step with the plain gradient and torch's clipping."""
+        placement = placement or Placement(current())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return cls(model, optimizer, engine, Clipping(parameters, clip_norm), Gradient())
+        return cls(model, optimizer, engine, placement.clipping(parameters, clip_norm), Gradient(), placement)
 
     def update(
         self,
@@ -94,24 +103,29 @@ class Step:
             term: TermScale(weight, max(1, count))
             for (term, weight), count in zip(terms.weights.items(), whole, strict=True)
         }
+        unweighted = {term: replace(scale, weight=0.0) for term, scale in scales.items()}
         totals: dict[str, TermTotal] = {}
-        for batch in batches:
-            moved = batch.to(self.engine.device)
+        with self.placement.computing():
+            for batch, counts_too in self.placement.passes(batches):
+                moved = batch.to(self.engine.device)
 
-            def loss(recorder: Recorder | None, moved: Batch = moved) -> Mapping[str, LossSum]:
-                with self.engine.autocast():
-                    return terms.losses(self.model, moved, recorder, train_encoder=train_encoder)
+                def loss(recorder: Recorder | None, moved: Batch = moved) -> Mapping[str, LossSum]:
+                    with self.engine.autocast():
+                        return self.placement.losses(
+                            lambda: terms.losses(self.model, moved, recorder, train_encoder=train_encoder)
+                        )
 
-            for term, part in self.gradient.add(loss, moved, scales, number).items():
-                totals[term] = totals[term] + part if term in totals else part
-        ranks.sum_gradients(self.clipping.parameters)
-        tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), totals)))
-        norm = self.clipping.clip()
-        finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-            self.optimizer.step()
+                parts = self.gradient.add(loss, moved, scales if counts_too else unweighted, number)
+                for term, part in parts.items() if counts_too else ():
+                    totals[term] = totals[term] + part if term in totals else part
+            self.placement.sum_gradients(self.clipping.parameters)
+            tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), totals)))
+            norm = self.clipping.clip()
+            finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
+            if finite:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+                self.optimizer.step()
         self.clipping.clear()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutcome(totals, norm, tokens, finite)

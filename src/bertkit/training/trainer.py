@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
@@ -26,6 +26,7 @@ from bertkit.progress import Progress, ProgressMeter
 from bertkit.ranks import RankLostError, current
 from bertkit.run.checkpoint import (
     Checkpoint,
+    TensorGroups,
     go_back,
     load_checkpoint,
     load_newest_checkpoint,
@@ -46,14 +47,15 @@ from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.placement import cannot_spread, placement_of
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
 
 log = logging.getLogger(__name__)
 
-AVERAGE = "average"
-"""The tensors of a checkpoint that hold the running average of the weights."""
+WEIGHTS, OPTIMIZER, AVERAGE = "weights", "optimizer", "average"
+"""The tensors of a checkpoint that are a model's, by parameter: its weights, their moments, their running average."""
 
 
 class Trainer(ABC, Generic[Batch]):
@@ -81,6 +83,7 @@ class Trainer(ABC, Generic[Batch]):
         self.run = run
         self.engine = engine
         self.ranks = current()
+        self.placement = placement_of(shard=engine.shard, device=engine.device)
         self.meter = WindowMeter()
         self.average: WeightAverage | None = None
         self.clock: RunClock | None = None
@@ -150,7 +153,7 @@ class Trainer(ABC, Generic[Batch]):
                     if reason is not None and self.step < self.steps:
                         self._stop(reason)
                 watch.lap()
-            with self._trained_weights_kept():
+            with self.placement.whole(), self._trained_weights_kept():
                 results = self.finish()
                 self.run.write_results(results)
         self.run.update(steps=self.step, tokens=self.tokens)
@@ -161,10 +164,8 @@ class Trainer(ABC, Generic[Batch]):
     def _compare_ranks(self) -> None:
         """Raise UsageError, on all ranks, unless they begin with the same weights and compute alike."""
         if self.ranks.count > 1:
-            digest = hashlib.sha256(str(self.step).encode())
-            for tensor in self.weights().values():
-                digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-            same = {"step and weights": digest.hexdigest()[:16], "engine.precision": self.engine.precision}
+            begun = f"step {self.step} {self.placement.digest(self.weights())}"
+            same = {"step and weights": begun, "engine.precision": self.engine.precision}
             self.ranks.require_same({**same, "version of torch": str(torch.__version__)})
 
     def _step_of_all(self, batches: Sequence[Batch]) -> StepOutcome:
@@ -183,7 +184,7 @@ class Trainer(ABC, Generic[Batch]):
         try:
             yield
         except RankLostError as lost:
-            if not self.ranks.is_first or self._begun_with is not self.training_step:
+            if not self.ranks.is_first or self.placement.is_sharded or self._begun_with is not self.training_step:
                 raise  # at the beginning of a stage the model may have changed since its last update
             self.save_checkpoint()
             when = f"at step {self.step} of {self.steps}"
@@ -232,13 +233,12 @@ class Trainer(ABC, Generic[Batch]):
     def _save_batch(self, batches: Sequence[Batch], generators: dict[str, Tensor]) -> None:
         """Keep the batch of the update that was just tried, with the state before it; a full disk is a warning."""
         parts = self.ranks.gathered(list(batches))
-        if not self.ranks.is_first:
-            return
         outline, tensors = packed_up([batch for own in parts for batch in own])
         state = {**self._state(), BATCH: outline}
         contents = {**self._tensors(generators), BATCH: tensors}
+        write = partial(save_checkpoint, self.run.path / DIRECTORY, self.step + 1, state=state, keep=KEPT)
         try:
-            save_checkpoint(self.run.path / DIRECTORY, self.step + 1, contents, state, keep=KEPT)
+            self.placement.write(contents, write)
         except DataError as error:
             log.warning("the batch of step %d could not be saved: %s", self.step + 1, error)
 
@@ -300,6 +300,20 @@ class Trainer(ABC, Generic[Batch]):
         """Why several ranks cannot compute parts of an update; None where they can."""
         return None
 
+    def cannot_shard(self) -> str | None:
+        """Why weights and moments cannot be spread over ranks; None where they can."""
+        return None
+
+    def place(self, model: HeadedModel) -> None:
+        """Put a new model's weights where they belong, before it has an optimiser.
+
+        Raises:
+            UsageError: they are to be spread over ranks, and cannot be.
+        """
+        if self.placement.is_sharded and (reason := self.cannot_shard()) is not None:
+            raise cannot_spread(reason)
+        self.placement.place(model)
+
     def session(self) -> AbstractContextManager[None]:
         """A context that is open while the run lasts."""
         return nullcontext()
@@ -341,7 +355,14 @@ class Trainer(ABC, Generic[Batch]):
     def take_average(self) -> None:
         """At the end of the run: the model's weights are the average's, if there is one."""
         if self.average is not None:
-            self.average.take()
+            with self.placement.spread():
+                self.average.take()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model's weights are whole, and the average's where there is one."""
+        with nullcontext() if self.average is None else self.average.in_use(), self.placement.whole():
+            yield
 
     def update(self, batches: Sequence[Batch]) -> StepOutcome:
         """Make update number `step`, counted from 0."""
@@ -381,7 +402,7 @@ class Trainer(ABC, Generic[Batch]):
                 self._metrics.log(self.step, self._line())
             self.meter.reset()
         if self.evaluation_is_due():
-            with nullcontext() if self.average is None else self.average.in_use():
+            with self.averaged():
                 self.evaluate()
         self.after_update()
         if not last and not self.failing.may_be_unsound and self.step % intervals.save_every_steps == 0:
@@ -396,13 +417,14 @@ class Trainer(ABC, Generic[Batch]):
     @contextmanager
     def _trained_weights_kept(self) -> Iterator[None]:
         """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` repeats no
-        update; weights that the body has changed are trained again from the last checkpoint, to the same bits."""
+        update; weights that the body has changed are trained again from the last checkpoint, to the same bits. So are
+        those that are spread, for the other ranks do not know of the failure."""
         before, generator = self._versions(), torch.get_rng_state()
         try:
             yield
         except (DataError, OSError):
             go_on = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
-            if self._versions() != before:
+            if self.placement.is_sharded or self._versions() != before:
                 log.warning("the run stays at its last checkpoint; %s", go_on)
                 raise
             torch.set_rng_state(generator)
@@ -424,7 +446,8 @@ class Trainer(ABC, Generic[Batch]):
         return {"tokens": self.tokens, "lr": self.rate(self.step - 1), **self.losses(), **costs}
 
     def _stop(self, reason: str) -> None:
-        self.ranks.from_first(self.save_checkpoint)  # the others end after it, for the first would be killed then
+        # The others end after it, for the first would be killed then.
+        self.placement.write_and_wait(self.save_checkpoint)
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
 
     def _stopped(self, reason: str, when: str) -> StoppedError:
@@ -456,15 +479,16 @@ class Trainer(ABC, Generic[Batch]):
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
-        if not self.ranks.is_first:
-            return
+        with self.placement.spread():
+            self.placement.write(self._tensors(self._generators()), self._write_checkpoint)
+
+    def _write_checkpoint(self, tensors: TensorGroups) -> None:
         self._metrics.sync()
         if self.clock is not None:
             self.clock.sync()
         keep = max(1, self.engine.intervals.keep_checkpoints)
-        tensors, state = self._tensors(self._generators()), self._state()
         spare = self.failing.last_sound if self.failing.rolls_back else None
-        save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep, spare=spare)
+        save_checkpoint(self.run.checkpoints, self.step, tensors, self._state(), keep=keep, spare=spare)
         self.run.seal_growing_files()
         self.run.update(steps=self.step, tokens=self.tokens)
 
@@ -482,8 +506,8 @@ class Trainer(ABC, Generic[Batch]):
     def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A checkpoint's tensors."""
         return {
-            "weights": self.weights(),
-            "optimizer": optimizer_tensors(self.model, self.training_step.optimizer),
+            WEIGHTS: self.weights(),
+            OPTIMIZER: optimizer_tensors(self.model, self.training_step.optimizer),
             "generators": generators,
             **({} if self.average is None else {AVERAGE: self.average.tensors}),
             **self.tensors(),
@@ -491,8 +515,9 @@ class Trainer(ABC, Generic[Batch]):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take weights, optimiser, generators and counters from a checkpoint."""
+        checkpoint = self.placement.part_of(checkpoint, self.model, (WEIGHTS, OPTIMIZER, AVERAGE))
         restore_weights(self.model, checkpoint)
-        restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors["optimizer"])
+        restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors[OPTIMIZER])
         if self.average is not None:
             self.average.restore(checkpoint.tensors.get(AVERAGE), str(checkpoint.path))
         torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])

@@ -29,6 +29,7 @@ class AdafactorConfig(OptimizerConfig):
     eps2: float = Field(1e-3, ge=0, description="Lower bound of the weights' root mean square.")
     clip_threshold: float = Field(1.0, ge=1, description="Root mean square above which an update is scaled down.")
 
+    can_shard: ClassVar[bool] = False
     state_bytes: ClassVar[float] = 0.0
     """Two vectors a matrix."""
 

@@ -66,6 +66,8 @@ class OptimizerConfig(Settings, ABC):
             yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
             yield UnreadKey("decay_per_step", "optimizer.weight_decay is 0: nothing is decayed")
 
+    can_shard: ClassVar[bool] = True
+    """Whether the rule works on parameters that are spread over ranks (`engine.shard`)."""
     state_bytes: ClassVar[float] = 8.0
     """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""
 

@@ -8,7 +8,7 @@ are torch's own, `torch.optim.Muon` and `torch.optim.AdamW`; here they are made 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ class MuonConfig(OptimizerConfig):
     """Orthogonalised momentum on the matrices of the encoder's layers, AdamW elsewhere."""
 
     name: Literal["muon"] = "muon"
+    can_shard: ClassVar[bool] = False
     momentum: float = Field(0.95, ge=0, lt=1, description="Of the matrices' gradients, in Nesterov's form.")
     adjustment: Literal["match_rms_adamw", "original"] = Field(
         "match_rms_adamw",

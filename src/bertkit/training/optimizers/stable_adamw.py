@@ -73,7 +73,7 @@ class StableAdamW(torch.optim.Optimizer):
         torch._foreach_mul_(second, second_beta)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - second_beta)
         ratios = torch._foreach_div(gradients, torch._foreach_clamp_min(torch._foreach_sqrt(second), group["eps"]))
-        rms = [ratio.square_().mean().sqrt_().clamp_min_(1.0) for ratio in ratios]
+        rms = [ratio.square_().mean().sqrt().clamp_min(1.0) for ratio in ratios]
         roots = torch._foreach_sqrt(second)
         torch._foreach_add_(roots, group["eps"])
         updates = torch._foreach_div(first, roots)

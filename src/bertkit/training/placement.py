@@ -1,0 +1,145 @@
+"""Where weights, gradients and moments lie: whole on every rank (`Placement`), or spread over them (sharding.py).
+
+Own design. The step and the trainer use either through the same few methods, so that they have no conditions on it.
+Nothing of torch.distributed is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.ranks import Ranks, current
+from bertkit.run.checkpoint import Checkpoint, TensorGroups
+from bertkit.training.clipping import Clipping, RowClipping
+from bertkit.training.optimizers import OptimizerConfig
+
+log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+class Placement:
+    """Every rank has all of it, and the gradients are summed once an update.
+
+    Attributes:
+        is_sharded: whether a rank has a part alone, so that others are needed to read the whole.
+    """
+
+    is_sharded = False
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def place(self, model: HeadedModel) -> None:
+        """Put a model's weights where they belong, once it is on its device and before it has an optimiser."""
+
+    def clipping(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> Clipping:
+        """Of a placed model's gradients."""
+        return Clipping(parameters, max_norm)
+
+    def row_clipping(self, model: HeadedModel, max_norm: float | None) -> Clipping:
+        """The same of a model that reads few words in an update."""
+        return RowClipping(model, max_norm)
+
+    def passes(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, bool]]:
+        """The micro-batches that this rank computes in an update, and whether each counts.
+
+        Args:
+            batches: of this rank; there may be none.
+        """
+        for batch in batches:
+            yield batch, True
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A context for an update's passes, clipping and optimiser step."""
+        return nullcontext()
+
+    def losses(self, losses_of: Callable[[], Mapping[str, LossSum]]) -> Mapping[str, LossSum]:
+        """The losses of a forward pass that will be followed by a backward pass."""
+        return losses_of()
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After the last pass of an update: add up the gradients of all ranks."""
+        self.ranks.sum_gradients(parameters)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """A context in which every rank has the whole weights, to read and to compute with; changes do not stay.
+
+        All ranks enter and leave it together.
+        """
+        return nullcontext()
+
+    def spread(self) -> AbstractContextManager[None]:
+        """A context, perhaps within `whole`, in which the weights lie as the optimiser has them."""
+        return nullcontext()
+
+    def part_of(self, checkpoint: Checkpoint, model: nn.Module, stems: Iterable[str]) -> Checkpoint:
+        """A checkpoint with this rank's part of what it holds of a model's parameters.
+
+        Args:
+            checkpoint: with whole tensors.
+            model: placed.
+            stems: the files whose tensors have a parameter's name, or `NAME:ENTRY`, and perhaps its shape.
+        """
+        return checkpoint
+
+    def digest(self, weights: Mapping[str, Tensor]) -> str:
+        """A hash of the weights that are to be the same on all ranks."""
+        return weights_digest(weights)
+
+    def write(self, tensors: TensorGroups, save: Callable[[TensorGroups], object]) -> None:
+        """Let the first rank save tensors; all ranks call it together, with the same names."""
+        if self.ranks.is_first:
+            save(tensors)
+
+    def write_and_wait(self, write: Callable[[], None]) -> None:
+        """Write by `write` on all ranks; none goes on before the first one is done."""
+        self.ranks.from_first(write)
+
+
+def cannot_spread(reason: str) -> UsageError:
+    """The error of what `engine.shard` does not serve."""
+    return UsageError(f"engine.shard: {reason}; leave engine.shard out: each rank then has all weights and moments")
+
+
+def refused_optimizer(settings: OptimizerConfig) -> str | None:
+    """Why a rule cannot work on spread parameters; None where it can."""
+    if settings.can_shard:
+        return None
+    name = type(settings).model_fields["name"].default
+    return f"optimisation.optimizer.name {name} needs the rows and columns of whole matrices, unlike adamw and lamb"
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """A hash of tensors, in their order."""
+    digest = hashlib.sha256()
+    for tensor in weights.values():
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def placement_of(*, shard: bool, device: torch.device) -> Placement:
+    """Where the weights lie in a run by the ranks of this process.
+
+    Args:
+        shard: `engine.shard`.
+        device: where they compute.
+    """
+    ranks = current()
+    if shard and ranks.count > 1:
+        from bertkit.training.sharding import Sharded
+
+        return Sharded(ranks, device)
+    if shard:
+        log.info("engine.shard has no effect: this process trains alone, and has all weights and moments")
+    return Placement(ranks)

@@ -1,0 +1,277 @@
+"""Weights, gradients and moments spread over the ranks: FSDP2 around the passes of an update.
+
+Zhao et al. 2023, PyTorch FSDP, arXiv:2304.11277, in its second form, `torch.distributed.fsdp.fully_shard`: a rank keeps
+1/N of each parameter along its first axis, and gathers a layer's when the layer is computed, forward and backward.
+Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, stage 3. Sibling placement.py keeps all on every rank.
+
+Units are the layers of each encoder, and what is left of the model: embeddings, heads, poolers. What is left is there
+throughout a pass, since a vocabulary head reads the embedding's weight, and losses call parts of the model by name: the
+outermost module is a pass itself, whose forward computes the losses.
+
+All ranks make the same number of passes, for in each pass the ranks gather together. A rank with fewer micro-batches
+repeats its last one at a weight of zero. A rank without any takes one of another rank. Gradients of all passes but the
+last stay on their rank, whole; behind the last pass they are summed, not averaged, and each rank keeps its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from bertkit.models.encoder import Encoder
+from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
+from bertkit.ranks import RankLostError, Ranks
+from bertkit.run.checkpoint import Checkpoint, TensorGroups
+from bertkit.run.tensor_stream import TensorStream
+from bertkit.training.clipping import Clipping
+from bertkit.training.placement import Batch, Placement, cannot_spread, weights_digest
+
+if TYPE_CHECKING:
+    from bertkit.training.rank_group import RankGroup
+
+_STACKS = ("layers", "decoder_layers")
+"""The encoder's lists of layers of which each is computed once in a pass, and in order."""
+
+
+class _Pass(nn.Module):
+    """The outermost unit, whose forward computes the losses of a micro-batch by its model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, losses_of: Callable[[], Mapping[str, LossSum]], found: dict[str, LossSum]) -> list[Tensor]:
+        """The sums, at whose gradients the backward pass begins; the losses themselves go into `found`."""
+        found.update(losses_of())
+        return [part.sum for part in found.values()]
+
+
+class ShardedClipping(Clipping):
+    """Clips gradients that are spread over the ranks, by the global norm of all."""
+
+    def clip(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+class Sharded(Placement):
+    """Each rank has its part of every parameter, gradient and moment.
+
+    Args:
+        ranks: of torch.distributed, whose training has begun.
+        device: where this rank computes.
+    """
+
+    is_sharded = True
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        super().__init__(ranks)
+        self._group = cast("RankGroup", ranks)
+        self._mesh = self._group.mesh(device.type)
+        self._model: HeadedModel
+        self._pass: nn.Module
+        self._units: list[FSDPModule] = []
+        self._is_whole = False
+        self._reached: set[int] = set()
+        """Numbers of the parameters that a backward pass of this update gave a gradient."""
+
+    def place(self, model: HeadedModel) -> None:
+        """Spread a model's parameters; each rank keeps its part of its own weights, which are compared before.
+
+        Raises:
+            UsageError: the model cannot be spread, or the ranks have different weights.
+        """
+        if reason := unspreadable(model):
+            raise cannot_spread(reason)
+        self.ranks.require_same({"weights": weights_digest(dict(model.named_parameters()))})
+        self._model, self._pass = model, _Pass(model)
+        layers = layers_of(model)
+        for layer in layers:
+            fully_shard(layer, mesh=self._mesh)
+        fully_shard(self._pass, mesh=self._mesh, reshard_after_forward=False)
+        self._units = [_unit(each) for each in (self._pass, *layers)]
+        for unit in self._units:
+            # A sum, for losses are divided by the counts of all ranks; gloo has no other operation.
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+            # A parameter without a gradient on one rank has zeros there; `sum_gradients` finds those without any.
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
+        self._reached.clear()
+        with self.whole():
+            for number, parameter in enumerate(model.parameters()):
+                hook = partial(self._reach, number)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def clipping(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> Clipping:
+        return ShardedClipping(parameters, max_norm)
+
+    def row_clipping(self, model: HeadedModel, max_norm: float | None) -> Clipping:
+        return ShardedClipping(model.parameters(), max_norm)
+
+    def passes(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, bool]]:
+        numbers = self.ranks.gathered(len(batches))
+        repeated = batches[-1] if batches else None
+        if not all(numbers):
+            lent = self.ranks.gathered(repeated if self.ranks.rank == _most(numbers) else None)
+            repeated = repeated or lent[_most(numbers)]
+        root, last = self._units[0], max(numbers) - 1
+        for number in range(last + 1):
+            root.set_requires_gradient_sync(number == last)
+            if number < len(batches):
+                yield batches[number], True
+            else:
+                assert repeated is not None
+                yield repeated, False
+
+    def computing(self) -> AbstractContextManager[None]:
+        return self._group.exchanging()
+
+    def losses(self, losses_of: Callable[[], Mapping[str, LossSum]]) -> Mapping[str, LossSum]:
+        found: dict[str, LossSum] = {}
+        self._pass(losses_of, found)
+        return found
+
+    def _reach(self, number: int, _parameter: Tensor) -> None:
+        self._reached.add(number)
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Drop the zeros of parameters that no rank has a gradient of; the sums were made in the last backward pass."""
+        reached = set().union(*self.ranks.gathered(self._reached))
+        self._reached.clear()
+        for number, parameter in enumerate(self._model.parameters()):
+            if number not in reached:
+                parameter.grad = None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        with self._group.exchanging():
+            self._gather()
+        try:
+            yield
+        finally:
+            self._scatter()
+
+    @contextmanager
+    def spread(self) -> Iterator[None]:
+        if not self._is_whole:
+            yield
+            return
+        self._scatter()
+        try:
+            yield
+        finally:
+            with self._group.exchanging():
+                self._gather()
+
+    def _gather(self) -> None:
+        assert not self._is_whole
+        with torch.no_grad():
+            self._pass(dict, {})  # the units learn that this one is the outermost
+        for unit in self._units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+        # Each of them would spread the weights again where a state_dict is taken of them.
+        self._hooks = {part: part._state_dict_pre_hooks.copy() for part in self._pass.modules()}
+        for part in self._hooks:
+            part._state_dict_pre_hooks.clear()
+        self._is_whole = True
+
+    def _scatter(self) -> None:
+        for part, hooks in self._hooks.items():
+            part._state_dict_pre_hooks.update(hooks)
+        for unit in self._units:
+            unit.set_reshard_after_forward(unit is not self._units[0], recurse=False)
+            unit.reshard()
+        self._is_whole = False
+
+    def part_of(self, checkpoint: Checkpoint, model: nn.Module, stems: Iterable[str]) -> Checkpoint:
+        parameters = dict(model.named_parameters())
+        spread = {
+            stem: {key: _part(value, parameters.get(key.partition(":")[0])) for key, value in group.items()}
+            for stem in stems
+            if (group := checkpoint.tensors.get(stem)) is not None
+        }
+        return replace(checkpoint, tensors={**checkpoint.tensors, **spread})
+
+    def digest(self, weights: Mapping[str, Tensor]) -> str:
+        """Nothing: the weights were compared before they were spread, or were read from one checkpoint."""
+        return ""
+
+    def write(self, tensors: TensorGroups, save: Callable[[TensorGroups], object]) -> None:
+        """Let the first rank save tensors, which are gathered one at a time, in order; an error is raised on all."""
+        streams = {stem: self._stream(group) for stem, group in tensors.items()}
+        if not self.ranks.is_first:
+            for stream in streams.values():
+                stream.drain()
+            self.ranks.from_first(lambda: None)
+            return
+
+        def saved() -> None:
+            try:
+                save(streams)
+            except RankLostError:
+                raise
+            except BaseException:
+                with suppress(RankLostError):
+                    for stream in streams.values():
+                        stream.drain()
+                raise
+
+        self.ranks.from_first(saved)
+
+    def write_and_wait(self, write: Callable[[], None]) -> None:
+        write()
+
+    def _stream(self, group: Mapping[str, Tensor] | TensorStream) -> TensorStream:
+        assert not isinstance(group, TensorStream)
+        names = sorted(group)
+        kinds = {name: (group[name].dtype, tuple(group[name].shape)) for name in names}
+        return TensorStream(kinds, (self._gathered(group[name]) for name in names))
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        with self._group.exchanging():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            return whole.detach().cpu().contiguous()
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that are units: those of stacks of several, of all encoders, each once."""
+    encoders = [part for part in model.modules() if isinstance(part, Encoder) and part.layers_run_once]
+    stacks = [getattr(encoder, name, None) for encoder in encoders for name in _STACKS]
+    return list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
+
+
+def unspreadable(model: nn.Module) -> str | None:
+    """Why a model's weights cannot be spread; None where they can."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.RNNBase):
+            return f"{name} is an {type(part).__name__}, whose kernel needs all of its weights in one piece"
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    return f"{scalars[0]} is a single number, which cannot be divided" if scalars else None
+
+
+def _most(numbers: Sequence[int]) -> int:
+    """The first rank with most micro-batches."""
+    return numbers.index(max(numbers))
+
+
+def _unit(module: nn.Module) -> FSDPModule:
+    assert isinstance(module, FSDPModule)
+    return module
+
+
+def _part(value: Tensor, parameter: Any) -> Tensor:
+    """This rank's part of a tensor that has a spread parameter's shape; other tensors as they are."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
