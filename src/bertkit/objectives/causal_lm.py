@@ -34,6 +34,7 @@ class CausalLM(TokenPrediction):
 
     term: ClassVar[str] = "causal_lm"
     rank: ClassVar[int] = -1
+    has_perplexity: ClassVar[bool] = True
 
     @property
     def draws(self) -> bool:
