@@ -28,7 +28,7 @@ from bertkit.training.optimizers import AnyOptimizerConfig
 from bertkit.training.placement import refused_optimizer
 from bertkit.training.rank_group import RankGroup
 from bertkit.training.sharding import Sharded, layers_of
-from tests.models.test_rows import INDEX_M, SEQUENCES, gradients, small
+from tests.models.test_rows import INDEX_M, SEQUENCES, small
 from tests.training import sharding_script
 from tests.training.test_rank_group import SECONDS
 
@@ -51,10 +51,19 @@ def weighted(states_MD: Tensor) -> LossSum:
     return LossSum((states_MD * weight_MD).sum(), 1, torch.zeros(()))
 
 
+def losses(model: HeadedModel, batch: PackedBatch) -> dict[str, LossSum]:
+    """Of some tokens' states, and of the first ones', by the ways in which objectives and tasks compute them."""
+    encoder = model.encoder
+    return {
+        "tokens": weighted(encoder.forward_tokens(batch, INDEX_M)),
+        "firsts": weighted(encoder.forward_summary_token(batch, batch.first_token_B)),
+    }
+
+
 def spread_gradients(placement: Sharded, model: HeadedModel, batch: PackedBatch) -> dict[str, Tensor]:
     for _ in placement.passes([batch, batch]):
-        found = placement.losses(lambda: {"states": weighted(model.encoder.forward_tokens(batch, INDEX_M))})
-        (found["states"].sum / 2).backward()
+        found = placement.losses(lambda: losses(model, batch))
+        (sum(each.sum for each in found.values()) / 2).backward()
     placement.sum_gradients(list(model.parameters()))
     return {name: each.grad.full_tensor() for name, each in model.named_parameters() if each.grad is not None}
 
@@ -65,7 +74,8 @@ def test_a_spread_encoder_has_the_states_and_gradients_of_a_whole_one(family: st
     model, spread = small(family), small(family)
     placement = Sharded(group, CPU)
     placement.place(spread)
-    theirs = gradients(model, model.encoder.forward_tokens(batch, INDEX_M))
+    sum(each.sum for each in losses(model, batch).values()).backward()
+    theirs = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     ours = spread_gradients(placement, spread, batch)
     assert ours.keys() == theirs.keys(), "what has no gradient stays without"
     for name, gradient in theirs.items():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bertkit.models.encoder import Encoder
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _STACKS = ("layers", "decoder_layers")
 """The encoder's lists of layers of which each is computed once in a pass, and in order."""
+_OTHER_CALLS = "forward_"
+"""How methods are called that compute a layer in part, for one token of each sequence."""
 
 
 class _Pass(nn.Module):
@@ -97,6 +99,9 @@ class Sharded(Placement):
         layers = layers_of(model)
         for layer in layers:
             fully_shard(layer, mesh=self._mesh)
+            for name in dir(layer):
+                if name.startswith(_OTHER_CALLS):
+                    register_fsdp_forward_method(layer, name)
         fully_shard(self._pass, mesh=self._mesh, reshard_after_forward=False)
         self._units = [_unit(each) for each in (self._pass, *layers)]
         for unit in self._units:
