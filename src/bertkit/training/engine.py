@@ -48,6 +48,11 @@ class Engine:
     def precision(self) -> str:
         return "bf16" if self.bf16 else "fp32"
 
+    @property
+    def pins_batches(self) -> bool:
+        """Whether batches are prepared in memory that the device reads by itself."""
+        return self.device.type == "cuda"
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Mixed precision around a forward pass, or nothing."""
         if self.bf16:

@@ -10,9 +10,9 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -40,11 +40,13 @@ from bertkit.training.config import TrainingRecipe
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
 from bertkit.training.failing_updates import FailingUpdates
+from bertkit.training.generators import generator_states, restore_generators
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
@@ -85,6 +87,7 @@ class Trainer(ABC, Generic[Batch]):
         self.clock: RunClock | None = None
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
         self.step = self.tokens = 0
+        self._updates: PreparedUpdates[Batch] | None = None
         self._begun_with: Step | None = None
         """The step's parts when the last update was made."""
 
@@ -122,7 +125,7 @@ class Trainer(ABC, Generic[Batch]):
         with (
             self.timed(),
             self.session(),
-            closing(self.batches()) as updates,
+            closing(PreparedUpdates(self.batches)) as self._updates,
             StopRequest(max_minutes) as self._stop_request,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
@@ -131,7 +134,7 @@ class Trainer(ABC, Generic[Batch]):
             if checkpoint is None and self.failing.rolls_back:
                 self.save_checkpoint()
             watch = Stopwatch()
-            for batches in updates:
+            for batches in self._updates:
                 if self.step >= self.steps:
                     break
                 waited_seconds = watch.lap()
@@ -197,13 +200,13 @@ class Trainer(ABC, Generic[Batch]):
         return (reason or "a signal to another rank") if self.ranks.all_stop else None
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
-        """One update over these micro-batches, counted.
+        """One update over these micro-batches, or over smaller ones where memory does not suffice, counted.
 
         Raises:
             DivergedError, RolledBackError: see `train`.
         """
-        generators = self._generators()
-        outcome = self.update(batches)
+        generators = generator_states(self.engine.device)
+        outcome = self._update_that_fits(batches, generators)
         if not outcome.finite and not self.divergence.has(SKIPPED, self.step + 1):
             self._save_batch(batches, generators)
         self.step += 1
@@ -218,6 +221,36 @@ class Trainer(ABC, Generic[Batch]):
         if self.average is not None:
             self.average.update()
         return outcome
+
+    def _update_that_fits(self, batches: Sequence[Batch], generators: Mapping[str, Tensor]) -> StepOutcome:
+        """`update`, from smaller micro-batches where memory does not suffice for these.
+
+        Args:
+            generators: their states before the update.
+        """
+        while True:
+            try:
+                return self.update(batches)
+            except MicroBatchMemoryError as error:
+                limit = self.engine.micro_batch_tokens
+                tokens = error.smaller(limit)
+                if not tokens or self._updates is None:
+                    raise
+            log.warning(
+                "step %d: out of memory; micro-batches have at most %s tokens from here on, not %s, at the same results"
+                " up to rounding and dropout's draws: write engine.micro_batch_tokens: %d into the recipe",
+                self.step + 1,
+                f"{tokens:,}",
+                f"{limit:,}",
+                tokens,
+            )
+            self.limit_micro_batches(tokens)
+            restore_generators(generators, self.engine.device)
+            batches = self._updates.prepared_again()
+
+    def limit_micro_batches(self, tokens: int) -> None:
+        """Cut the batches that `batches` prepares from now on into smaller parts."""
+        self.engine = replace(self.engine, micro_batch_tokens=tokens)
 
     def total_loss(self, outcome: StepOutcome) -> float:
         """The loss of the last update."""
@@ -460,7 +493,7 @@ class Trainer(ABC, Generic[Batch]):
         if self.clock is not None:
             self.clock.sync()
         keep = max(1, self.engine.intervals.keep_checkpoints)
-        tensors, state = self._tensors(self._generators()), self._state()
+        tensors, state = self._tensors(generator_states(self.engine.device)), self._state()
         spare = self.failing.last_sound if self.failing.rolls_back else None
         save_checkpoint(self.run.checkpoints, self.step, tensors, state, keep=keep, spare=spare)
         self.run.seal_growing_files()
@@ -469,13 +502,6 @@ class Trainer(ABC, Generic[Batch]):
     def _state(self) -> dict[str, Any]:
         """A checkpoint's JSON."""
         return {"step": self.step, "tokens": self.tokens, **self.failing.state(), **self.state()}
-
-    def _generators(self) -> dict[str, Tensor]:
-        """The states of torch's generators."""
-        generators = {"cpu": torch.get_rng_state()}
-        if self.engine.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state()
-        return generators
 
     def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A checkpoint's tensors."""
@@ -493,9 +519,7 @@ class Trainer(ABC, Generic[Batch]):
         restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors["optimizer"])
         if self.average is not None:
             self.average.restore(checkpoint.tensors.get(AVERAGE), str(checkpoint.path))
-        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
-        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
-            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        restore_generators(checkpoint.tensors["generators"], self.engine.device)
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self.failing.restore(checkpoint.state)
