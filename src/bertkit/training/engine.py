@@ -43,6 +43,7 @@ class Engine:
     micro_batch_tokens: int
     workers: int
     intervals: Intervals = Intervals()
+    activation_checkpointing: bool = False
 
     @property
     def precision(self) -> str:
@@ -93,6 +94,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         micro_batch_tokens=default_tokens if config.micro_batch_tokens == "auto" else config.micro_batch_tokens,
         workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
         intervals=replace(auto, **given),
+        activation_checkpointing=config.activation_checkpointing,
     )
 
 

@@ -24,6 +24,11 @@ class EngineConfig(ExecutorSettings):
     micro_batch_tokens: int | Literal["auto"] = Field(
         "auto", description="Tokens computed at once; changes speed and memory alone."
     )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Whether layers keep only their inputs and are computed again in the backward pass: less memory, a"
+        " third more arithmetic, the same results.",
+    )
     workers: int | Literal["auto"] = Field(
         "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
     )
@@ -97,7 +102,9 @@ class EngineConfig(ExecutorSettings):
         False, description="With several ranks: spread weights and moments over them; not available yet."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})
+    later_fields: ClassVar[frozenset[str]] = frozenset(
+        {"models_at_words", "expected_files", "activation_checkpointing"}
+    )
 
     @model_validator(mode="after")
     def _runs_or_ranks(self) -> Self:

@@ -18,6 +18,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.ranks import current
+from bertkit.training.activation_checkpointing import checkpoint_layers
 from bertkit.training.clipping import Clipping
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
@@ -59,6 +60,10 @@ class Step:
     engine: Engine
     clipping: Clipping
     gradient: Gradient
+
+    def __post_init__(self) -> None:
+        if self.engine.activation_checkpointing:
+            checkpoint_layers(self.model)
 
     @classmethod
     def plain(
