@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.dropout import dropout
+from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed
@@ -160,18 +161,45 @@ def attend(
     if cached_TNH is not None:
         assert cached_bias is bias, "a family whose scores have another bias does not declare `caches_keys`"
         return cached_TNH
-    explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+    return eager(_attend_whole)(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        dropout_rate=dropout_rate,
+        scope=scope,
+        visible=visible,
+        bias=bias,
+        scale=scale,
+    )
+
+
+@never_traced
+def _attend_whole(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    dropout_rate: float,
+    scope: Scope,
+    visible: Visible | None,
+    bias: Bias | None,
+    scale: float | None,
+) -> Tensor:
+    """`attend` without a cache: in the kernel for packed sequences, or in rectangles."""
     packed_TNH = attend_packed(
         query_TNH,
         key_TNH,
         value_TNH,
         sequences,
-        obstacle=_needs_scores(explicit, dropout_rate, visible, bias),
+        obstacle=_needs_scores(scope, dropout_rate, visible, bias),
         causal=visible is causal,
         scale=scale,
     )
     if packed_TNH is not None:
         return packed_TNH
+    explicit = _is_recorded(scope)
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
@@ -189,9 +217,13 @@ def attend(
     return from_blocks(mixed, sequences)
 
 
-def _needs_scores(explicit: bool, dropout_rate: float, visible: Visible | None, bias: Bias | None) -> str | None:
+def _is_recorded(scope: Scope) -> bool:
+    return scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+
+
+def _needs_scores(scope: Scope, dropout_rate: float, visible: Visible | None, bias: Bias | None) -> str | None:
     """Why an attention needs the scores or probabilities of all pairs of tokens; None where it does not."""
-    if explicit:
+    if _is_recorded(scope):
         return "scores or probabilities are recorded"
     if dropout_rate > 0:
         return "probabilities are dropped out; without it: model.attention_probs_dropout_prob 0"

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.models.eager import eager, never_traced
+
 _LEVELS = 1 << 16
 _LANES = 4
 """Numbers of sixteen bits in one draw of sixty-four."""
@@ -49,7 +51,12 @@ def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
         return hidden
     if hidden.device.type != "cpu":
         return functional.dropout(hidden, rate)
-    return _Dropout.apply(hidden, round(rate * _LEVELS))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
+    return eager(_dropped)(hidden, round(rate * _LEVELS))
+
+
+@never_traced
+def _dropped(hidden: Tensor, dropped_levels: int) -> Tensor:
+    return _Dropout.apply(hidden, dropped_levels)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
 
 
 class Dropout(torch.nn.Module):

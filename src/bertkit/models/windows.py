@@ -25,6 +25,7 @@ from bertkit.models.attention import (
     scaled_scores,
     to_blocks,
 )
+from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed
@@ -122,6 +123,31 @@ def attend_near(
     cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
     if cached_TNH is not None:
         return cached_TNH
+    return eager(_attend_near_whole)(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        each_side=each_side,
+        dropout_rate=dropout_rate,
+        scope=scope,
+        tokens=tokens,
+    )
+
+
+@never_traced
+def _attend_near_whole(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    each_side: int,
+    dropout_rate: float,
+    scope: Scope,
+    tokens: GlobalTokens | None,
+) -> Tensor:
+    """`attend_near` without a cache: in the kernel for packed sequences, or in rectangles."""
     packed_TNH = attend_packed(
         query_TNH,
         key_TNH,

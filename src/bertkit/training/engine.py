@@ -44,6 +44,7 @@ class Engine:
     workers: int
     intervals: Intervals = Intervals()
     activation_checkpointing: bool = False
+    compile: bool = False
 
     @property
     def precision(self) -> str:
@@ -95,6 +96,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
         intervals=replace(auto, **given),
         activation_checkpointing=config.activation_checkpointing,
+        compile=config.compile,
     )
 
 

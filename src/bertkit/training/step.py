@@ -20,6 +20,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.ranks import current
 from bertkit.training.activation_checkpointing import checkpoint_layers
 from bertkit.training.clipping import Clipping
+from bertkit.training.compilation import compile_layers
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.loss_terms import Batch, LossTerms, TermTotal, read_totals
@@ -64,6 +65,8 @@ class Step:
     def __post_init__(self) -> None:
         if self.engine.activation_checkpointing:
             checkpoint_layers(self.model)
+        if self.engine.compile:
+            compile_layers(self.model)
 
     @classmethod
     def plain(
