@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
-from bertkit.models.vocabulary import RowsLoss, VocabularyProjection
+from bertkit.models.vocabulary import RowsLoss, VocabularyProjection, _correct_rows
 
 TOKENS, WIDTH, WORDS = 23, 7, 131
 
@@ -139,3 +139,14 @@ def test_divergence_under_autocast_multiplies_in_bfloat16_in_both_models() -> No
         plain = soft_targets(VocabularyProjection(*leaves).logits(), teacher.logits(), 2.0).sum()
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, plain)
+
+
+def test_a_gpu_counts_as_correct_what_a_cpu_does() -> None:
+    """Equal maxima among them: whole numbers are often equal, and the first is the model's word."""
+    generator = torch.Generator().manual_seed(3)
+    logits_MV = torch.randint(0, 4, (200, 9), generator=generator).float()
+    label_M1 = torch.randint(0, 9, (200, 1), generator=generator)
+    reached_M1 = logits_MV.gather(1, label_M1) == logits_MV.amax(dim=-1, keepdim=True)
+    counts = [int(_correct_rows(logits_MV, label_M1, reached)) for reached in (reached_M1, None)]
+    assert counts[0] == counts[1]
+    assert 0 < counts[0] < int(reached_M1.sum())

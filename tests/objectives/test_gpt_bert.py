@@ -30,7 +30,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe, load_recipe
-from bertkit.training.loss_terms import TermTotal
+from bertkit.training.loss_terms import TermTotal, read_totals
 from tests.models.reference_gpt_bert import Padded, hidden_states, logits, mean_loss
 from tests.objectives.worded import VOCABULARY, worded_samples
 from tests.overrides import parsed
@@ -92,7 +92,7 @@ def test_the_loss_and_its_gradients_are_the_papers_formula(
     for part in parts:
         losses = terms.losses(model, part)
         sum(terms.weights[term] * each.sum / counts[term] for term, each in losses.items()).backward()
-        totals = {term: totals[term] + TermTotal.of(each) for term, each in losses.items()}
+        totals = {term: totals[term] + each for term, each in read_totals([losses])[0].items()}
 
     save_model(model, None, tmp_path)
     weights = {name: each.requires_grad_() for name, each in load_file(tmp_path / "model.safetensors").items()}

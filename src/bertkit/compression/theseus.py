@@ -25,11 +25,11 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertStack
 from bertkit.models.headed import HeadedModel
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
-from bertkit.training.loss_terms import TermTotal
+from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, detached, scaled_total
 from bertkit.training.method import Method, TrainingData
 
 _SUCCESSOR = ".successor."
@@ -149,9 +149,9 @@ class TheseusGradient(Gradient):
         self.settings = settings
         self.draw = Draw(seed, "theseus")
 
-    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
+    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
         losses = loss(BlockDraws(self.draw, step, self.settings.probability(step)))
         total = scaled_total(losses, scales)
         if total.requires_grad:  # it does not where no block is replaced
             backward(total)
-        return {term: TermTotal.of(part) for term, part in losses.items()}
+        return detached(losses)

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.data.pinned import pinned
 from bertkit.data.samples import Samples, Targets
 
 BLOCK_WASTE = 0.25
@@ -253,9 +254,13 @@ class SourceTarget:
         ordered_T = rows_T.index_select(0, self.index_T)
         return ordered_T[: self.source_tokens], ordered_T[self.source_tokens :]
 
-    def to(self, device: torch.device) -> SourceTarget:
-        moved = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return replace(self, **{name: part.to(device) for name, part in moved.items() if not isinstance(part, int)})
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> SourceTarget:
+        moved: dict[str, Any] = {
+            entry.name: part.to(device, non_blocking=non_blocking) if isinstance(part, Tensor) else part.to(device)
+            for entry in fields(self)
+            if not isinstance(part := getattr(self, entry.name), int)
+        }
+        return replace(self, **moved)
 
 
 def _alike(members_b: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -347,6 +352,11 @@ class PackedBatch:
         return self.sequences.num_sequences
 
     @property
+    def num_items(self) -> int:
+        """A batch is cut between sequences."""
+        return self.num_sequences
+
+    @property
     def first_token_B(self) -> Tensor:
         """The packed position of each sequence's first token, where a classifier reads."""
         return self.sequences.cu_seqlens_B1[:-1].long()
@@ -412,6 +422,10 @@ class PackedBatch:
             targets={},
             labels={},
         )
+
+    def pin_memory(self) -> PackedBatch:
+        """In pinned memory; torch's DataLoader calls it."""
+        return pinned(self)
 
     def to(self, device: torch.device) -> PackedBatch:
         if device == self.ids_T.device:

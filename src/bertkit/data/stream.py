@@ -27,6 +27,7 @@ from bertkit.cache import identity_hash
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import Address, Layout
 from bertkit.data.layouts.base import Plan, Ranges
+from bertkit.data.pinned import pinned
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -262,10 +263,16 @@ class StepBatches(Dataset[list[PackedBatch]]):
                 f" text, or --set optimisation.batch_sequences={max(1, length)} or less"
             )
 
-    def loader(self, steps: range, *, workers: int) -> Iterator[list[PackedBatch]]:
-        """The batches of these steps in order, prepared ahead: by a thread of this process, or by worker processes."""
+    def loader(self, steps: range, *, workers: int, pin: bool = False) -> Iterator[list[PackedBatch]]:
+        """The batches of these steps in order, prepared ahead: by a thread of this process, or by worker processes.
+
+        Args:
+            steps: of the stage.
+            workers: processes; 0: a thread.
+            pin: into memory that a GPU reads by itself.
+        """
         if workers == 0:
-            return prefetch(self.__getitem__, steps)
+            return prefetch(self.__getitem__, steps, pin=pin)
         loader = DataLoader(
             self,
             batch_size=None,
@@ -273,7 +280,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
             num_workers=workers,
             prefetch_factor=PREFETCHED_BATCHES,
             worker_init_fn=_quiet_worker,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pin,
             generator=torch.Generator(),  # the loader seeds its workers from here, not from the generator of dropout
         )
         return iter(loader)
@@ -292,16 +299,25 @@ PREFETCHED_BATCHES = 4
 """Steps whose batches are prepared before they are wanted; of each worker, where there are several."""
 
 
-def prefetch(make: Callable[[int], Made], steps: range) -> Generator[Made, None, None]:
+def prefetch(make: Callable[[int], Made], steps: range, *, pin: bool = False) -> Generator[Made, None, None]:
     """What `make` gives for these steps, in order; an error is raised when its step is requested.
 
     A caller that stops before the end closes the iterator, which waits for what is being made.
+
+    Args:
+        make: batches of a step, in a thread.
+        steps: in order.
+        pin: into memory that a GPU reads by itself.
     """
+
+    def made(step: int) -> Made:
+        return pinned(make(step)) if pin else make(step)
+
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as thread:
         waiting: deque[Future[Made]] = deque()
         try:
             for step in steps:
-                waiting.append(thread.submit(make, step))
+                waiting.append(thread.submit(made, step))
                 if len(waiting) > PREFETCHED_BATCHES:
                     yield waiting.popleft().result()
             while waiting:

@@ -234,6 +234,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     sequence_length=length,
                     predictions=read * rows,
                     bf16=engine.bf16,
+                    recomputed=engine.activation_checkpointing,
                     state_bytes=recipe.optimisation.optimizer.state_bytes,
                 )
                 memory = max(memory, terms, key=lambda each: sum(each.values()))

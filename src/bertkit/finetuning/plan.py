@@ -70,6 +70,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
                 sequence_length=part.mean_length_seen,
                 predictions=0,
                 bf16=engine.bf16,
+                recomputed=engine.activation_checkpointing,
                 **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
             )
             for part in parts

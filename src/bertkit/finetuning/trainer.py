@@ -167,7 +167,8 @@ class Finetuner(Trainer[TaskBatch]):
         return task_trainer.prepared.train.features.joined_batch(parts)
 
     def batches(self) -> Generator[list[TaskBatch], None, None]:
-        with closing(prefetch(self._batches, range(self.step, self.steps))) as prepared:
+        steps = range(self.step, self.steps)
+        with closing(prefetch(self._batches, steps, pin=self.engine.pins_batches)) as prepared:
             while self.step < self.steps and not self._stops_early():
                 yield next(prepared)
 

@@ -223,6 +223,10 @@ class Albert(Encoder):
             assert isinstance(feed_forwards, nn.ModuleList)
             yield from zip(attentions, feed_forwards, strict=True)
 
+    def recomputable_layers(self) -> list[nn.Module]:
+        """The sub-layers, each of which is applied on its own."""
+        return list(dict.fromkeys(part for sub_layers in self.applications() for part in sub_layers))
+
     def executed_modules(self) -> Iterator[nn.Module]:
         """Shared sub-layers come as often as they are applied."""
         yield self.embeddings

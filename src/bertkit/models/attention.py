@@ -2,7 +2,8 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py),
 and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly where they
-are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`).
+are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`). A GPU has
+a kernel that needs no rectangles (varlen.py).
 
 A family that scores pairs of tokens in its own way passes a `Visible` (which keys a query attends to) or a `Bias`
 (added to the scores); both are called once a block, never per sequence.
@@ -24,8 +25,10 @@ from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
 from bertkit.kernels.library import active
 from bertkit.models.dropout import drawn, dropout
+from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.recorder import Scope
+from bertkit.models.varlen import attend_packed
 
 Visible = Callable[[int, torch.device], Tensor]
 """Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
@@ -160,7 +163,45 @@ def attend(
     if cached_TNH is not None:
         assert cached_bias is bias, "a family whose scores have another bias does not declare `caches_keys`"
         return cached_TNH
-    explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+    return eager(_attend_whole)(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        dropout_rate=dropout_rate,
+        scope=scope,
+        visible=visible,
+        bias=bias,
+        scale=scale,
+    )
+
+
+@never_traced
+def _attend_whole(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    dropout_rate: float,
+    scope: Scope,
+    visible: Visible | None,
+    bias: Bias | None,
+    scale: float | None,
+) -> Tensor:
+    """`attend` without a cache: in the kernel for packed sequences, or in rectangles."""
+    packed_TNH = attend_packed(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        obstacle=_needs_scores(scope, dropout_rate, visible, bias),
+        causal=visible is causal,
+        scale=scale,
+    )
+    if packed_TNH is not None:
+        return packed_TNH
+    explicit = _is_recorded(scope)
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
@@ -176,6 +217,23 @@ def attend(
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
             mixed.append(fused_attention(query, key, value, mask, scale=scale))
     return from_blocks(mixed, sequences)
+
+
+def _is_recorded(scope: Scope) -> bool:
+    return scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
+
+
+def _needs_scores(scope: Scope, dropout_rate: float, visible: Visible | None, bias: Bias | None) -> str | None:
+    """Why an attention needs the scores or probabilities of all pairs of tokens; None where it does not."""
+    if _is_recorded(scope):
+        return "scores or probabilities are recorded"
+    if dropout_rate > 0:
+        return "probabilities are dropped out; without it: model.attention_probs_dropout_prob 0"
+    if bias is not None:
+        return "this family adds a bias to the scores"
+    if visible is not None and visible is not causal:
+        return "this family decides by position which keys a query attends to"
+    return None
 
 
 def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Tensor | None:

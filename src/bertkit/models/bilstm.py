@@ -166,6 +166,10 @@ class Bilstm(Encoder):
                 states = scope.tap(f"blocks.{number}.hook_lstm", states)
         return states
 
+    def recomputable_layers(self) -> tuple[nn.Module, ...]:
+        """None: an LSTM's states are most of what it keeps."""
+        return ()
+
     def executed_modules(self) -> Iterable[nn.Module]:
         return self.layers
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.kernels.ops import Drop
+from bertkit.models.eager import eager, never_traced
 
 _LEVELS = 1 << 16
 _LANES = 4
@@ -58,6 +59,11 @@ def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
         return hidden
     if hidden.device.type != "cpu":
         return functional.dropout(hidden, rate)
+    return eager(_dropped)(hidden, rate)
+
+
+@never_traced
+def _dropped(hidden: Tensor, rate: float) -> Tensor:
     return _Dropout.apply(hidden, drawn(hidden.numel(), rate))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
 
 

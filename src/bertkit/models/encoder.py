@@ -312,6 +312,12 @@ class Encoder(nn.Module, ABC):
         alone."""
         return None
 
+    def recomputable_layers(self) -> Iterable[nn.Module]:
+        """The layers, a shared one once, each of which can be computed again from the inputs of its `forward` alone;
+        none where the family's layers share what one of them computes, or have no `forward`."""
+        stacks = (getattr(self, name, None) for name in ("layers", "decoder_layers"))
+        return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
+
     def executed_modules(self) -> Iterable[nn.Module]:
         """The modules that tokens pass through, as often as they do."""
         return (self,)

@@ -305,6 +305,10 @@ class FastEncoder(Encoder):
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         return self._states(batch, Scope(None, ""), index_M)
 
+    def recomputable_layers(self) -> tuple[nn.Module, ...]:
+        """None: what a layer reads of others is computed between their parts."""
+        return ()
+
     def selected_token_modules(self) -> Iterable[nn.Module]:
         last = self.layers[-1]
         assert isinstance(last, FastLayer)

@@ -8,7 +8,7 @@ Shapes: M predictions, K classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 from torch.nn import functional
@@ -31,6 +31,10 @@ class LossSum:
     count: int
     correct: Tensor
     counters: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def detached(self) -> LossSum:
+        """The same numbers without the graph that they came from."""
+        return replace(self, sum=self.sum.detach())
 
     @classmethod
     def of_words(

@@ -170,6 +170,10 @@ class MPNet(Encoder):
             hidden_TD = layer(hidden_TD, batch.sequences, bias, scope.within(f"blocks.{number}."))
         return hidden_TD
 
+    def recomputable_layers(self) -> tuple[nn.Module, ...]:
+        """None: the bias of distances is made within the first layer, for all of them."""
+        return ()
+
     def _bias(self) -> Bias:
         return BucketBias(self.distance, buckets=BUCKETS, furthest=FURTHEST, both_sides=True)
 

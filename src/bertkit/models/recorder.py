@@ -67,4 +67,5 @@ class Scope:
         return tensor if self.recorder is None else self.recorder(self.prefix + point, tensor)
 
     def within(self, prefix: str) -> Scope:
-        return Scope(self.recorder, self.prefix + prefix)
+        # Without a recorder no name is read, and one graph of a compiled layer serves all of them.
+        return self if self.recorder is None else Scope(self.recorder, self.prefix + prefix)

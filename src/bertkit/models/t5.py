@@ -306,6 +306,10 @@ class T5(EncoderDecoder):
         embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
         return embedded_TD
 
+    def recomputable_layers(self) -> tuple[nn.Module, ...]:
+        """None: the bias of distances is made within the first layer, for all of them."""
+        return ()
+
     def source_biases(self) -> Mapping[str, Bias]:
         return {"bias": self._bias(self.source_distance, both_sides=True)}
 

@@ -192,9 +192,8 @@ class _CrossEntropy(_PartLoss):
         label_m1 = self.id_M[part, None]
         top_m1 = logits_mV.amax(dim=-1, keepdim=True)
         label_logit_m1 = logits_mV.gather(1, label_m1)
-        # Finding the first of equal maxima is slow, and needed only where the label is among them.
-        reached = (label_logit_m1 == top_m1).flatten().nonzero().flatten()
-        correct = (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
+        reached_m1 = label_logit_m1 == top_m1 if logits_mV.device.type == "cpu" else None
+        correct = _correct_rows(logits_mV, label_m1, reached_m1)
         probability = torch.softmax(logits_mV, dim=-1)
         # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
         log_sum_m1 = top_m1 - probability.amax(dim=-1, keepdim=True).log()
@@ -216,6 +215,20 @@ class _CrossEntropy(_PartLoss):
         if smoothed:
             probability = probability.sub_(factor_m1 * (smoothed / logits_mV.shape[-1]))
         return loss, correct, probability.scatter_add_(1, label_m1, -(1 - smoothed) * factor_m1)
+
+
+def _correct_rows(logits_mV: Tensor, label_m1: Tensor, reached_m1: Tensor | None) -> Tensor:
+    """How many rows have their largest logit, the first of equal ones, at their label.
+
+    Args:
+        logits_mV, label_m1: of the rows.
+        reached_m1: rows in which no logit is above the label's: on a CPU, where finding the first of equal maxima is
+            slow, they alone are searched. None on a GPU, which would be waited for to know how many they are.
+    """
+    if reached_m1 is None:
+        return (logits_mV.argmax(dim=-1, keepdim=True) == label_m1).sum()
+    reached = reached_m1.flatten().nonzero().flatten()
+    return (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
 
 
 @dataclass(frozen=True)

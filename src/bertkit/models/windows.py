@@ -25,8 +25,10 @@ from bertkit.models.attention import (
     scaled_scores,
     to_blocks,
 )
+from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
+from bertkit.models.varlen import attend_packed
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,41 @@ def attend_near(
     cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
     if cached_TNH is not None:
         return cached_TNH
+    return eager(_attend_near_whole)(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        each_side=each_side,
+        dropout_rate=dropout_rate,
+        scope=scope,
+        tokens=tokens,
+    )
+
+
+@never_traced
+def _attend_near_whole(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    each_side: int,
+    dropout_rate: float,
+    scope: Scope,
+    tokens: GlobalTokens | None,
+) -> Tensor:
+    """`attend_near` without a cache: in the kernel for packed sequences, or in rectangles."""
+    packed_TNH = attend_packed(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        obstacle=_needs_scores(scope, dropout_rate, tokens),
+        each_side=each_side,
+    )
+    if packed_TNH is not None:
+        return packed_TNH
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
@@ -133,6 +170,15 @@ def attend_near(
         else:
             mixed.append(_in_chunks(query, key, value, block, found, each_side, dropout_rate))
     return from_blocks(mixed, sequences)
+
+
+def _needs_scores(scope: Scope, dropout_rate: float, tokens: GlobalTokens | None) -> str | None:
+    """Why a window needs the scores or probabilities of its pairs of tokens; None where it does not."""
+    if tokens is not None:
+        return "some tokens attend to all others"
+    if recorded(scope):
+        return "scores or probabilities are recorded"
+    return "probabilities are dropped out" if dropout_rate > 0 else None
 
 
 def _mix(

@@ -87,6 +87,7 @@ def pretraining_plan(
                 sequence_length=length,
                 predictions=in_all * micro_batch / length,
                 bf16=engine.bf16,
+                recomputed=engine.activation_checkpointing,
                 state_bytes=recipe.optimisation.optimizer.state_bytes,
             )
             memory = max(memory, terms, key=lambda each: sum(each.values()))

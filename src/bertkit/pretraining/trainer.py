@@ -48,6 +48,7 @@ from bertkit.run.figures import draw_curves
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
+from bertkit.training.out_of_memory import MicroBatchMemoryError
 from bertkit.training.placement import refused_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
@@ -97,6 +98,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self._check_growth()
         self._check_groups()
         self.current = self.stages[0]
+        self._entered: StageRun | None = None
         self._set_rates(self.current)
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
@@ -179,8 +181,14 @@ class Pretrainer(Trainer[PackedBatch]):
         return f"stage {self.current.stage.number}"
 
     def update(self, batches: Sequence[PackedBatch]) -> StepOutcome:
-        outcome = super().update(batches)
         carried = self.terms(self.current).carried
+        before = carried.tensors
+        try:
+            outcome = super().update(batches)
+        except MicroBatchMemoryError:
+            carried.drop()
+            carried.tensors = before
+            raise
         if outcome.finite:
             carried.commit()
         else:
@@ -237,8 +245,16 @@ class Pretrainer(Trainer[PackedBatch]):
             first, end = stage_run.stage.first_step, stage_run.stage.end_step
             if self.step < end:
                 self.current = stage_run
-                self._enter(stage_run)
-                yield from stage_run.batches.loader(range(self.step - first, end - first), workers=self.engine.workers)
+                if self._entered is not stage_run:
+                    self._enter(stage_run)
+                    self._entered = stage_run
+                steps = range(self.step - first, end - first)
+                yield from stage_run.batches.loader(steps, workers=self.engine.workers, pin=self.engine.pins_batches)
+
+    def limit_micro_batches(self, tokens: int) -> None:
+        super().limit_micro_batches(tokens)
+        for stage_run in self.stages:
+            stage_run.batches.micro_batch_tokens = tokens
 
     def evaluation_is_due(self) -> bool:
         ends = {self.steps, self.current.stage.end_step}

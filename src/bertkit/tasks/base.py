@@ -90,6 +90,11 @@ class TaskBatch:
     def num_tokens(self) -> int:
         return self.packed.num_tokens
 
+    @property
+    def num_items(self) -> int:
+        """A batch is cut between examples; one that is read as a whole has been."""
+        return max((part.num_items for part in self.parts), default=self.num_examples)
+
     def to(self, device: torch.device) -> TaskBatch:
         if device == self.example_B.device:
             return self

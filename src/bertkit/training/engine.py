@@ -45,10 +45,17 @@ class Engine:
     workers: int
     intervals: Intervals = Intervals()
     shard: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
 
     @property
     def precision(self) -> str:
         return "bf16" if self.bf16 else "fp32"
+
+    @property
+    def pins_batches(self) -> bool:
+        """Whether batches are prepared in memory that the device reads by itself."""
+        return self.device.type == "cuda"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Mixed precision around a forward pass, or nothing."""
@@ -87,6 +94,8 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         workers=(0 if device.type == "cpu" else min(4, spare_cores)) if config.workers == "auto" else config.workers,
         intervals=replace(auto, **given),
         shard=config.shard,
+        activation_checkpointing=config.activation_checkpointing,
+        compile=config.compile,
     )
 
 

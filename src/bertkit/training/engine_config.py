@@ -29,6 +29,16 @@ class EngineConfig(ExecutorSettings):
         description="On a CPU, loops compiled for this processor in place of torch's operators; auto: in bf16, where"
         " there is a C++ compiler; compiled: in fp32, too.",
     )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Whether layers keep only their inputs and are computed again in the backward pass: less memory, a"
+        " third more arithmetic, the same results.",
+    )
+    compile: bool = Field(
+        False,
+        description="Whether layers are compiled in training (torch.compile), for GPUs: the same results up to rounding"
+        " on a CPU; on a GPU dropout draws other numbers.",
+    )
     workers: int | Literal["auto"] = Field(
         "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
     )
@@ -104,7 +114,9 @@ class EngineConfig(ExecutorSettings):
         " do not fit one; slower. A checkpoint goes on with any number of ranks, spread or not.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"models_at_words", "expected_files"})
+    later_fields: ClassVar[frozenset[str]] = frozenset(
+        {"models_at_words", "expected_files", "kernels", "activation_checkpointing", "compile"}
+    )
 
     @model_validator(mode="after")
     def _runs_or_ranks(self) -> Self:
@@ -112,6 +124,14 @@ class EngineConfig(ExecutorSettings):
             raise ValueError(
                 f"ranks is {self.ranks}, and independent runs are to go on side by side (jobs: {self.jobs}, executor:"
                 f" {self.executor}); choose one: several processes for each run, or one each for several runs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_or_recomputed(self) -> Self:
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "compile and activation_checkpointing are both true; choose one: they do not go together yet"
             )
         return self
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
-from bertkit.training.loss_terms import TermTotal
 
 LossOf = Callable[[Recorder | None], Mapping[str, LossSum]]
 """A micro-batch's terms, from a forward pass under a recorder."""
@@ -39,8 +38,8 @@ class Gradient:
 
     passes = 1
 
-    def add(self, loss: LossOf, batch: Any, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
-        """Add a micro-batch's part to the gradients of the weights; returns its total of each term.
+    def add(self, loss: LossOf, batch: Any, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
+        """Add a micro-batch's part to the gradients of the weights; returns each term, detached, still on the device.
 
         Args:
             loss: of the micro-batch.
@@ -50,7 +49,12 @@ class Gradient:
         """
         losses = loss(None)
         backward(scaled_total(losses, scales))
-        return {term: TermTotal.of(part) for term, part in losses.items()}
+        return detached(losses)
+
+
+def detached(losses: Mapping[str, LossSum]) -> dict[str, LossSum]:
+    """Each term without its graph."""
+    return {term: part.detached() for term, part in losses.items()}
 
 
 def scaled_total(losses: Mapping[str, LossSum], scales: Mapping[str, TermScale], passes: int = 1) -> Tensor:

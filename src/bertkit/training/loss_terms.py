@@ -7,7 +7,7 @@ loss; distillation adds comparisons with a teacher to either. Sibling step.py co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -24,6 +24,10 @@ class MicroBatch(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
+    @property
+    def num_items(self) -> int:
+        """How many parts it can be cut into at most."""
+
     def to(self, device: torch.device) -> Self: ...
 
 
@@ -39,12 +43,6 @@ class TermTotal:
     correct: int
     counters: Mapping[str, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, part: LossSum) -> TermTotal:
-        """One micro-batch's, read off the device."""
-        counters = {name: int(number) for name, number in part.counters.items()}
-        return cls(float(part.sum.detach()), part.count, int(part.correct), counters)
-
     def __add__(self, other: TermTotal) -> TermTotal:
         names = dict.fromkeys([*self.counters, *other.counters])
         counters = {name: self.counters.get(name, 0) + other.counters.get(name, 0) for name in names}
@@ -57,6 +55,25 @@ class TermTotal:
     @property
     def accuracy(self) -> float:
         return self.correct / max(1, self.count)
+
+
+def read_totals(parts: Sequence[Mapping[str, LossSum]]) -> list[dict[str, TermTotal]]:
+    """The totals of micro-batches, read off the device all at once: a GPU is waited for once, however many there are.
+
+    Numbers travel as float64, which holds float32 and counts below 2^53 exactly.
+    """
+    losses = [loss for part in parts for loss in part.values()]
+    numbers = [number for loss in losses for number in (loss.sum, loss.correct, *loss.counters.values())]
+    if not numbers:
+        return [{} for _ in parts]
+    device = numbers[0].device
+    read = iter(torch.stack([number.detach().to(device, torch.float64) for number in numbers]).tolist())
+    return [{term: _total(loss, read) for term, loss in part.items()} for part in parts]
+
+
+def _total(loss: LossSum, read: Iterator[float]) -> TermTotal:
+    """A term's total from its numbers, which come next."""
+    return TermTotal(next(read), loss.count, int(next(read)), {name: int(next(read)) for name in loss.counters})
 
 
 class LossTerms(ABC, Generic[Batch]):

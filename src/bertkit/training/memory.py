@@ -35,6 +35,8 @@ _FEATURE_BYTES = {(False, False): 4.0, (False, True): 4.3, (True, False): 2.2, (
 bfloat16, and whether it has dropout. Residuals, norms and masks of dropout are in these factors."""
 _EMBEDDING_BYTES = 8.0
 """That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
+_INPUT_BYTES = 4.0
+"""Of a value that a layer reads, which is all that one that is computed again keeps."""
 _LOGIT_COPIES = 3
 """Logits, probabilities and gradients that exist at once, in float32."""
 _TEXT_COPIES = 8
@@ -57,6 +59,7 @@ def training_memory(
     predictions: float,
     bf16: bool,
     state_bytes: float = 8.0,
+    recomputed: bool = False,
 ) -> MemoryTerms:
     """The terms of a model's largest update.
 
@@ -67,13 +70,21 @@ def training_memory(
         predictions: M, of all vocabulary heads.
         bf16: whether matrix products are in bfloat16.
         state_bytes: of a parameter in the optimiser.
+        recomputed: whether layers keep their inputs alone, so that what one of them computes is there once at a time.
     """
     models = (model, *model.named_companions().values())
     parameters = count_weights(model)
-    maps = [part for each in models for part in _linear_maps(each.encoder.executed_modules())]
-    features = sum(part.in_features + part.out_features for part in maps)
     drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
-    activations = micro_batch_tokens * features * _FEATURE_BYTES[bf16, drops]
+    features = sum(_features(each.encoder.executed_modules()) for each in models)
+    cells = sum(_cells(each, sequence_length, bf16=bf16) for each in models)
+    inputs = 0.0
+    if recomputed:
+        applied = [layer for each in models for layer in _applied_layers(each)]
+        largest = max(_features([layer]) for layer in applied)
+        features += largest - sum(_features([layer]) for layer in applied)
+        cells = max(max(_cells_of_each(each, sequence_length, bf16=bf16), default=0.0) for each in models)
+        inputs = sum(_INPUT_BYTES * each.encoder.width * len(_applied_layers(each)) for each in models)
+    activations = micro_batch_tokens * (features * _FEATURE_BYTES[bf16, drops] + inputs)
     activations += micro_batch_tokens * sum(_EMBEDDING_BYTES * each.encoder.width for each in models)
     vocabulary = max((each.encoder.vocab_size for each in models), default=0) if predictions else 0
     embedding = vocabulary * model.encoder.embedding_width
@@ -85,22 +96,35 @@ def training_memory(
         "optimizer": state_bytes * parameters,
         "bf16_weights": 2.0 * parameters if bf16 else 0.0,
         "activations": activations,
-        "attention": micro_batch_tokens * item * sum(_cells(each, sequence_length, bf16=bf16) for each in models),
+        "attention": micro_batch_tokens * item * cells,
         "logits": logits + embedding * item,
     }
 
 
-def _linear_maps(modules: Iterable[nn.Module]) -> list[nn.Linear]:
-    return [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
+def _features(modules: Iterable[nn.Module]) -> int:
+    """Inputs and outputs of all linear maps."""
+    maps = [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(part.in_features + part.out_features for part in maps)
+
+
+def _applied_layers(model: HeadedModel) -> list[nn.Module]:
+    """The layers that can be computed again, each as often as tokens pass through it."""
+    layers = set(model.encoder.recomputable_layers())
+    return [part for module in model.encoder.executed_modules() for part in module.modules() if part in layers]
 
 
 def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool) -> float:
-    """Values that all attentions keep for a token: with dropout the probabilities, the mask and their product; without
+    """Values that all attentions keep for a token."""
+    return sum(_cells_of_each(model, sequence_length, bf16=bf16))
+
+
+def _cells_of_each(model: HeadedModel, sequence_length: float, *, bf16: bool) -> list[float]:
+    """Values that each attention keeps for a token: with dropout the probabilities, the mask and their product; without
     it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16."""
-    cells = 0.0
+    cells = []
     for attention in attentions_of(model):
         kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
-        cells += kept * attention.heads * attention.keys_seen(sequence_length)
+        cells.append(kept * attention.heads * attention.keys_seen(sequence_length))
     return cells
 
 

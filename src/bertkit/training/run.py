@@ -281,7 +281,15 @@ def identity_of(
 
 
 _SPEED_ALONE = frozenset(
-    {"device", "micro_batch_tokens", "workers", "log_every_steps", "save_every_steps"}
+    {
+        "device",
+        "micro_batch_tokens",
+        "activation_checkpointing",
+        "compile",
+        "workers",
+        "log_every_steps",
+        "save_every_steps",
+    }
     | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
     | {"executor", "jobs"}
 )

@@ -13,14 +13,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from bertkit.errors import DataError, first_line
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.ranks import current
+from bertkit.training.activation_checkpointing import checkpoint_layers
 from bertkit.training.clipping import Clipping
+from bertkit.training.compilation import compile_layers
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
-from bertkit.training.loss_terms import Batch, LossTerms, TermTotal
+from bertkit.training.loss_terms import Batch, LossTerms, TermTotal, read_totals
+from bertkit.training.out_of_memory import MicroBatchMemoryError, exhausts_memory
 from bertkit.training.placement import Placement
 
 
@@ -61,6 +65,12 @@ class Step:
     gradient: Gradient
     placement: Placement = field(default_factory=lambda: Placement(current()))
 
+    def __post_init__(self) -> None:
+        if self.engine.activation_checkpointing:
+            checkpoint_layers(self.model)
+        if self.engine.compile:
+            compile_layers(self.model)
+
     @classmethod
     def plain(
         cls,
@@ -92,6 +102,10 @@ class Step:
             learning_rate: of this update.
             number: of this update, from 0.
             skip: whether it was skipped when it was first made, and so is again.
+
+        Raises:
+            MicroBatchMemoryError: on all ranks, where the memory of one was too small for a micro-batch; nothing is
+                changed but the generators of dropout.
         """
         self.model.train()
         train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
@@ -103,32 +117,100 @@ class Step:
             term: TermScale(weight, max(1, count))
             for (term, weight), count in zip(terms.weights.items(), whole, strict=True)
         }
-        unweighted = {term: replace(scale, weight=0.0) for term, scale in scales.items()}
-        totals: dict[str, TermTotal] = {}
         with self.placement.computing():
-            for batch, counts_too in self.placement.passes(batches):
-                moved = batch.to(self.engine.device)
-
-                def loss(recorder: Recorder | None, moved: Batch = moved) -> Mapping[str, LossSum]:
-                    with self.engine.autocast():
-                        return self.placement.losses(
-                            lambda: terms.losses(self.model, moved, recorder, train_encoder=train_encoder)
-                        )
-
-                parts = self.gradient.add(loss, moved, scales if counts_too else unweighted, number)
-                for term, part in parts.items() if counts_too else ():
-                    totals[term] = totals[term] + part if term in totals else part
+            own = self._add_gradients(batches, terms, scales, number, train_encoder=train_encoder)
             self.placement.sum_gradients(self.clipping.parameters)
-            tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), totals)))
+            tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), own)))
             norm = self.clipping.clip()
             finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
             if finite:
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate * group.get("lr_scale", 1.0)
                 self.optimizer.step()
+        self._clear()
+        return StepOutcome(totals, norm, tokens, finite)
+
+    def _add_gradients(
+        self,
+        batches: Sequence[Batch],
+        terms: LossTerms[Batch],
+        scales: Mapping[str, TermScale],
+        number: int,
+        *,
+        train_encoder: bool,
+    ) -> dict[str, TermTotal]:
+        """The gradient of this rank's micro-batches, and their total of each term.
+
+        Raises:
+            MicroBatchMemoryError: the memory of any rank was exhausted.
+        """
+        unweighted = {term: replace(scale, weight=0.0) for term, scale in scales.items()}
+        parts: list[Mapping[str, LossSum]] = []
+        exhausted = ""
+        try:
+            for batch, counts_too in self.placement.passes(batches):
+                own = scales if counts_too else unweighted
+                part = self._add_gradient(batch, terms, own, number, train_encoder=train_encoder)
+                if counts_too:
+                    parts.append(part)
+        except (RuntimeError, MemoryError) as error:
+            if not exhausts_memory(error):
+                raise
+            exhausted = first_line(error)
+            if self.placement.is_sharded:  # the others wait for this rank within the pass, so that none can begin again
+                raise DataError(str(MicroBatchMemoryError(exhausted, *_largest(batches)))) from error
+        # Only now is what the failing micro-batch computed released: the error's frames held it.
+        self._require_memory(batches, exhausted)
+        totals: dict[str, TermTotal] = {}
+        for found in read_totals(parts):
+            for term, total in found.items():
+                totals[term] = totals[term] + total if term in totals else total
+        return totals
+
+    def _add_gradient(
+        self,
+        batch: Batch,
+        terms: LossTerms[Batch],
+        scales: Mapping[str, TermScale],
+        number: int,
+        *,
+        train_encoder: bool,
+    ) -> Mapping[str, LossSum]:
+        """A micro-batch's part of the gradient, and its terms."""
+        moved = batch.to(self.engine.device)
+
+        def loss(recorder: Recorder | None) -> Mapping[str, LossSum]:
+            with self.engine.autocast():
+                return self.placement.losses(
+                    lambda: terms.losses(self.model, moved, recorder, train_encoder=train_encoder)
+                )
+
+        return self.gradient.add(loss, moved, scales, number)
+
+    def _require_memory(self, batches: Sequence[Batch], exhausted: str) -> None:
+        """Raise MicroBatchMemoryError on all ranks where the memory of any was exhausted; the message says by what."""
+        ranks = current()
+        if not any(ranks.sum_counts([int(bool(exhausted))])):
+            return
+        self._clear()
+        if self.engine.device.type == "cuda":
+            torch.cuda.empty_cache()
+        found = ranks.gathered((exhausted, *_largest(batches)))
+        raise MicroBatchMemoryError(
+            next(reason for reason, _, _ in found if reason),
+            tokens=max(tokens for _, tokens, _ in found),
+            items=max(items for _, _, items in found),
+        )
+
+    def _clear(self) -> None:
         self.clipping.clear()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutcome(totals, norm, tokens, finite)
+
+
+def _largest(batches: Sequence[Batch]) -> tuple[int, int]:
+    """The tokens and the parts of the largest micro-batch."""
+    tokens = max((batch.num_tokens for batch in batches), default=0)
+    return tokens, max((batch.num_items for batch in batches), default=0)
 
 
 def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
@@ -148,12 +230,15 @@ def evaluate(
     """Each term's total over these batches, without dropout; the same batches on every rank, which share the work."""
     model.eval()
     ranks = current()
-    totals = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
+    parts: list[Mapping[str, LossSum]] = []
     for number, batch in enumerate(batches):
         if number % ranks.count != ranks.rank:
             continue
         with engine.autocast():
-            for term, part in terms.losses(model, batch.to(engine.device)).items():
-                totals[term] += TermTotal.of(part)
+            parts.append(terms.losses(model, batch.to(engine.device)))
+    totals = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
+    for part in read_totals(parts):
+        for term, total in part.items():
+            totals[term] += total
     _, totals = added([(0, own) for own in ranks.gathered(totals)])
     return totals

@@ -10,9 +10,9 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -42,11 +42,13 @@ from bertkit.training.config import TrainingRecipe
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
 from bertkit.training.failing_updates import FailingUpdates
+from bertkit.training.generators import generator_states, restore_generators
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.loss_terms import Batch, LossTerms
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
+from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
 from bertkit.training.placement import cannot_spread, placement_of
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
@@ -89,6 +91,7 @@ class Trainer(ABC, Generic[Batch]):
         self.clock: RunClock | None = None
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
         self.step = self.tokens = 0
+        self._updates: PreparedUpdates[Batch] | None = None
         self._begun_with: Step | None = None
         """The step's parts when the last update was made."""
 
@@ -127,7 +130,7 @@ class Trainer(ABC, Generic[Batch]):
             kernels_in_use(self.recipe.engine, self.engine),
             self.timed(),
             self.session(),
-            closing(self.batches()) as updates,
+            closing(PreparedUpdates(self.batches)) as self._updates,
             StopRequest(max_minutes) as self._stop_request,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps") as meter,
@@ -136,7 +139,7 @@ class Trainer(ABC, Generic[Batch]):
             if checkpoint is None and self.failing.rolls_back:
                 self.save_checkpoint()
             watch = Stopwatch()
-            for batches in updates:
+            for batches in self._updates:
                 if self.step >= self.steps:
                     break
                 waited_seconds = watch.lap()
@@ -200,13 +203,13 @@ class Trainer(ABC, Generic[Batch]):
         return (reason or "a signal to another rank") if self.ranks.all_stop else None
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
-        """One update over these micro-batches, counted.
+        """One update over these micro-batches, or over smaller ones where memory does not suffice, counted.
 
         Raises:
             DivergedError, RolledBackError: see `train`.
         """
-        generators = self._generators()
-        outcome = self.update(batches)
+        generators = generator_states(self.engine.device)
+        outcome = self._update_that_fits(batches, generators)
         if not outcome.finite and not self.divergence.has(SKIPPED, self.step + 1):
             self._save_batch(batches, generators)
         self.step += 1
@@ -221,6 +224,36 @@ class Trainer(ABC, Generic[Batch]):
         if self.average is not None:
             self.average.update()
         return outcome
+
+    def _update_that_fits(self, batches: Sequence[Batch], generators: Mapping[str, Tensor]) -> StepOutcome:
+        """`update`, from smaller micro-batches where memory does not suffice for these.
+
+        Args:
+            generators: their states before the update.
+        """
+        while True:
+            try:
+                return self.update(batches)
+            except MicroBatchMemoryError as error:
+                limit = self.engine.micro_batch_tokens
+                tokens = error.smaller(limit)
+                if not tokens or self._updates is None:
+                    raise
+            log.warning(
+                "step %d: out of memory; micro-batches have at most %s tokens from here on, not %s, at the same results"
+                " up to rounding and dropout's draws: write engine.micro_batch_tokens: %d into the recipe",
+                self.step + 1,
+                f"{tokens:,}",
+                f"{limit:,}",
+                tokens,
+            )
+            self.limit_micro_batches(tokens)
+            restore_generators(generators, self.engine.device)
+            batches = self._updates.prepared_again()
+
+    def limit_micro_batches(self, tokens: int) -> None:
+        """Cut the batches that `batches` prepares from now on into smaller parts."""
+        self.engine = replace(self.engine, micro_batch_tokens=tokens)
 
     def total_loss(self, outcome: StepOutcome) -> float:
         """The loss of the last update."""
@@ -480,7 +513,7 @@ class Trainer(ABC, Generic[Batch]):
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
         with self.placement.spread():
-            self.placement.write(self._tensors(self._generators()), self._write_checkpoint)
+            self.placement.write(self._tensors(generator_states(self.engine.device)), self._write_checkpoint)
 
     def _write_checkpoint(self, tensors: TensorGroups) -> None:
         self._metrics.sync()
@@ -495,13 +528,6 @@ class Trainer(ABC, Generic[Batch]):
     def _state(self) -> dict[str, Any]:
         """A checkpoint's JSON."""
         return {"step": self.step, "tokens": self.tokens, **self.failing.state(), **self.state()}
-
-    def _generators(self) -> dict[str, Tensor]:
-        """The states of torch's generators."""
-        generators = {"cpu": torch.get_rng_state()}
-        if self.engine.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state()
-        return generators
 
     def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A checkpoint's tensors."""
@@ -520,9 +546,7 @@ class Trainer(ABC, Generic[Batch]):
         restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors[OPTIMIZER])
         if self.average is not None:
             self.average.restore(checkpoint.tensors.get(AVERAGE), str(checkpoint.path))
-        torch.set_rng_state(checkpoint.tensors["generators"]["cpu"])
-        if self.engine.device.type == "cuda" and "cuda" in checkpoint.tensors["generators"]:
-            torch.cuda.set_rng_state(checkpoint.tensors["generators"]["cuda"])
+        restore_generators(checkpoint.tensors["generators"], self.engine.device)
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self.failing.restore(checkpoint.state)

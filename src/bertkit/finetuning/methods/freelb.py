@@ -14,7 +14,7 @@ Shapes: T packed tokens, B sequences, E width of the word embeddings.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.errors import UsageError
+from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import TaskBatch
-from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, scaled_total
-from bertkit.training.loss_terms import TermTotal
+from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, detached, scaled_total
 from bertkit.training.method import Method
 
 WORDS = "hook_embed"
@@ -71,24 +71,31 @@ class FreeLbGradient(Gradient):
         self.seed = seed
         self.passes = settings.ascent_steps
 
-    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, TermTotal]:
+    def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
         """As in `Gradient`; the loss returned is the mean of the passes, accuracy is that of the first."""
         perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
         recorder = Recorder(edits={WORDS: perturbation})
-        totals: list[dict[str, TermTotal]] = []
+        found: list[dict[str, LossSum]] = []
         device = batch.packed.ids_T.device
         for number in range(self.passes):
             is_last = number + 1 == self.passes
             with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=not is_last):
                 losses = loss(recorder)
                 backward(scaled_total(losses, scales, self.passes))
-            totals.append({term: TermTotal.of(part) for term, part in losses.items()})
+            found.append(detached(losses))
             if not is_last:
                 perturbation.climb()
         return {
-            term: TermTotal(sum(total[term].sum for total in totals) / self.passes, first.count, first.correct)
-            for term, first in totals[0].items()
+            term: LossSum(self._mean([each[term].sum for each in found]), first.count, first.correct)
+            for term, first in found[0].items()
         }
+
+    def _mean(self, sums: Sequence[Tensor]) -> Tensor:
+        """Of the passes, in double precision."""
+        total = sums[0].double()
+        for each in sums[1:]:
+            total = total + each
+        return total / self.passes
 
 
 class Perturbation:

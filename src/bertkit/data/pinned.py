@@ -1,0 +1,36 @@
+"""Batches in memory that a GPU reads by itself: pinned, so that copies go on while the step before is computed.
+
+torch copies pageable memory before it returns, and pinned memory in the background (`non_blocking`). Batches are pinned
+by the thread or process that prepares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+def pinned(value: Value) -> Value:
+    """The same batch, or list of batches, with all tensors pinned; on a machine with a GPU."""
+    return with_tensors(value, Tensor.pin_memory)
+
+
+def with_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """The same data classes, mappings, lists and tuples with other tensors in place of theirs."""
+    changed: Any = value
+    if isinstance(value, Tensor):
+        changed = change(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        own = {each.name: with_tensors(getattr(value, each.name), change) for each in fields(value)}
+        changed = replace(value, **own)
+    elif isinstance(value, Mapping):
+        changed = {name: with_tensors(item, change) for name, item in value.items()}
+    elif isinstance(value, list | tuple):
+        changed = type(value)(with_tensors(item, change) for item in value)
+    result: Value = changed
+    return result

@@ -1,0 +1,133 @@
+"""Attention of packed sequences in one kernel of a GPU, without rectangles: torch.nn.attention.varlen.
+
+Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel reads queries, keys and values end to end and where sequences
+begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it; it takes
+no bias, drops no probability and records none. Whatever it cannot do goes through the rectangles of attention.py.
+
+Shapes: T packed tokens, N heads, H head width, B sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedSequences
+
+log = logging.getLogger(__name__)
+
+_OLDEST_CAPABILITY = (8, 0)
+"""Ampere; the kernel is not built for older ones."""
+_WIDEST_HEAD = 256
+_HEAD_STEP = 8
+"""The width of a head is a multiple of it."""
+
+_reported: set[str | None] = set()
+"""Why the kernel was not used so far, None where it was; each is logged once."""
+
+
+def attend_packed(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    obstacle: str | None = None,
+    causal: bool = False,
+    each_side: int | None = None,
+    scale: float | None = None,
+) -> Tensor | None:
+    """What every token reads of its own sequence, (T, N, H); None where the kernel cannot compute it.
+
+    Args:
+        obstacle: why the caller's attention is none of the kernel's; None: it may be.
+        causal: whether no token attends to those behind it, in any sequence.
+        each_side: a token attends to at most this many on either side; None: to all.
+        scale: factor of the scores; None: one over the root of the head width.
+    """
+    if not has_kernels(query_TNH.device):
+        return None
+    right = _right_side(sequences, causal, each_side)
+    obstacle = obstacle or _obstacle_of(query_TNH, key_TNH, value_TNH)
+    if right is None:
+        obstacle = obstacle or "some sequences of the batch are read from left to right, and others are not"
+    _report(obstacle)
+    if obstacle is not None:
+        return None
+    assert right is not None
+    window = (-1 if each_side is None else each_side, right)
+    return packed_kernel(query_TNH, key_TNH, value_TNH, sequences, window=window, scale=scale)
+
+
+def packed_kernel(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    window: tuple[int, int],
+    scale: float | None,
+) -> Tensor:
+    """torch's kernel.
+
+    Args:
+        window: how many tokens before its own and behind it a token attends to; -1: all.
+        scale: as in `attend_packed`.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # takes a second, and a CPU has no use for it
+
+    bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
+    mixed_TNH = varlen_attn(
+        query_TNH, key_TNH, value_TNH, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window
+    )
+    assert isinstance(mixed_TNH, Tensor)
+    return mixed_TNH
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether a device may have kernels that read packed sequences."""
+    return device.type == "cuda"
+
+
+def _right_side(sequences: PackedSequences, causal: bool, each_side: int | None) -> int | None:
+    """How many tokens behind its own a token attends to, -1 for all; None where that differs by sequence."""
+    causal_B = sequences.causal_B
+    if causal or (causal_B is not None and causal_B.all()):
+        return 0
+    if causal_B is not None and causal_B.any():
+        return None
+    return -1 if each_side is None else each_side
+
+
+def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str | None:
+    """Why the kernel cannot read these tensors; None where it can."""
+    types = {query_TNH.dtype, key_TNH.dtype, value_TNH.dtype}
+    if len(types) > 1 or query_TNH.dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernel computes in 16 bits, and this is {' and '.join(sorted(str(each) for each in types))}"
+    width = query_TNH.shape[-1]
+    if value_TNH.shape != query_TNH.shape or width % _HEAD_STEP or width > _WIDEST_HEAD:
+        return f"heads of width {width}; the kernel reads multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}"
+    return _obstacle_of_device(query_TNH.device.index)
+
+
+def _obstacle_of_device(index: int | None) -> str | None:
+    """Why a GPU cannot run the kernel; None where it can."""
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this torch was built without FlashAttention"
+    found = torch.cuda.get_device_capability(index)
+    if found < _OLDEST_CAPABILITY:
+        return f"the GPU's compute capability is {found[0]}.{found[1]}, below {_OLDEST_CAPABILITY[0]}.0"
+    return None
+
+
+def _report(obstacle: str | None) -> None:
+    """Log once which attention is used."""
+    if obstacle in _reported:
+        return
+    _reported.add(obstacle)
+    if obstacle is None:
+        log.info("attention: torch's kernel for packed sequences")
+    else:
+        log.info("attention: in rectangles of sequences of similar length: %s", obstacle)

@@ -1,0 +1,71 @@
+"""Activation checkpointing: layers are computed a second time in the backward pass, and keep only what they read.
+
+Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174, with one segment for each layer. The
+second pass starts from the generator's state of the first, so dropout has the same masks and gradients the same bits.
+torch's own checkpoint_wrapper puts a module around the layer, which renames its parameters; here the layer's `forward`
+is replaced, and files and optimiser see no difference.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.recorder import Scope
+
+
+def checkpoint_layers(model: HeadedModel) -> None:
+    """Let the layers of a model and of its companions keep nothing for the backward pass but their inputs.
+
+    Raises:
+        UsageError: the family's layers cannot be computed again one by one.
+    """
+    for each in (model, *model.named_companions().values()):
+        layers = list(each.encoder.recomputable_layers())
+        if not layers:
+            raise UsageError(
+                f"engine.activation_checkpointing is true, and the layers of family {each.encoder.config.model_type}"
+                " cannot be computed again one by one; leave it out, and lower engine.micro_batch_tokens"
+            )
+        for layer in layers:
+            layer.forward = RecomputedForward(layer)
+
+
+class RecomputedForward:
+    """In place of a layer's `forward`: the same, keeping only the inputs where gradients are computed.
+
+    Args:
+        layer: whose class has the `forward`.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._plain(*arguments, **named)
+        passes = count()
+
+        def computed(*arguments: Any, **named: Any) -> Any:
+            if next(passes):
+                arguments = tuple(map(_for_second_pass, arguments))
+                named = {name: _for_second_pass(argument) for name, argument in named.items()}
+            return self._plain(*arguments, **named)
+
+        return checkpoint(computed, *arguments, use_reentrant=False, **named)
+
+    def _plain(self, *arguments: Any, **named: Any) -> Any:
+        return type(self.layer).forward(self.layer, *arguments, **named)
+
+
+def _for_second_pass(argument: Any) -> Any:
+    """A layer's argument in its second pass: a recorder edits what it edited, and what it keeps is not the caller's."""
+    if isinstance(argument, Scope) and argument.recorder is not None:
+        return Scope(argument.recorder.also(()), argument.prefix)
+    return argument

@@ -1,0 +1,95 @@
+"""Compiled layers: torch.compile joins the small operations between matrix products.
+
+Ansel et al. 2024, PyTorch 2, ASPLOS. One graph serves all layers of a class and any number of tokens. A layer's
+`forward` is replaced, as in activation_checkpointing.py, so parameters keep their names. Passes without gradients, and
+those that a recorder reads, are computed as ever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertkit.errors import UsageError
+from bertkit.models.eager import keep_out_of_graphs
+from bertkit.models.headed import HeadedModel
+from bertkit.models.layers import PostNormLayer, PreNormLayer
+from bertkit.models.modernbert import ModernBertLayer
+from bertkit.models.recorder import Scope
+
+log = logging.getLogger(__name__)
+
+COMPILED = (PostNormLayer, PreNormLayer, ModernBertLayer)
+"""The layers whose graph is known to give the plain numbers (a test)."""
+
+
+def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
+    """Compile the layers of a model and of its companions for training; they are compiled as they are first used.
+
+    Args:
+        model: on its device.
+        backend: of torch.compile.
+
+    Raises:
+        UsageError: the family's layers are others, or there is no compiler.
+    """
+    device = model.encoder.word_embedding.weight.device
+    for each in (model, *model.named_companions().values()):
+        layers = list(each.encoder.recomputable_layers())
+        if not layers or not all(isinstance(layer, COMPILED) for layer in layers):
+            raise UsageError(
+                f"engine.compile is true, and the layers of family {each.encoder.config.model_type} cannot be compiled"
+                " yet; leave it out"
+            )
+    if backend == "inductor":
+        _require_compiler(device)
+    keep_out_of_graphs()
+    for each in (model, *model.named_companions().values()):
+        for layer in each.encoder.recomputable_layers():
+            layer.forward = CompiledForward(layer, backend)
+    if device.type == "cpu":
+        log.warning(
+            "engine.compile: on a CPU compiled layers have been slower than others, and compiling takes minutes"
+        )
+
+
+def _require_compiler(device: torch.device) -> None:
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UsageError("engine.compile is true, and torch compiles for a GPU with triton, which is not installed")
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        raise UsageError("engine.compile is true, and torch needs a C++ compiler (g++ or clang++), which is not here")
+
+
+class CompiledForward:
+    """In place of a layer's `forward`: the same, compiled where gradients are computed and nothing is recorded.
+
+    Args:
+        layer: whose class has the `forward`.
+        backend: of torch.compile.
+    """
+
+    def __init__(self, layer: nn.Module, backend: str) -> None:
+        self.layer = layer
+        self.backend = backend
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        kind = type(self.layer)
+        if not torch.is_grad_enabled() or any(map(_is_recorded, (*arguments, *named.values()))):
+            return kind.forward(self.layer, *arguments, **named)
+        return _compiled(kind.forward, self.backend)(self.layer, *arguments, **named)
+
+
+@cache
+def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    return torch.compile(forward, dynamic=True, backend=backend)
+
+
+def _is_recorded(argument: Any) -> bool:
+    return isinstance(argument, Scope) and argument.recorder is not None

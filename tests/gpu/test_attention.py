@@ -1,0 +1,86 @@
+"""torch's kernel for packed sequences against rectangles, on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models import varlen
+from bertkit.models.attention import attend, causal
+from bertkit.models.bert import BertConfig
+from bertkit.models.encoder import initialise
+from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.recorder import Scope
+from bertkit.models.windows import attend_near
+from tests.gpu.device import GPU, needs_gpu
+
+pytestmark = needs_gpu
+
+LENGTHS = [5, 117, 1, 64, 117, 212]
+BF16 = {"rtol": 0.04, "atol": 0.04}
+"""Eight bits of mantissa, of values around one."""
+
+
+def drawn_heads() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator(GPU).manual_seed(0)
+    query, key, value = (
+        torch.randn(sum(LENGTHS), 4, 64, generator=generator, device=GPU, dtype=torch.bfloat16).requires_grad_()
+        for _ in range(3)
+    )
+    return query, key, value
+
+
+def values_and_gradients(mixed_TNH: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    weight_TNH = torch.linspace(-1, 1, mixed_TNH.numel(), device=GPU, dtype=mixed_TNH.dtype).view(mixed_TNH.shape)
+    return mixed_TNH.detach(), *torch.autograd.grad((mixed_TNH * weight_TNH).sum(), heads)
+
+
+@pytest.mark.parametrize("reads", ["all", "by position", "by sequence", "window"])
+def test_the_kernel_gives_what_rectangles_give(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    causal_B = np.ones(len(LENGTHS), dtype=np.bool_) if reads == "by sequence" else None
+    sequences = PackedSequences.from_lengths(LENGTHS, causal_B=causal_B).to(GPU)
+    heads, scope = drawn_heads(), Scope(None, "")
+
+    def attended() -> Tensor:
+        if reads == "window":
+            return attend_near(*heads, sequences, each_side=16, dropout_rate=0.0, scope=scope)
+        visible = causal if reads == "by position" else None
+        return attend(*heads, sequences, dropout_rate=0.0, scope=scope, visible=visible)
+
+    monkeypatch.setattr(varlen, "_reported", set())
+    found = values_and_gradients(attended(), heads)
+    assert varlen._reported == {None}, "the kernel was used"
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: False)
+    torch.testing.assert_close(found, values_and_gradients(attended(), heads), **BF16)
+
+
+SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [BertConfig(**SIZES), Gpt2Config(**SIZES), ModernBertConfig(**SIZES, local_attention=32)],
+    ids=lambda config: config.family,
+)
+def test_states_of_a_model_are_the_same_through_the_kernel(
+    config: BertConfig | Gpt2Config | ModernBertConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = config.build(300).eval()
+    initialise(encoder, config, seed=1)
+    encoder.to(GPU)
+    batch = PackedBatch.from_ids([[7 + place % 200 for place in range(length)] for length in LENGTHS]).to(GPU)
+
+    def states() -> Tensor:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            states_TD: Tensor = encoder(batch).float()
+        return states_TD
+
+    monkeypatch.setattr(varlen, "_reported", set())
+    found = states()
+    assert varlen._reported == {None}
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: False)
+    torch.testing.assert_close(found, states(), rtol=0.05, atol=0.05)

@@ -1,0 +1,130 @@
+"""Compiled layers against plain ones: what torch.compile traces, and once what its compiler makes of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
+from bertkit.models.bert import BertConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
+from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.mosaicbert import MosaicBertConfig
+from bertkit.models.recorder import Recorder
+from bertkit.training import compilation
+from bertkit.training.compilation import compile_layers
+from bertkit.training.config import EngineConfig
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+
+
+def made_model(config: EncoderConfig) -> HeadedModel:
+    model = HeadedModel(config.build(60), ["masked_lm"])
+    model.initialise(0)
+    return model.train()
+
+
+def batch_of(*lengths: int) -> PackedBatch:
+    return PackedBatch.from_ids([[5 + place % 50 for place in range(length)] for length in lengths])
+
+
+BATCHES = [batch_of(9, 14, 6, 14), batch_of(7, 7), batch_of(3, 20, 11)]
+"""Three rectangles, one without padding, and three again: other numbers of tokens and of blocks."""
+
+
+def states_and_gradients(model: HeadedModel, batch: PackedBatch) -> list[Tensor]:
+    torch.manual_seed(2)
+    model.zero_grad()
+    states_TD = model(batch)
+    (states_TD * torch.linspace(-1, 1, states_TD.numel()).view(states_TD.shape)).sum().backward()
+    return [states_TD.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """No graphs of other tests, and none left for them."""
+    torch.compiler.reset()
+    compilation._compiled.cache_clear()
+    yield
+    torch.compiler.reset()
+    compilation._compiled.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("config", [BertConfig(**SIZES), ModernBertConfig(**SIZES)], ids=lambda config: config.family)
+def test_one_traced_graph_serves_all_layers_and_numbers_of_tokens(
+    config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives the plain numbers with dropout, which draws the same on a CPU."""
+    graphs = 0
+
+    def counting(graph: Any, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    def compiled(forward: Callable[..., Any], backend: str) -> Any:
+        return torch.compile(forward, dynamic=True, backend=counting)
+
+    monkeypatch.setattr(compilation, "_compiled", cache(compiled))
+    model = made_model(config)
+    names = [name for name, _ in model.named_parameters()]
+    plain = [states_and_gradients(model, batch) for batch in BATCHES]
+    compile_layers(model, backend="counting")
+    assert [name for name, _ in model.named_parameters()] == names
+    found = [states_and_gradients(model, batch) for batch in BATCHES[:2]]
+    before = graphs
+    found.append(states_and_gradients(model, BATCHES[2]))
+    assert 0 < graphs == before
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++, which is not here")
+def test_compiled_layers_give_the_plain_states_and_gradients() -> None:
+    model = made_model(BertConfig(**SIZES | {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0}))
+    plain = [states_and_gradients(model, batch) for batch in BATCHES[:2]]
+    compile_layers(model)
+    found = [states_and_gradients(model, batch) for batch in BATCHES[:2]]
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_passes_without_gradients_and_recorded_ones_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: Any) -> Any:
+        raise AssertionError("nothing is to be compiled")
+
+    model = made_model(BertConfig(**SIZES))
+    compile_layers(model, backend="aot_eager")
+    monkeypatch.setattr(compilation, "_compiled", compiled)
+    recorder = Recorder(["blocks.1.hook_resid_post"])
+    assert torch.equal(model(BATCHES[0], recorder), recorder.kept["blocks.1.hook_resid_post"])
+    with torch.no_grad():
+        model.eval()(BATCHES[0])
+
+
+def test_what_cannot_be_compiled_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"engine\.compile is true, and the layers of family mosaicbert"):
+        compile_layers(made_model(MosaicBertConfig(**SIZES)))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UsageError, match=r"C\+\+ compiler"):
+        compile_layers(made_model(BertConfig(**SIZES)))
+    with pytest.raises(ValidationError, match="choose one"):
+        EngineConfig(compile=True, activation_checkpointing=True)
