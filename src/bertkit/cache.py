@@ -33,6 +33,7 @@ KINDS = {
     "augmented": "augmented training examples",
     "pydocs": "text of builtin:pydocs",
     "rates": "highest rates of matrix products",
+    "fetched": "texts, shards and models of stores (s3://, gs://, file://)",
 }
 """The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
 
