@@ -46,6 +46,7 @@ _ERRORS = {
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
+Fault = Callable[[BaseException], bool]
 
 
 class StoreError(DataError):
@@ -132,7 +133,7 @@ class Store:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         source = self._path(name)
         try:
-            self._do(self.named(name), lambda: self._files.get_file(source, str(temporary)), local=temporary)
+            self._do(self.named(name), partial(self._files.get_file, source, str(temporary)), here=_is_full_disk)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -158,7 +159,11 @@ class Store:
             StoreError: the store does not take it.
             FileNotFoundError: the local file is gone.
         """
-        self._write(name, lambda target: self._files.put_file(str(path), target), local=path)
+
+        def is_gone(error: BaseException) -> bool:
+            return isinstance(error, FileNotFoundError) and not path.exists()
+
+        self._write(name, partial(self._files.put_file, str(path)), here=is_gone)
 
     def put_bytes(self, content: bytes, name: str) -> None:
         """Write a small file to the store; else as `put`."""
@@ -177,10 +182,10 @@ class Store:
                 if not error.is_missing:
                     raise
 
-    def _write(self, name: str, write: Callable[[str], object], local: Path | None = None) -> None:
+    def _write(self, name: str, write: Callable[[str], object], here: Fault = lambda error: False) -> None:
         target = self._path(name)
         if self.url.uses_network:  # an object is replaced as a whole
-            self._do(self.named(name), lambda: write(target), local=local)
+            self._do(self.named(name), lambda: write(target), here=here)
             return
         folder, _, last = target.rpartition("/")
         temporary = f"{folder}/.{last}.{os.getpid()}.tmp"
@@ -192,17 +197,17 @@ class Store:
             finally:
                 Path(temporary).unlink(missing_ok=True)
 
-        self._do(self.named(name), replace, local=local)
+        self._do(self.named(name), replace, here=here)
 
-    def _do(self, url: StoreUrl, operation: Callable[[], Value], *, local: Path | None = None) -> Value:
-        """The operation's value, after as many attempts as it takes and is allowed; faults of the file that is read or
-        written here are raised as they are."""
+    def _do(self, url: StoreUrl, operation: Callable[[], Value], *, here: Fault = lambda error: False) -> Value:
+        """The operation's value, after as many attempts as it takes and is allowed; a fault of this machine, which
+        `here` knows, is raised as it is."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return operation()
             except self._errors as error:
-                if local is not None and _is_local(error, local):
+                if here(error):
                     raise
                 failure = Failure.of(error)
                 if not failure.may_pass or attempt == ATTEMPTS:
@@ -223,14 +228,10 @@ class Store:
         return "" if path == self.url.path else path.removeprefix(f"{self.url.path.rstrip('/')}/")
 
 
-def _is_local(error: BaseException, local: Path) -> bool:
-    """Whether an error is of the local side of a transfer: its file is gone, or its disk is full."""
-    if not isinstance(error, OSError) or error.__cause__ is not None:
-        return False
-    named = {str(name) for name in (error.filename, error.filename2) if name is not None}
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return local.name.endswith(".tmp") and (not named or str(local) in named)  # what is written here is a download
-    return str(local) in named
+def _is_full_disk(error: BaseException) -> bool:
+    """Whether a download has no room here."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno in full and error.__cause__ is None
 
 
 def _client(url: StoreUrl) -> tuple[Any, tuple[type[BaseException], ...]]:

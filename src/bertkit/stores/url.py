@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import hashlib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 
 from bertkit.errors import UsageError
@@ -53,10 +52,8 @@ class StoreUrl:
         scheme, _, rest = text.partition(_SIGN)
         bucket = rest.partition("/")[0]
         if scheme not in SCHEMES:
-            near = get_close_matches(scheme, SCHEMES, n=1)
-            hint = f"; did you mean {near[0]}{_SIGN}?" if near else ""
             shown = f"{scheme}{_SIGN}{rest.rpartition('@')[2]}"
-            raise UsageError(f"{shown}: no such scheme; expected one of {', '.join(_shown(SCHEMES))}{hint}")
+            raise UsageError(f"{shown}: no such scheme; expected one of {', '.join(_shown(SCHEMES))}")
         if any(sign in bucket for sign in _FORBIDDEN):
             raise UsageError(
                 f"{scheme}{_SIGN}...: expected {_form(scheme)}; credentials come from the environment, such as"
