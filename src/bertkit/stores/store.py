@@ -181,6 +181,17 @@ class Store:
             except StoreError as error:
                 if not error.is_missing:
                     raise
+            if not self.url.uses_network:
+                self._remove_empty(Path(self._path(name)).parent)
+
+    def _remove_empty(self, directory: Path) -> None:
+        """Directories without files are none, as on stores of objects."""
+        while directory != Path(self.url.path) and directory.is_relative_to(self.url.path):
+            try:
+                directory.rmdir()
+            except OSError:
+                return  # it holds files, or is gone
+            directory = directory.parent
 
     def _write(self, name: str, write: Callable[[str], object], here: Fault = lambda error: False) -> None:
         target = self._path(name)
