@@ -71,7 +71,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     Args:
         arguments: of the command line.
         progress: the display.
-        on_start: called with each run's directory before its training starts.
+        on_start: called with the directory of the suite, and of each run, before its training starts.
 
     Raises:
         UsageError: errors in the recipe, or a resume under a recipe with another result.
@@ -226,6 +226,7 @@ class _Runs:
         plan = read_json(suite.path / SUITE_FILE)
         runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"])
         log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
+        self.on_start(suite)
         with suite.recording(self.arguments.command):
             suite.write_environment()
             if recipe.engine.is_parallel:
