@@ -18,7 +18,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other quickly, and the thread that uploads looks often."""
     monkeypatch.setattr(store, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploading, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(uploading, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(uploading, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(uploading, "FIRST_PAUSE_SECONDS", 0.02)
     shards.are_stored.cache_clear()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bertkit.cli import app
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
 from bertkit.run import uploading
@@ -25,7 +26,7 @@ from tests.training.tiny_run import write_recipe
 
 Command = Callable[..., Any]
 PLACE = f"s3://{BUCKET}/runs/tiny"
-STEPS = "12"
+STEPS = "9"
 
 
 @pytest.fixture
@@ -38,6 +39,18 @@ def pretrain(machine: Path, bertkit: Command) -> Command:
         return bertkit("pretrain", *recipe, *words)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, neither stopped nor on a store."""
+    directory = tmp_path_factory.mktemp("straight")
+    write_recipe(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        words = ("tiny.yaml", "--data", "text.txt", "--max-steps", STEPS, "--run-dir", "run", "-q")
+        assert app.run(["pretrain", *words]) == 0
+    return directory / "run"
 
 
 def another_machine(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,20 +92,19 @@ def test_a_finished_run_is_on_the_store_as_it_is_here(s3: S3Server, pretrain: Co
 
 
 def test_a_run_that_another_machine_resumes_ends_with_the_same_bits(
-    s3: S3Server, machine: Path, pretrain: Command, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, straight: Path, machine: Path, pretrain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert pretrain("--run-dir", machine / "straight").code == 0
-    stopped = stopped_at(8, pretrain)
+    stopped = stopped_at(5, pretrain)
     assert stopped.code == 75, stopped.stderr
     another_machine(machine, monkeypatch)
     done = pretrain("--resume", PLACE, again=True)
     assert done.code == 0, done.stderr
     assert done.stdout == f"{PLACE}\n"
-    assert weights(working_copy()) == weights(machine / "straight")
+    assert weights(working_copy()) == weights(straight)
     model = s3.content("runs/tiny/model/model.safetensors")
-    assert hashlib.sha256(model).hexdigest() == weights(machine / "straight")
+    assert hashlib.sha256(model).hexdigest() == weights(straight)
     results = json.loads(s3.content("runs/tiny/results.json"))
-    assert results["held_out"] == json.loads((machine / "straight" / "results.json").read_text())["held_out"]
+    assert results["held_out"] == json.loads((straight / "results.json").read_text())["held_out"]
     assert json.loads(s3.content("runs/tiny/run.json"))["status"] == "done"
     steps = [json.loads(line)["step"] for line in s3.content("runs/tiny/metrics.jsonl").splitlines()]
     assert steps == sorted(steps)
@@ -135,6 +147,23 @@ def test_text_that_changes_on_the_store_is_noticed_by_a_resume(
     done = bertkit("pretrain", "--resume", "run")
     assert done.code == 3
     assert "the data has changed since the run began" in done.stderr
+
+
+def test_files_that_go_while_they_are_looked_at_do_not_matter(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    run = machine / "run"
+    for name in ("model.writing/weights", "checkpoints/latest", "log.txt", ".lock", "a/.b.1.tmp"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("")
+    scan = os.scandir
+
+    def scan_and_lose(path: Any) -> Any:
+        shutil.rmtree(run / "a", ignore_errors=True)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_and_lose)
+    assert sorted(uploading.uploadable(run)) == ["checkpoints/latest", "log.txt"]
 
 
 class Watched:
@@ -204,9 +233,8 @@ def test_a_checkpoint_of_the_same_step_and_other_content_replaces_the_one_on_the
 
 
 def test_a_server_that_goes_away_does_not_stop_the_training(
-    s3: S3Server, machine: Path, pretrain: Command, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, straight: Path, machine: Path, pretrain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert pretrain("--run-dir", machine / "straight").code == 0
     upload = uploading.Uploader.upload
     passes: list[int] = []
 
@@ -224,7 +252,7 @@ def test_a_server_that_goes_away_does_not_stop_the_training(
     assert "the store cannot be reached" in last
     assert f"all of it is in {here}: `--resume {PLACE}` on this machine uploads the rest" in last
     assert "the run goes on, and its upload is tried again" in failed.stderr
-    assert weights(here) == weights(machine / "straight")
+    assert weights(here) == weights(straight)
     assert not verify_run(here).errors
     s3.start()
     s3.client().create_bucket(Bucket=BUCKET)
@@ -260,9 +288,9 @@ def test_a_stop_that_the_store_does_not_take_is_no_success(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Store, "put", lambda *_: (_ for _ in ()).throw(DataError("the store is full")))
-        stopped = stopped_at(8, pretrain)
+        stopped = stopped_at(5, pretrain)
     assert stopped.code == 3
-    assert "at step 8 of 12, checkpoint saved; the store is full" in stopped.stderr.strip().splitlines()[-1]
+    assert "at step 5 of 9, checkpoint saved; the store is full" in stopped.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -317,17 +345,21 @@ def test_a_run_that_went_on_elsewhere_is_not_written_over(
 
 
 def test_a_damaged_checkpoint_on_the_store_is_passed_over(
-    s3: S3Server, machine: Path, pretrain: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    s3: S3Server,
+    straight: Path,
+    machine: Path,
+    pretrain: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert pretrain("--run-dir", machine / "straight").code == 0
-    assert stopped_at(8, pretrain).code == 75
-    name = f"runs/tiny/checkpoints/{checkpoint_name(8)}/weights.safetensors"
+    assert stopped_at(5, pretrain).code == 75
+    name = f"runs/tiny/checkpoints/{checkpoint_name(5)}/weights.safetensors"
     s3.put(name, s3.content(name)[:-9] + b"?" * 9)
     another_machine(machine, monkeypatch)
     done = pretrain("--resume", PLACE, again=True)
     assert done.code == 0, done.stderr
     assert "is fetched, because" in done.stderr
-    assert weights(working_copy()) == weights(machine / "straight")
+    assert weights(working_copy()) == weights(straight)
 
 
 @pytest.fixture
@@ -349,5 +381,8 @@ def test_a_suite_of_runs_is_on_the_store_with_its_chosen_model(
     content = s3.content("runs/tiny/model/model.safetensors")
     assert content == (machine / "local" / "model" / "model.safetensors").read_bytes()
     another_machine(machine, monkeypatch)
+    again = bertkit(*task, "--seeds", "0-1", "--run-dir", PLACE)
+    assert (again.code, again.stdout) == (0, f"{PLACE}\n"), again.stderr
+    assert "finished already" in again.stderr  # its runs are found where they are now
     predicted = bertkit("predict", "dev.csv", "--model", PLACE, "--text", "review")
     assert predicted.code == 0, predicted.stderr

@@ -309,16 +309,15 @@ def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
 
 def _print_classes(outcome: FinishedRun) -> None:
     """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
-    from pathlib import Path
-
     from bertkit.evaluation.task_figures import draw_task_figures
     from bertkit.files import read_json
     from bertkit.finetuning.trainer import MISTAKES
     from bertkit.run.directory import RESULTS
+    from bertkit.run.find import run_of_suite
     from bertkit.tasks.readers.common import json_rows
 
     chosen = outcome.results.get("chosen")
-    run = Path(chosen["run"]) if chosen else outcome.run.path
+    run = run_of_suite(outcome.run.path, chosen["run"]) if chosen else outcome.run.path
     results = read_json(run / RESULTS)
     for split, classes in results.get("classes", {}).items():
         rows = [

@@ -33,6 +33,7 @@ from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE, RESULTS, RunDirectory, RunIdentity
+from bertkit.run.find import run_of_suite
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     FinishedRun,
@@ -188,7 +189,9 @@ class _Runs:
 
         def lacks_metrics(run: RunDirectory) -> str | None:
             results = run.results or {}
-            single = [RunDirectory.open(Path(each["run"])).results or {} for each in results.get("runs", ())]
+            single = [
+                RunDirectory.open(run_of_suite(run.path, each["run"])).results or {} for each in results.get("runs", ())
+            ]
             reported = [each.get(ADDITIONAL_METRICS, {}).items() for each in single or [results]]
             return None if all(wanted <= each for each in reported) else "it has not reported these metrics"
 

@@ -172,9 +172,10 @@ class Uploader:
     def newest(self) -> tuple[tuple[str, int], ...]:
         """What changes when a checkpoint is finished: each `latest`, and when it moved."""
         found = []
-        for path in self._directory.rglob(LATEST):
-            with suppress(FileNotFoundError):
-                found.append((str(path), FileState.of(path).modified_ns))
+        for name in uploadable(self._directory):
+            if name.endswith(f"/{LATEST}"):
+                with suppress(FileNotFoundError):
+                    found.append((name, FileState.of(self._directory / name).modified_ns))
         return tuple(sorted(found))
 
     def upload(self, counted: Counted = lambda size: None) -> None:
