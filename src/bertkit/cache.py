@@ -34,6 +34,7 @@ KINDS = {
     "pydocs": "text of builtin:pydocs",
     "rates": "highest rates of matrix products",
     "kernels": "loops compiled for this processor",
+    "fetched": "texts, shards and models of stores (s3://, gs://, file://)",
 }
 """The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
 

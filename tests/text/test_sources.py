@@ -275,7 +275,7 @@ def test_what_cannot_be_opened_is_explained(
         opened(tmp_path / source, cache=cache)
 
 
-@pytest.mark.parametrize("source", ["builtin:other", "s3://bucket/x.txt", "hub:"])
+@pytest.mark.parametrize("source", ["builtin:other", "ftp://host/x.txt", "s3:///x.txt", "hub:"])
 def test_unknown_schemes_are_wrong_usage(cache: Path, source: str) -> None:
     with pytest.raises(UsageError):
         opened(source, cache=cache)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
@@ -21,14 +21,17 @@ from bertkit.cli.options import (
     SideBySide,
     TaskHyperparameters,
     Training,
+    begun_at,
     given_flags,
-    keep_log,
     option,
     runs_root,
     set_overrides,
 )
 from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from bertkit.run.stored import RunPlace
 
 _OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
 """Options of which a table of token vectors has none."""
@@ -75,39 +78,45 @@ def distill(
     `bertkit distill distilbert --teacher M --data my.txt`
     `bertkit distill static-embeddings --teacher EMBEDDER`
     """
-    source, resume = _recipe_or_run(recipe, resume, models)
-    way = _way_of(source)
-    if way == "static":
-        unfit = [*given_flags(tasks), *given_flags(own), *given_flags(hyperparameters), *(["--data"] if data else [])]
-        unfit += [flag for flag in given_flags(models) if flag != "--teacher"]
-        _make_static(source, models, resume, unfit, common)
-        return
-    on_text = way == "text"
-    epochs = ["--epochs"] if hyperparameters.epochs is not None else []
-    of_tasks = [*(flag for each in (tasks, side_by_side, own) for flag in given_flags(each)), *epochs]
-    misplaced = of_tasks if on_text else ["--data"] if data else []
-    if misplaced:
-        where = "text, and these are options of a task" if on_text else "a task, and this is an option of text"
-        raise UsageError(f"{', '.join(misplaced)}: the recipe distils on {where}")
-    shared: dict[str, Any] = {
-        "recipe": recipe or None,
-        "teachers": models.teacher or (),
-        "student": models.student,
-        "control": models.control,
-        "resume": resume,
-        "runs_root": runs_root(),
-        "run_dir": common.run_dir,
-        "fresh": common.fresh,
-        "offline": common.offline,
-        "max_minutes": common.max_minutes,
-        "command": sys.argv,
-    }
-    if on_text:
-        shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
-        _distil_on_text(shared, data or (), common)
-    else:
-        shared["overrides"] = [*hyperparameters.overrides, *side_by_side.overrides, *task_overrides(own, common)]
-        _distil_on_task(shared | tasks.fields, tasks, own, common)
+    with common.place(resume) as place:
+        source, resume = _recipe_or_run(recipe, place.resume, models)
+        way = _way_of(source)
+        if way == "static":
+            unfit = [
+                *given_flags(tasks),
+                *given_flags(own),
+                *given_flags(hyperparameters),
+                *(["--data"] if data else []),
+            ]
+            unfit += [flag for flag in given_flags(models) if flag != "--teacher"]
+            _make_static(source, models, resume, unfit, common, place)
+            return
+        on_text = way == "text"
+        epochs = ["--epochs"] if hyperparameters.epochs is not None else []
+        of_tasks = [*(flag for each in (tasks, side_by_side, own) for flag in given_flags(each)), *epochs]
+        misplaced = of_tasks if on_text else ["--data"] if data else []
+        if misplaced:
+            where = "text, and these are options of a task" if on_text else "a task, and this is an option of text"
+            raise UsageError(f"{', '.join(misplaced)}: the recipe distils on {where}")
+        shared: dict[str, Any] = {
+            "recipe": recipe or None,
+            "teachers": models.teacher or (),
+            "student": models.student,
+            "control": models.control,
+            "resume": resume,
+            "runs_root": runs_root(),
+            "run_dir": place.run_dir,
+            "fresh": common.fresh,
+            "offline": common.offline,
+            "max_minutes": common.max_minutes,
+            "command": sys.argv,
+        }
+        if on_text:
+            shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
+            _distil_on_text(shared, data or (), common, place)
+        else:
+            shared["overrides"] = [*hyperparameters.overrides, *side_by_side.overrides, *task_overrides(own, common)]
+            _distil_on_task(shared | tasks.fields, tasks, own, common, place)
 
 
 def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str, str | None]:
@@ -143,7 +152,9 @@ def _way_of(recipe: str) -> Literal["text", "task", "static"]:
     return "task" if tree.child("static") is None else "static"
 
 
-def _make_static(recipe: str, models: Models, resume: str | None, unfit: Sequence[str], common: Training) -> None:
+def _make_static(
+    recipe: str, models: Models, resume: str | None, unfit: Sequence[str], common: Training, place: RunPlace
+) -> None:
     unfit = [*unfit, *(flag for flag in given_flags(common) if flag in _OF_TRAINING)]
     if unfit:
         raise UsageError(f"{', '.join(unfit)}: the recipe makes a table of token vectors, and trains nothing")
@@ -156,7 +167,7 @@ def _make_static(recipe: str, models: Models, resume: str | None, unfit: Sequenc
         overrides=set_overrides(common.settings),
         resume=resume,
         runs_root=runs_root(),
-        run_dir=common.run_dir,
+        run_dir=place.run_dir,
         fresh=common.fresh,
         offline=common.offline,
         command=sys.argv,
@@ -164,14 +175,14 @@ def _make_static(recipe: str, models: Models, resume: str | None, unfit: Sequenc
     if common.plan:
         common.finish_plan(static_plan(request))
         return
-    finished = make_static(request, progress=console.progress, on_start=keep_log)
+    finished = make_static(request, progress=console.progress, on_start=begun_at(place))
     made = finished.results["static"]
     words = f", {made['words']:,} of them whole words" if made["words"] else ""
     console.info(f"{made['tokens']:,} rows{words}, {made['width']} wide: {made['variance_kept']:.0%} of the variance")
-    common.finish(finished.run, finished.results)
+    common.finish(place, finished.run, finished.results)
 
 
-def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training) -> None:
+def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training, place: RunPlace) -> None:
     from bertkit.cli.pretrain import print_held_out
     from bertkit.distillation.plan import distill_text_plan
     from bertkit.distillation.text_arguments import DistillTextArguments
@@ -181,14 +192,14 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
-    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=keep_log))
+    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=begun_at(place)))
     if finished is None:
         return
     print_held_out(finished.results)
-    common.finish(finished.run, finished.results)
+    common.finish(place, finished.run, finished.results)
 
 
-def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, common: Training) -> None:
+def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, common: Training, place: RunPlace) -> None:
     from bertkit.distillation.task_arguments import DistillArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune
@@ -197,12 +208,12 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=keep_log))
+    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=begun_at(place)))
     if outcome is None:
         return
     print_scores(outcome)
     _print_teacher(outcome.results)
-    common.finish(outcome.run, outcome.results)
+    common.finish(place, outcome.run, outcome.results)
 
 
 def _print_teacher(results: Mapping[str, Any]) -> None:

@@ -23,8 +23,8 @@ from bertkit.cli.options import (
     SideBySide,
     TaskHyperparameters,
     Training,
+    begun_at,
     given_flags,
-    keep_log,
     model_or_default,
     option,
     recipe_overrides,
@@ -211,29 +211,32 @@ def finetune(
     embedding = [Override("embedding.loss", {"name": loss})] if loss else []
     embedding += [Override("embedding.pooling", pooling)] if pooling else []
     given = [*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *side_by_side.overrides]
-    request = FinetuneArguments(
-        recipe=recipe or None,
-        task=own.task_or(tasks.names),
-        model=model,
-        overrides=[*given, *task_overrides(own, common)],
-        resume=resume,
-        runs_root=runs_root(),
-        run_dir=common.run_dir,
-        fresh=common.fresh,
-        offline=common.offline,
-        max_minutes=common.max_minutes,
-        command=sys.argv,
-        default_model=model_or_default(None),
-        **tasks.fields,
-    )
-    if common.plan:
-        common.finish_plan(finetuning_plan(request))
-        return
-    outcome = trained(request, lambda each: run_finetuning(each, progress=console.progress, on_start=keep_log))
-    if outcome is None:
-        return
-    print_scores(outcome)
-    common.finish(outcome.run, outcome.results)
+    with common.place(resume) as place:
+        request = FinetuneArguments(
+            recipe=recipe or None,
+            task=own.task_or(tasks.names),
+            model=model,
+            overrides=[*given, *task_overrides(own, common)],
+            resume=place.resume,
+            runs_root=runs_root(),
+            run_dir=place.run_dir,
+            fresh=common.fresh,
+            offline=common.offline,
+            max_minutes=common.max_minutes,
+            command=sys.argv,
+            default_model=model_or_default(None),
+            **tasks.fields,
+        )
+        if common.plan:
+            common.finish_plan(finetuning_plan(request))
+            return
+        outcome = trained(
+            request, lambda each: run_finetuning(each, progress=console.progress, on_start=begun_at(place))
+        )
+        if outcome is None:
+            return
+        print_scores(outcome)
+        common.finish(place, outcome.run, outcome.results)
 
 
 def task_overrides(own: OwnData, common: Training) -> list[Override]:
@@ -306,16 +309,15 @@ def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
 
 def _print_classes(outcome: FinishedRun) -> None:
     """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
-    from pathlib import Path
-
     from bertkit.evaluation.task_figures import draw_task_figures
     from bertkit.files import read_json
     from bertkit.finetuning.trainer import MISTAKES
     from bertkit.run.directory import RESULTS
+    from bertkit.run.find import run_of_suite
     from bertkit.tasks.readers.common import json_rows
 
     chosen = outcome.results.get("chosen")
-    run = Path(chosen["run"]) if chosen else outcome.run.path
+    run = run_of_suite(outcome.run.path, chosen["run"]) if chosen else outcome.run.path
     results = read_json(run / RESULTS)
     for split, classes in results.get("classes", {}).items():
         rows = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bertkit.jobs.settings import ExecutorSettings
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
+    from bertkit.run.stored import RunPlace
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
 """The model where neither the command line nor BERTKIT_MODEL names one."""
@@ -144,6 +145,17 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set data.sequence_length=64. Repeatable."
     ),
 ]
+
+
+def _local_directory(value: Path | None) -> Path | None:
+    from bertkit.stores.url import SCHEMES
+
+    scheme = str(value).partition(":/")[0]  # a path has lost one of the slashes
+    if value is not None and scheme in SCHEMES and str(value) != scheme:
+        raise UsageError(f"--run-dir {scheme}://...: runs of this command are written to a local directory; name one")
+    return value
+
+
 RunDir = Annotated[
     Path | None,
     _common(
@@ -151,6 +163,17 @@ RunDir = Annotated[
         metavar="DIR",
         help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); with --resume RUN, a"
         " copy of RUN is continued there.",
+        callback=_local_directory,
+    ),
+]
+StorableRunDir = Annotated[
+    str | None,
+    _common(
+        "--run-dir",
+        metavar="DIR-or-URL",
+        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/), or a place on a store"
+        " (s3://BUCKET/RUN) that it is uploaded to while it goes on; with --resume RUN, a copy of RUN is continued"
+        " there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
@@ -184,7 +207,8 @@ Data = Annotated[
     option(
         "--data",
         metavar="SOURCE...",
-        help="Text in place of the recipe's: files, directories, globs, hub:ORG/NAME, builtin:pydocs, or shards.",
+        help="Text in place of the recipe's: files, directories, globs, those of a store (s3://BUCKET/TEXT),"
+        " hub:ORG/NAME, builtin:pydocs, or shards.",
     ),
 ]
 Resume = Annotated[
@@ -192,7 +216,7 @@ Resume = Annotated[
     option(
         "--resume",
         metavar="[RUN]",
-        help="Continue RUN (a run directory), or the newest unfinished run of this recipe.",
+        help="Continue RUN (a run directory, or its place on a store), or the newest unfinished run of this recipe.",
     ),
 ]
 Model = Annotated[
@@ -200,7 +224,8 @@ Model = Annotated[
     option(
         "--model",
         metavar="MODEL",
-        help=f"A Hub id, a model or a run directory (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        help=f"A Hub id, a model or a run directory, also on a store (s3://BUCKET/RUN)"
+        f" (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
     ),
 ]
 
@@ -288,7 +313,7 @@ class Training(Common):
     plan: Annotated[
         bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")
     ] = False
-    run_dir: RunDir = None
+    run_dir: StorableRunDir = None
     fresh: Fresh = False
     seed: Seed = None
     device: Device = None
@@ -302,16 +327,26 @@ class Training(Common):
         """The recipe's fields that these options replace, those of `--set` last."""
         return [*recipe_overrides(self), *set_overrides(self.settings)]
 
-    def finish(self, run: RunDirectory, results: Mapping[str, Any]) -> None:
-        """The result on stdout: a document of the run and its results, or the run's directory."""
+    def place(self, resume: str | None) -> RunPlace:
+        """Where the run is that `--run-dir` and `--resume` name."""
+        from bertkit.run.stored import RunPlace
+
+        run_dir = None if self.plan else self.run_dir  # a plan writes nothing
+        return RunPlace(run_dir, resume, offline=self.offline, progress=console.progress)
+
+    def finish(self, place: RunPlace, run: RunDirectory, results: Mapping[str, Any]) -> None:
+        """Wait until all of the run is where it belongs; then the result on stdout: a document of the run and its
+        results, or the run's directory."""
+        place.complete()
+        shown = place.shown(run.path)
         document = {
-            "run": str(run.path),
+            "run": shown,
             "status": "done",
             "steps": run.record["steps"],
             "tokens": run.record["tokens"],
             "results": results,
         }
-        result(document if self.as_json else str(run.path), as_json=self.as_json)
+        result(document if self.as_json else shown, as_json=self.as_json)
 
     def finish_plan(self, plan: dict[str, Any]) -> None:
         """What would run, on stdout: the document, or a line for each of its fields."""
@@ -395,6 +430,16 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
     from bertkit.recipe.resolve import Override
 
     return [Override.parse(text) for text in texts or ()]
+
+
+def begun_at(place: RunPlace) -> Callable[[RunDirectory], None]:
+    """`keep_log` for a run that may be uploaded: its upload begins, too."""
+
+    def begin(run: RunDirectory) -> None:
+        keep_log(run)
+        place.begin()
+
+    return begin
 
 
 def keep_log(run: RunDirectory) -> None:

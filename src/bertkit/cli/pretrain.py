@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, keep_log, option, runs_root
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, begun_at, option, runs_root
 from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
@@ -47,28 +47,31 @@ def pretrain(
     from bertkit.pretraining.plan import pretraining_plan
     from bertkit.pretraining.run import run_pretraining
 
-    request = PretrainArguments(
-        recipe=recipe or None,
-        overrides=[*added_tokens(add_tokens), *hyperparameters.overrides, *common.overrides],
-        sources=data or (),
-        max_steps=common.max_steps,
-        init=init,
-        resume=resume,
-        runs_root=runs_root(),
-        run_dir=common.run_dir,
-        fresh=common.fresh,
-        offline=common.offline,
-        max_minutes=common.max_minutes,
-        command=sys.argv,
-    )
-    if common.plan:
-        common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
-        return
-    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=keep_log))
-    if finished is None:
-        return
-    print_held_out(finished.results)
-    common.finish(finished.run, finished.results)
+    with common.place(resume) as place:
+        request = PretrainArguments(
+            recipe=recipe or None,
+            overrides=[*added_tokens(add_tokens), *hyperparameters.overrides, *common.overrides],
+            sources=data or (),
+            max_steps=common.max_steps,
+            init=init,
+            resume=place.resume,
+            runs_root=runs_root(),
+            run_dir=place.run_dir,
+            fresh=common.fresh,
+            offline=common.offline,
+            max_minutes=common.max_minutes,
+            command=sys.argv,
+        )
+        if common.plan:
+            common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
+            return
+        finished = trained(
+            request, lambda each: run_pretraining(each, progress=console.progress, on_start=begun_at(place))
+        )
+        if finished is None:
+            return
+        print_held_out(finished.results)
+        common.finish(place, finished.run, finished.results)
 
 
 def added_tokens(count: int | None) -> list[Override]:

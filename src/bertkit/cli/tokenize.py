@@ -16,6 +16,7 @@ from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, SideBySide, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
+from bertkit.stores.url import StoreUrl, has_scheme
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import TokenizerConfig
 
@@ -27,7 +28,7 @@ Sources = Annotated[
     typer.Argument(
         metavar="SOURCE...",
         help="Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, "
-        "hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs.",
+        "those of a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs.",
         show_default=False,
     ),
 ]
@@ -35,7 +36,15 @@ Sources = Annotated[
 
 def tokenize(
     sources: Sources,
-    out: Annotated[Path, option("--out", metavar="DIR", help="Directory of the tokenizer and the shards.")],
+    out: Annotated[
+        str,
+        option(
+            "--out",
+            metavar="DIR-or-URL",
+            help="Directory of the tokenizer and the shards, or a place on a store (s3://BUCKET/SHARDS) that they are"
+            " uploaded to once they are made.",
+        ),
+    ],
     *,
     vocabulary: Annotated[
         TokenizerConfig,
@@ -60,25 +69,33 @@ def tokenize(
         raise UsageError("--tokenizer takes an existing vocabulary; leave out the options of one that is learnt")
 
     from bertkit.data.prepare import prepare_shards, prepared_description
+    from bertkit.data.stored_shards import store_shards
+    from bertkit.stores.fetch import check_online
     from bertkit.text.sources import open_corpus
 
     cache, offline = cache_directory(), common.offline
+    place = StoreUrl.parse(out) if has_scheme(out) else None
+    if place is not None:
+        check_online(place, offline)
     corpus = open_corpus(sources, reading, cache=cache, offline=offline)
     shards = prepare_shards(
         corpus,
         vocabulary,
-        out,
+        None if place is not None else Path(out),
         cache=cache,
         workers=workers or side_by_side.jobs,
         executor=side_by_side.settings,
         progress=console.progress,
         offline=offline,
     )
+    if place is not None:
+        store_shards(shards, place, progress=console.progress)
+    where = shards.directory if place is None else place
     if common.as_json:
-        result(prepared_description(shards), as_json=True)
+        result(prepared_description(shards) | {"shards": str(where)}, as_json=True)
         return
     _print_counts(shards)
-    result(shards.directory)
+    result(str(where))
 
 
 def _print_counts(shards: TokenShards) -> None:

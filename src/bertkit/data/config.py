@@ -17,7 +17,10 @@ class DataConfig(Settings):
     """Where the text comes from and how it becomes samples."""
 
     sources: list[str] = Field(
-        ["builtin:pydocs"], min_length=1, description="Files, directories, globs, hub:ORG/NAME or builtin:pydocs."
+        ["builtin:pydocs"],
+        min_length=1,
+        description="Files, directories, globs, those of a store (s3://, gs://, file://), hub:ORG/NAME or"
+        " builtin:pydocs; or a directory of token shards.",
     )
     languages: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
         default_factory=dict,

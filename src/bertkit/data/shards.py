@@ -18,7 +18,7 @@ Annotated spans (see bertkit.text.annotated) are marked by a byte per token, two
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.files import file_within, read_json, sha256_of
+from bertkit.stores.store import Store
+from bertkit.stores.url import StoreUrl, is_url
 from bertkit.text.annotated import BEGINS, INSIDE
 
 FORMAT = "bertkit-token-shards"
@@ -60,8 +62,23 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 
 def is_shards(directory: str | Path) -> bool:
-    """Does this directory hold token shards, finished or not?"""
+    """Does this directory, or this place on a store, hold token shards, finished or not?"""
+    if is_url(str(directory)):
+        return are_stored(StoreUrl.parse(str(directory)))
     return any((Path(directory) / name).is_file() for name in (MANIFEST, PROGRESS))
+
+
+@cache
+def are_stored(url: StoreUrl) -> bool:
+    """Does this place hold a manifest of token shards? Read once in a process.
+
+    Raises:
+        DataError: the store cannot be read.
+    """
+    if url.is_pattern:
+        return False
+    manifest = Store(url).get_bytes(MANIFEST)
+    return manifest is not None and FORMAT.encode() in manifest
 
 
 class TokenShards:

@@ -8,12 +8,12 @@ earlier runs left in a cache is not looked up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertkit.data.shards import TokenShards, is_shards
+from bertkit.data.stored_shards import shards_directory
 from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.objectives import distillation_objectives, word_rows
 from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
@@ -73,7 +73,7 @@ def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     is_known = len(data.sources) == 1 and is_shards(data.sources[0])
     if recipe.teacher_store is None or data.static_copies is None or not is_known:
         return sequences
-    shards = TokenShards.open(Path(data.sources[0]))
+    shards = TokenShards.open(shards_directory(data.sources[0]))
     return min(sequences, data.static_copies * shards.tokens / data.sequence_length)
 
 

@@ -33,6 +33,7 @@ from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE, RESULTS, RunDirectory, RunIdentity
+from bertkit.run.find import run_of_suite
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     FinishedRun,
@@ -71,7 +72,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     Args:
         arguments: of the command line.
         progress: the display.
-        on_start: called with each run's directory before its training starts.
+        on_start: called with the directory of the suite, and of each run, before its training starts.
 
     Raises:
         UsageError: errors in the recipe, or a resume under a recipe with another result.
@@ -188,7 +189,9 @@ class _Runs:
 
         def lacks_metrics(run: RunDirectory) -> str | None:
             results = run.results or {}
-            single = [RunDirectory.open(Path(each["run"])).results or {} for each in results.get("runs", ())]
+            single = [
+                RunDirectory.open(run_of_suite(run.path, each["run"])).results or {} for each in results.get("runs", ())
+            ]
             reported = [each.get(ADDITIONAL_METRICS, {}).items() for each in single or [results]]
             return None if all(wanted <= each for each in reported) else "it has not reported these metrics"
 
@@ -226,6 +229,7 @@ class _Runs:
         plan = read_json(suite.path / SUITE_FILE)
         runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"])
         log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
+        self.on_start(suite)
         with suite.recording(self.arguments.command):
             suite.write_environment()
             if recipe.engine.is_parallel:

@@ -24,6 +24,9 @@ from bertkit.errors import DataError, first_line
 from bertkit.files import file_within, read_json, sha256_of
 from bertkit.hub import hub_errors, is_offline, refusal
 from bertkit.models.near_models import close_names, looks_local, near_models, unfinished_run
+from bertkit.stores.fetch import check_online, fetched_directory
+from bertkit.stores.store import Store
+from bertkit.stores.url import StoreUrl, has_scheme
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -151,7 +154,8 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
     """The directory of a model.
 
     Args:
-        model: a model directory, a run directory, or a Hub id, which may name a revision: `ORG/NAME@main`.
+        model: a model directory, a run directory, either of them on a store (`s3://BUCKET/KEY`), or a Hub id, which may
+            name a revision: `ORG/NAME@main`.
         revision: a branch, tag or commit of the Hub's; overrides the one that `model` names.
         offline: use the local cache alone.
 
@@ -159,6 +163,8 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         DataError: there is no such directory, and the Hub has no such model or cannot be reached; the message names
             runs and models of similar names.
     """
+    if has_scheme(model):
+        return _fetched_from_store(StoreUrl.parse(model), offline=offline)
     path = Path(model).expanduser()
     for directory in (path, path / "model"):
         if is_model(directory):
@@ -175,6 +181,16 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         if not near:
             raise
         raise DataError(f"{error}; near this name on disk: {', '.join(near)}") from error
+
+
+def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:
+    """The copy of a model's files in the cache; of a run directory, those of its model."""
+    check_online(url, offline)
+    names = Store(url).list()
+    for below in ("", "model/"):
+        if not names.keys().isdisjoint((f"{below}{CONFIG_FILE}", f"{below}{MODULES_FILE}")):
+            return fetched_directory(url / below.rstrip("/") if below else url)
+    raise DataError(f"{url}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE})")
 
 
 def is_model(directory: Path) -> bool:

@@ -38,6 +38,7 @@ from bertkit.recipe.tree import Located
 from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
+from bertkit.stores.url import has_scheme
 from bertkit.training.run import RunArguments
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -348,7 +349,9 @@ def source_overrides(sources: Sequence[str]) -> list[Override]:
     if not sources:
         return []
     paths = [
-        source if source.startswith(("hub:", "builtin:")) else str(Path(source).expanduser().absolute())
+        source
+        if source.startswith(("hub:", "builtin:")) or has_scheme(source)
+        else str(Path(source).expanduser().absolute())
         for source in sources
     ]
     return overrides_of({"data.sources": paths, "data.languages": {}})

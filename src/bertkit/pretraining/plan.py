@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from bertkit.data.shards import TokenShards, is_shards
+from bertkit.data.stored_shards import shards_directory
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
@@ -140,7 +141,7 @@ def _text_tokens(recipe: Recipe) -> float | None:
     sources = recipe.data.sources
     files = [Path(source).expanduser() for source in sources]
     if len(sources) == 1 and is_shards(sources[0]):
-        return float(TokenShards.open(files[0]).tokens)
+        return float(TokenShards.open(shards_directory(sources[0])).tokens)
     if not files or recipe.data.languages or not all(file.is_file() for file in files):
         return None
     ratios = [_COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0 for file in files]
@@ -156,7 +157,7 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     """
     tokenizer, sources = recipe.tokenizer, recipe.data.sources
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
-        return PlannedVocabulary(TokenShards.open(Path(sources[0])).vocab_size), 0.0
+        return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0
     if tokenizer.path is not None:
         given = load_tokenizer(tokenizer.path, offline=offline).vocab_size
         return PlannedVocabulary(given + tokenizer.add_tokens), 0.0

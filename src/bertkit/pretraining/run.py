@@ -12,6 +12,7 @@ from pathlib import Path
 from bertkit.data.languages import open_languages
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import MANIFEST, TokenShards
+from bertkit.data.stored_shards import shards_directory
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainArguments, as_begun
 from bertkit.pretraining.recipe import Recipe
@@ -121,7 +122,8 @@ def open_shards(
         commits: of the Hub's data sets, in place of the newest ones.
     """
     if recipe.data.is_tokenised:
-        return TokenShards.open(Path(recipe.data.sources[0]), verify=True)
+        directory = shards_directory(recipe.data.sources[0], cache=cache, offline=offline, progress=progress)
+        return TokenShards.open(directory, verify=True)
     corpus = open_text(recipe, offline=offline, commits=commits)
     engine = recipe.engine
     return prepare_shards(

@@ -58,6 +58,14 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
     raise DataError(f"{name}: no such run, neither as a path nor under {root}; {hint}")
 
 
+def run_of_suite(suite: Path, recorded: str) -> Path:
+    """Where a run is that the results of a suite name: there, or at the same place of the suite's directory, should
+    that have been moved, or fetched from a store."""
+    path = Path(recorded)
+    places = (path, *(suite.joinpath(*path.parts[start:]) for start in range(1, len(path.parts))))
+    return next((place for place in places if (place / RECORD).is_file()), path)
+
+
 def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
     """The first of these that was stopped, killed or failed, and is not being written."""
     for run in runs:

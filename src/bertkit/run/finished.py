@@ -15,7 +15,7 @@ from typing import Any
 from bertkit.code_hash import code_sha256
 from bertkit.errors import DataError, UsageError
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
-from bertkit.run.find import find_runs
+from bertkit.run.find import find_runs, run_of_suite
 from bertkit.run.verify import result_errors
 
 log = logging.getLogger(__name__)
@@ -83,12 +83,12 @@ def _errors(run: RunDirectory) -> Iterator[str]:
     yield from result_errors(run)
     if run.results is None:
         yield f"{run.path}: has no results"
-    for path in _runs_of(run.results or {}):
+    for path in _runs_of(run.path, run.results or {}):
         yield from result_errors(RunDirectory.open(path))
 
 
-def _runs_of(results: Mapping[str, Any]) -> list[Path]:
+def _runs_of(path: Path, results: Mapping[str, Any]) -> list[Path]:
     """The runs of a suite, or of each task of an evaluation."""
     runs = results.get("runs") or ()
     each = [one for own in runs.values() for one in own] if isinstance(runs, Mapping) else runs
-    return [Path(one["run"]) for one in each]
+    return [run_of_suite(path, one["run"]) for one in each]

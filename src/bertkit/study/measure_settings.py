@@ -13,10 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from bertkit.settings import Settings
+from bertkit.stores.url import SCHEMES
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "error", "bits")
 """Words in the names of metrics that count errors."""
-_NOT_FILES = ("hub:", "builtin:")
+_NOT_FILES = ("hub:", "builtin:", *(f"{scheme}://" for scheme in SCHEMES))
 
 
 class MeasureSettings(Settings, ABC):

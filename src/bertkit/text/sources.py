@@ -16,6 +16,8 @@ from pathlib import Path
 from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory, open_regular, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
+from bertkit.stores.fetch import fetched_files
+from bertkit.stores.url import has_scheme, is_url
 from bertkit.text.corpus import Corpus
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.parallel import (
@@ -82,7 +84,8 @@ def open_corpus(
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
 ) -> Corpus:
-    """Open sources: files, directories, globs, `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`, `builtin:pydocs`.
+    """Open sources: files, directories, globs, those of a store (`s3://BUCKET/KEY`), `hub:ORG/NAME[@REVISION][:CONFIG
+    [:SPLIT]]`, `builtin:pydocs`.
 
     Args:
         cache: directory of file hashes and harvested text; None: BERTKIT_CACHE or ~/.cache/bertkit.
@@ -102,7 +105,7 @@ def open_corpus(
     contents: list[str] = []
     seen: set[Path] = set()
     if options.target_field is not None:
-        opened = _opened_pairs(sources, options, hashes, offline=offline, commits=commits or {})
+        opened = _opened_pairs(sources, options, cache, hashes, offline=offline, commits=commits or {})
     else:
         opened = chain.from_iterable(
             _opened(source, options, cache, hashes, offline=offline, commits=commits or {}) for source in sources
@@ -149,16 +152,15 @@ def _opened(
         _check_spans(source, options)
         path = harvest(cache)
         yield TextReader(path, "blank-line"), hashes.sha256(path)
-    elif "://" in source:
-        raise UsageError(f"source {source!r}: no such scheme; expected a path, hub:ORG/NAME or builtin:pydocs")
     else:
-        for path in _files(source):
+        for path in _files(source, cache, offline=offline):
             yield _file_reader(path, options), hashes.sha256(path)
 
 
 def _opened_pairs(
     sources: Sequence[str],
     options: SourceOptions,
+    cache: Path,
     hashes: FileHashes,
     *,
     offline: bool,
@@ -174,12 +176,12 @@ def _opened_pairs(
             reader, content = _open_hub(rest, options, offline=offline, commits=commits)
             yield RecordPairReader(reader, fields), joint_hash(content, options.target_field)
             continue
-        if (scheme == "builtin" and colon) or "://" in source:
+        if scheme == "builtin" and colon:
             raise UsageError(
                 f"source {source!r} has no pairs; parallel text is .tsv, .jsonl, .parquet, two text files, or"
                 " hub:ORG/NAME[:CONFIG[:SPLIT]]"
             )
-        for path in _files(source):
+        for path in _files(source, cache, offline=offline):
             kind = kind_of_file(path, {**KINDS, ".tsv": "tsv"})
             content = hashes.sha256(path)
             if kind == "tsv":
@@ -202,8 +204,15 @@ def _opened_pairs(
         )
 
 
-def _files(source: str) -> list[Path]:
-    """Files of a path, directory or glob, in the order of their names."""
+def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
+    """Files of a path, directory or glob, in the order of their names; of a store, their copies in the cache."""
+    if is_url(source):
+        return fetched_files(source, lambda path: kind_of_file(path) is not None, cache=cache, offline=offline)
+    if has_scheme(source):
+        raise UsageError(
+            f"source {source!r}: no such scheme; expected a path, s3://, gs:// or file://, hub:ORG/NAME or"
+            " builtin:pydocs"
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         found = sorted(p for p in path.rglob("*") if p.is_file() and kind_of_file(p))

@@ -30,7 +30,7 @@ from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_set
 from bertkit.run import NEWEST
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.elsewhere import continued_in
-from bertkit.run.find import run_to_resume
+from bertkit.run.find import run_of_suite, run_to_resume
 from bertkit.run.finished import Objection, finished_before
 from bertkit.run.follower import FollowedRun
 from bertkit.run.verify import model_errors
@@ -165,7 +165,7 @@ class FinishedRun:
     def of(cls, run: RunDirectory) -> FinishedRun:
         """A run that is known to be done."""
         assert run.results is not None
-        runs = tuple(RunDirectory.open(Path(each["run"])) for each in run.results.get("runs", ()))
+        runs = tuple(RunDirectory.open(run_of_suite(run.path, each["run"])) for each in run.results.get("runs", ()))
         return cls(run, run.results, runs or (run,))
 
 
