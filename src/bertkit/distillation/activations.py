@@ -119,19 +119,6 @@ class ModelShape:
         return cls(int(layers), width, int(heads))
 
 
-@dataclass(frozen=True)
-class ShapePair:
-    """The shapes of student and teacher."""
-
-    student: ModelShape
-    teacher: ModelShape
-
-    @classmethod
-    def from_configs(cls, student: EncoderConfig, teacher: EncoderConfig) -> ShapePair:
-        """Of models with these settings."""
-        return cls(ModelShape.from_config(student), ModelShape.from_config(teacher))
-
-
 class ActivationRecorder:
     """Records one model's passes as a spec says.
 

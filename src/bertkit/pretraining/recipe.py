@@ -162,7 +162,7 @@ class Recipe(RecipeHeader):
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
             )
-        errors += self.data.layout.errors(self)
+        errors += self.data.layout.errors(self.data, self.optimisation)
         for objective in self.objectives:
             errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
