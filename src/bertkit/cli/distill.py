@@ -6,7 +6,6 @@ makes a table of token vectors; any other distils on a task, like `bertkit finet
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -95,12 +94,7 @@ def distill(
         "student": models.student,
         "control": models.control,
         "resume": resume,
-        "runs_root": runs_root(),
-        "run_dir": common.run_dir,
-        "fresh": common.fresh,
-        "offline": common.offline,
-        "max_minutes": common.max_minutes,
-        "command": sys.argv,
+        **common.request_fields(),
     }
     if on_text:
         shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
@@ -155,11 +149,7 @@ def _make_static(recipe: str, models: Models, resume: str | None, unfit: Sequenc
         teachers=models.teacher or (),
         overrides=set_overrides(common.settings),
         resume=resume,
-        runs_root=runs_root(),
-        run_dir=common.run_dir,
-        fresh=common.fresh,
-        offline=common.offline,
-        command=sys.argv,
+        **common.request_fields(),
     )
     if common.plan:
         common.finish_plan(static_plan(request))

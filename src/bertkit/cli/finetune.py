@@ -5,7 +5,6 @@ Nothing here follows a paper. Sibling pretrain.py learns from text alone; here e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +27,6 @@ from bertkit.cli.options import (
     model_or_default,
     option,
     recipe_overrides,
-    runs_root,
     seed_numbers,
 )
 from bertkit.cli.ranks import trained
@@ -217,14 +215,9 @@ def finetune(
         model=model,
         overrides=[*given, *task_overrides(own, common)],
         resume=resume,
-        runs_root=runs_root(),
-        run_dir=common.run_dir,
-        fresh=common.fresh,
-        offline=common.offline,
-        max_minutes=common.max_minutes,
-        command=sys.argv,
         default_model=model_or_default(None),
         **tasks.fields,
+        **common.request_fields(),
     )
     if common.plan:
         common.finish_plan(finetuning_plan(request))

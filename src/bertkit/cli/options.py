@@ -302,6 +302,17 @@ class Training(Common):
         """The recipe's fields that these options replace, those of `--set` last."""
         return [*recipe_overrides(self), *set_overrides(self.settings)]
 
+    def request_fields(self) -> dict[str, Any]:
+        """These options as arguments of a run: `PretrainArguments(recipe=..., **common.request_fields())`."""
+        return {
+            "runs_root": runs_root(),
+            "run_dir": self.run_dir,
+            "fresh": self.fresh,
+            "offline": self.offline,
+            "max_minutes": self.max_minutes,
+            "command": sys.argv,
+        }
+
     def finish(self, run: RunDirectory, results: Mapping[str, Any]) -> None:
         """The result on stdout: a document of the run and its results, or the run's directory."""
         document = {
