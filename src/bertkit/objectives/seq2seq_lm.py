@@ -55,8 +55,6 @@ class TargetPrediction(TokenPrediction):
     )
 
     has_perplexity: ClassVar[bool] = True
-    starts_with: ClassVar[str] = "cls"
-    """The role of the token before every target, which generation begins with."""
 
     @property
     def heads(self) -> tuple[str, ...]:
