@@ -19,7 +19,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import WordLogits
 

@@ -22,8 +22,7 @@ from bertkit.distillation.terms import Attention, ShapePair
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.recipe import Term as ObjectiveItem
+from bertkit.pretraining.recipe import ObjectiveItem, Recipe
 from bertkit.recipe.named_item import check_each_once
 from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.settings import Settings, UnreadKey

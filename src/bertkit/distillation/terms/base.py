@@ -4,7 +4,7 @@ A term is to a teacher what an objective is to a corpus: settings, a count that 
 Siblings hold the terms: logits.py those of the outputs, states.py and attention.py those of the layers. The formulas
 are those of `bertkit.distillation.losses`. Layers are counted from 1, the embeddings being 0.
 
-Shapes: M rows of logits (examples of a task, or tokens of a text).
+Shapes: M rows of logits (examples of a task, or tokens of a text), D width, N heads.
 """
 
 from __future__ import annotations
