@@ -9,7 +9,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.distillation.activations import ActivationRecorder, ActivationSpec, ModelShape, ShapePair
+from bertkit.distillation.activations import ActivationRecorder, ActivationSpec, ModelShape
 from bertkit.distillation.loss_terms import TextDistillationTerms
 from bertkit.distillation.losses import (
     feature_map_error,
@@ -21,7 +21,7 @@ from bertkit.distillation.losses import (
 )
 from bertkit.distillation.objectives import DISTILLATION_OBJECTIVES, DistillationObjective, distillation_objectives
 from bertkit.distillation.teacher import Teacher
-from bertkit.distillation.terms import TERMS, add_projections, specs_of
+from bertkit.distillation.terms import TERMS, ShapePair, add_projections, specs_of
 from bertkit.distillation.terms.base import PROJECTIONS
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.distillation.activations import ShapePair
+from bertkit.distillation.terms import ShapePair
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig

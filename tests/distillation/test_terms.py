@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ActivationRecorder, Activations, ModelShape, ShapePair
+from bertkit.distillation.activations import ActivationRecorder, Activations, ModelShape
 from bertkit.distillation.terms import (
     TERMS,
     Attention,
@@ -18,7 +18,9 @@ from bertkit.distillation.terms import (
     DistillationTerm,
     HiddenStates,
     LinearProjections,
+    OutputPair,
     Patience,
+    ShapePair,
     new_projections,
 )
 from bertkit.errors import UsageError
@@ -62,7 +64,7 @@ def total(
 ) -> tuple[float, int]:
     shapes, batch = shapes_of(models), PackedBatch.from_ids(texts)
     pair = [activations_of(model, term, which, shapes, batch) for which, model in enumerate(models)]
-    part = term.loss(*pair, shapes, projections)
+    part = term.loss(OutputPair(*pair, shapes, projections))
     assert part.count == term.count(batch, len(texts))
     return float(part.sum.detach()), part.count
 
@@ -92,7 +94,7 @@ def test_layers_that_name_one_projection_share_it_and_its_gradient_is_their_sum(
     batch = PackedBatch.from_ids(TEXTS)
     for term, projections in ((shared, one), (apart, several)):
         pair = [activations_of(model, term, which, shapes, batch) for which, model in enumerate(models)]
-        term.loss(*pair, shapes, projections).sum.backward()  # type: ignore[no-untyped-call]
+        term.loss(OutputPair(*pair, shapes, projections)).sum.backward()  # type: ignore[no-untyped-call]
     gradients = [each.weight.grad for each in several.values()]
     torch.testing.assert_close(one["fit"].weight.grad, gradients[0] + gradients[1])
 
@@ -113,7 +115,7 @@ def test_hidden_states_equal_a_plain_mean_over_tokens_summed_over_layers(
     pair = [activations_of(teacher, term, which, shapes, batch) for which in (0, 1)]
     states = [pair[0].states[1], pair[0].states[2], pair[1].states[2], pair[1].states[4]]
     wanted = functional.mse_loss(states[0], states[2]) + functional.mse_loss(states[1], states[3])
-    part = term.loss(*pair, shapes, torch.nn.ModuleDict())
+    part = term.loss(OutputPair(*pair, shapes, torch.nn.ModuleDict()))
     torch.testing.assert_close(part.sum / part.count, wanted)
 
 
@@ -126,7 +128,7 @@ def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[Hea
         torch.stack([functional.normalize(each.first_states[layer], dim=-1) for layer in layers], dim=1)
         for each, layers in zip(pair, ((1, 2), (2, 3)), strict=True)
     )
-    part = term.loss(*pair, shapes, torch.nn.ModuleDict())
+    part = term.loss(OutputPair(*pair, shapes, torch.nn.ModuleDict()))
     torch.testing.assert_close(part.sum / part.count, functional.mse_loss(student, taught))
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
@@ -48,3 +49,14 @@ def saved_weights(model: HeadedModel, directory: Path) -> dict[str, Tensor]:
 def random_sequences(lengths: list[int] = LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(2)
     return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def assert_apart(model: HeadedModel, rows: list[list[int]]) -> None:
+    """No sequence sees another: the second one's tokens change, and the states of the second one alone."""
+    others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
+    states = []
+    for each in (rows, others):
+        torch.manual_seed(5)
+        states.append(model(PackedBatch.from_ids(each)).split([len(row) for row in rows]))
+    for number, (before, after) in enumerate(zip(*states, strict=True)):
+        assert torch.equal(before, after) == (number != 1)

@@ -85,7 +85,7 @@ def test_states_logits_and_gradients_equal_transformers(
     recorder = Recorder([f"blocks.{layer}.hook_resid_post" for layer in range(layers)])
     hidden_TD = model(batch, recorder)
     token_logits_TV = model.masked_lm_logits(hidden_TD)
-    pair_logits_B2 = model.next_sentence_logits(hidden_TD[batch.first_token_B])
+    pair_logits_B2 = model.sequence_logits("next_sentence", hidden_TD[batch.first_token_B])
 
     real_BS = padded([[1] * length for length in lengths]).bool()
     expected = oracle(

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.recomputed_source import RecomputedSourceNextTokens
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.bert_gpt2 import BertGpt2Config, start_decoder
-from bertkit.models.conditional_decoding import CachedSourceNextTokens, RecomputedSourceNextTokens, SourceNextTokens
+from bertkit.models.conditional_decoding import CachedSourceNextTokens, SourceNextTokens
 from bertkit.models.conversion import converted, converted_config
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.gpt2 import Gpt2Config

@@ -18,9 +18,9 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import layer_points
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder

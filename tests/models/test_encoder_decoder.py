@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.recomputed_source import RecomputedSourceNextTokens
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
@@ -16,7 +17,6 @@ from bertkit.models.bart import BartConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.conditional_decoding import (
     CachedSourceNextTokens,
-    RecomputedSourceNextTokens,
     SourceNextTokens,
 )
 from bertkit.models.conversion import converted, converted_config

@@ -17,6 +17,7 @@ from tests.models.from_equations import (
     LENGTHS,
     TOLERANCE,
     VOCABULARY,
+    assert_apart,
     random_model,
     random_sequences,
     saved_weights,
@@ -229,13 +230,7 @@ def test_dropout_rates_are_those_of_the_released_code() -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_one_sequence_never_sees_another(training: bool) -> None:
     model, rows = made().train(training), random_sequences([5, 17, 9, 37, 9])
-    others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
-    states = []
-    for each in (rows, others):
-        torch.manual_seed(5)
-        states.append(model(PackedBatch.from_ids(each)).split([len(row) for row in rows]))
-    for number, (before, after) in enumerate(zip(*states, strict=True)):
-        assert torch.equal(before, after) == (number != 1)
+    assert_apart(model, rows)
 
 
 def test_recording_changes_nothing_and_every_point_has_its_shape() -> None:

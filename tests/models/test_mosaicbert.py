@@ -14,6 +14,7 @@ from tests.models.from_equations import (
     SIZES,
     TOLERANCE,
     VOCABULARY,
+    assert_apart,
     random_model,
     random_sequences,
     saved_weights,
@@ -96,13 +97,7 @@ def test_selected_tokens_are_computed_alone_with_equal_states() -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_one_sequence_never_sees_another(training: bool) -> None:
     model, rows = made().train(training), random_sequences([5, 17, 9, 37, 9])
-    others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
-    states = []
-    for each in (rows, others):
-        torch.manual_seed(5)
-        states.append(model(PackedBatch.from_ids(each)).split([len(row) for row in rows]))
-    for number, (before, after) in enumerate(zip(*states, strict=True)):
-        assert torch.equal(before, after) == (number != 1)
+    assert_apart(model, rows)
 
 
 def test_dropout_stands_where_the_released_code_has_it() -> None:

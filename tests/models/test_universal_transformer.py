@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.models.recomputed_source import RecomputedSourceNextTokens
 from tests.models.reference_universal_transformer import pair
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.models.bert import BertConfig
-from bertkit.models.conditional_decoding import CachedSourceNextTokens, RecomputedSourceNextTokens, SourceNextTokens
+from bertkit.models.conditional_decoding import CachedSourceNextTokens, SourceNextTokens
 from bertkit.models.encoder import initialise
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.headed import HeadedModel

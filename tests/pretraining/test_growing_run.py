@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.errors import StoppedError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
-from bertkit.run.checkpoint import load_newest_checkpoint
 from bertkit.run.directory import RunDirectory
+from tests.pretraining.stopped_runs import request, stopped_at_every_step
 from tests.training.tiny_run import write_text
 
 RECIPE = """
@@ -39,46 +37,27 @@ engine: {device: cpu, log_every_steps: 1, save_every_steps: 100, evaluate_every_
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("growing")
-    (directory / "stacked.yaml").write_text(RECIPE, encoding="utf-8")
-    write_text(directory / "text.txt")
-    return directory
-
-
-def request(home: Path, run: str, *, resume: bool = False, stop: bool = False) -> PretrainArguments:
-    return PretrainArguments(
-        None if resume else str(home / "stacked.yaml"),
-        sources=[] if resume else [str(home / "text.txt")],
-        run_dir=None if resume else home / run,
-        resume=str(home / run) if resume else None,
-        cache=home / "cache",
-        max_minutes=0 if stop else None,
-        command=["test"],
-    )
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("growing") / "stacked.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    write_text(path.with_name("text.txt"))
+    return path
 
 
 @pytest.fixture(scope="module")
-def straight(home: Path) -> RunDirectory:
-    return run_pretraining(request(home, "straight"), progress=silent_progress).run
+def straight(recipe: Path) -> RunDirectory:
+    return run_pretraining(request(recipe, "straight"), progress=silent_progress).run
 
 
-def test_stopping_at_every_step_gives_the_model_of_the_straight_run(home: Path, straight: RunDirectory) -> None:
+def test_stopping_at_every_step_gives_the_model_of_the_straight_run(recipe: Path, straight: RunDirectory) -> None:
     depths = []
-    with pytest.raises(StoppedError):
-        run_pretraining(request(home, "stopped", stop=True), progress=silent_progress)
-    while True:
-        checkpoint = load_newest_checkpoint(home / "stopped" / "checkpoints")
-        assert checkpoint is not None
+    for checkpoint in stopped_at_every_step(recipe, "stopped"):
         layers = {name.split(".")[2] for name in checkpoint.tensors["weights"] if name.startswith("encoder.layers.")}
         depths.append(len(layers))
-        try:
-            run_pretraining(request(home, "stopped", resume=True, stop=True), progress=silent_progress)
-        except StoppedError:
-            continue
-        break
     assert depths == [1, 1, 1, 2, 2, 2, 4, 4]
-    assert sha256_of(straight.model / "model.safetensors") == sha256_of(home / "stopped/model/model.safetensors")
+    assert sha256_of(straight.model / "model.safetensors") == sha256_of(
+        recipe.with_name("stopped") / "model/model.safetensors"
+    )
 
 
 def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -> None:

@@ -56,8 +56,7 @@ def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Pa
     epochs = 24 * 3 / first + 36 * 7 / second
 
     def check(limit: float) -> None:
-        data = recipe.data.model_copy(update={"max_epochs": limit})
-        check_epochs(recipe.model_copy(update={"data": data}), runs)
+        check_epochs(limit, recipe.optimisation, runs)
 
     check(epochs * 1.001)
     with pytest.raises(DataError, match=r"--max-steps 59 or less, or give more text"):

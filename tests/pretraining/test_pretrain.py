@@ -51,7 +51,7 @@ def test_transformers_loads_the_result_and_gives_the_same_logits(finished: tuple
     batch = PackedBatch.from_ids(encoded["input_ids"].tolist(), encoded["token_type_ids"].tolist())
     hidden_TD = model.eval()(batch)
     torch.testing.assert_close(model.masked_lm_logits(hidden_TD), expected.prediction_logits[0], rtol=1e-5, atol=1e-5)
-    pair_logits_B2 = model.next_sentence_logits(hidden_TD[batch.first_token_B])
+    pair_logits_B2 = model.sequence_logits("next_sentence", hidden_TD[batch.first_token_B])
     torch.testing.assert_close(pair_logits_B2, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 

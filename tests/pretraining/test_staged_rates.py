@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.errors import StoppedError, UsageError
+from bertkit.errors import UsageError
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
-from bertkit.run.checkpoint import load_newest_checkpoint
+from tests.pretraining.stopped_runs import request, stopped_at_every_step
 from tests.training.tiny_run import write_text
 
 RECIPE = """
@@ -41,42 +40,23 @@ engine: {device: cpu, log_every_steps: 1, save_every_steps: 100, evaluate_every_
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("rates")
-    (directory / "staged.yaml").write_text(RECIPE, encoding="utf-8")
-    write_text(directory / "text.txt")
-    return directory
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rates") / "staged.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    write_text(path.with_name("text.txt"))
+    return path
 
 
-def request(home: Path, run: str, *, resume: bool = False, stop: bool = False, recipe: str = "") -> PretrainArguments:
-    return PretrainArguments(
-        None if resume else str(home / (recipe or "staged.yaml")),
-        sources=[] if resume else [str(home / "text.txt")],
-        run_dir=None if resume else home / run,
-        resume=str(home / run) if resume else None,
-        cache=home / "cache",
-        max_minutes=0 if stop else None,
-        command=["test"],
-    )
-
-
-def test_each_stage_moves_what_it_names_and_stopping_at_every_step_changes_no_byte(home: Path) -> None:
-    straight = run_pretraining(request(home, "straight"), progress=silent_progress).run
+def test_each_stage_moves_what_it_names_and_stopping_at_every_step_changes_no_byte(recipe: Path) -> None:
+    straight = run_pretraining(request(recipe, "straight"), progress=silent_progress).run
     weights: list[dict[str, torch.Tensor]] = []
     moments: list[set[str]] = []
-    with pytest.raises(StoppedError):
-        run_pretraining(request(home, "stopped", stop=True), progress=silent_progress)
-    while True:
-        checkpoint = load_newest_checkpoint(home / "stopped" / "checkpoints")
-        assert checkpoint is not None
+    for checkpoint in stopped_at_every_step(recipe, "stopped"):
         weights.append(checkpoint.tensors["weights"])
         moments.append({key.rpartition(":")[0] for key in checkpoint.tensors["optimizer"]})
-        try:
-            run_pretraining(request(home, "stopped", resume=True, stop=True), progress=silent_progress)
-        except StoppedError:
-            continue
-        break
-    assert sha256_of(straight.model / "model.safetensors") == sha256_of(home / "stopped/model/model.safetensors")
+    assert sha256_of(straight.model / "model.safetensors") == sha256_of(
+        recipe.with_name("stopped") / "model/model.safetensors"
+    )
     assert len(weights) == 5
 
     def moved(after: int) -> set[str]:
@@ -95,9 +75,10 @@ def test_each_stage_moves_what_it_names_and_stopping_at_every_step_changes_no_by
         assert largest == pytest.approx(2e-3 * rate, rel=0.02)
 
 
-def test_a_group_of_a_later_stage_that_names_nothing_stops_before_the_first_step(home: Path) -> None:
+def test_a_group_of_a_later_stage_that_names_nothing_stops_before_the_first_step(recipe: Path) -> None:
+    wrong = recipe.with_name("wrong.yaml")
     text = RECIPE.replace("{parameters: layers.1, rate: 3.0}", "{parameters: layers.2, rate: 3.0}")
-    (home / "wrong.yaml").write_text(text, encoding="utf-8")
+    wrong.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r"stage 1: optimisation\.groups\.0\.parameters: .*'layers\.2'"):
-        run_pretraining(request(home, "wrong", recipe="wrong.yaml"), progress=silent_progress)
-    assert not list((home / "wrong").glob("checkpoints/*"))
+        run_pretraining(request(wrong, "wrong"), progress=silent_progress)
+    assert not list(recipe.with_name("wrong").glob("checkpoints/*"))

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attribution.explanations import (
     TokenisedText,

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from bertkit.data.random import Draw
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.probing.layers import ProbeFit
 from bertkit.probing.layers import measure as module
 from bertkit.probing.layers.measure import (

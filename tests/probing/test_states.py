@@ -12,7 +12,7 @@ import torch
 
 from bertkit.errors import DataError
 from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.points import FINAL_NORM, layer_points, recordable_points
+from bertkit.models.hook_points import FINAL_NORM, layer_points, recordable_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.states import layer_states
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins

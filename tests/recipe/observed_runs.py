@@ -101,9 +101,9 @@ class Pretraining:
             yield f"{REFUSED}: {type(error).__name__}"
 
     def _observed(self, recipe: Any) -> Observed:
-        if needs_words(recipe):
+        if needs_words(recipe.data, recipe.engine):
             opened = open_text(recipe, offline=True)
-            check_words(recipe, count_words(opened, silent_progress))
+            check_words(recipe.data, count_words(opened, silent_progress))
         shards = open_shards(recipe, cache=self.cache, offline=True, progress=silent_progress)
         tokenizer = load_tokenizer(shards.directory)
         count = int(shards.segment_start_S1[-1])
@@ -111,7 +111,7 @@ class Pretraining:
         kind = DistillTextArguments if isinstance(recipe, DistillTextRecipe) else PretrainArguments
         arguments = kind(cache=self.cache, offline=True)
         trainer = arguments.trainer(recipe, shards, RunDirectory(self.cache / "none", {}))
-        check_epochs(recipe, trainer.stages)
+        check_epochs(recipe.data.max_epochs, recipe.optimisation, trainer.stages)
         steps = trainer.steps
         yield digest([stage.stage.learning_rate(step) for stage in trainer.stages for step in _steps_of(stage)])
         yield digest([stage.batches.stream.epoch_length(0) for stage in trainer.stages])

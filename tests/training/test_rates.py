@@ -9,7 +9,7 @@ import torch
 from bertkit.errors import UsageError
 from bertkit.training.optimizers import AdamWConfig, MuonConfig, OptimizerConfig, optimizer_tensors
 from bertkit.training.rates import ParameterRates, RateGroup, group_rates
-from tests.training.test_optimizers import (
+from tests.training.optimizer_cases import (
     ALL,
     BETAS,
     Moments,

@@ -6,7 +6,6 @@ makes a table of token vectors; any other distils on a task, like `bertkit finet
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -104,12 +103,7 @@ def distill(
             "student": models.student,
             "control": models.control,
             "resume": resume,
-            "runs_root": runs_root(),
-            "run_dir": place.run_dir,
-            "fresh": common.fresh,
-            "offline": common.offline,
-            "max_minutes": common.max_minutes,
-            "command": sys.argv,
+            **common.request_fields(place),
         }
         if on_text:
             shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
@@ -166,11 +160,7 @@ def _make_static(
         teachers=models.teacher or (),
         overrides=set_overrides(common.settings),
         resume=resume,
-        runs_root=runs_root(),
-        run_dir=place.run_dir,
-        fresh=common.fresh,
-        offline=common.offline,
-        command=sys.argv,
+        **common.request_fields(place),
     )
     if common.plan:
         common.finish_plan(static_plan(request))

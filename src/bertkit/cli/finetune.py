@@ -5,7 +5,6 @@ Nothing here follows a paper. Sibling pretrain.py learns from text alone; here e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +27,6 @@ from bertkit.cli.options import (
     model_or_default,
     option,
     recipe_overrides,
-    runs_root,
     seed_numbers,
 )
 from bertkit.cli.ranks import trained
@@ -164,23 +162,44 @@ class OwnData(Options):
         return validate(tree, OwnTask, what="the command line")
 
 
-def finetune(
-    recipe: RecipeOrNone = "",
-    model: Model = None,
-    new_head: Annotated[bool | None, FromField(f"{_INPUTS}:FinetuneInputs", "new_head")] = None,
-    metric: Metrics = None,
+@dataclass(frozen=True)
+class FinetuneChoices(Options):
+    """What is trained by which loss, and measured how: short for `--set` of these keys."""
+
+    new_head: Annotated[bool | None, FromField(f"{_INPUTS}:FinetuneInputs", "new_head")] = None
+    metric: Metrics = None
     loss: Annotated[
         str | None,
         option("--loss", metavar="NAME", help="Of an embedding: softmax, cosine, cosent, multiple_negatives, ..."),
-    ] = None,
+    ] = None
     pooling: Annotated[
         str | None, option("--pooling", metavar="MODE", help="Of an embedding: mean, cls, max, lasttoken, ...")
-    ] = None,
+    ] = None
     method: Annotated[
         str | None, option("--method", metavar="NAME", help="What is trained, and how: full, lora, setfit, ...")
-    ] = None,
-    resume: Resume = None,
+    ] = None
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The recipe's fields that these options replace."""
+        from bertkit.recipe.resolve import Override
+
+        values = {
+            "new_head": self.new_head,
+            "metrics": self.metric or None,
+            "method": {"name": self.method} if self.method else None,
+            "embedding.loss": {"name": self.loss} if self.loss else None,
+            "embedding.pooling": self.pooling or None,
+        }
+        return [Override(key, value) for key, value in values.items() if value is not None]
+
+
+def finetune(
+    recipe: RecipeOrNone = "",
+    model: Model = None,
     *,
+    chosen: FinetuneChoices,
+    resume: Resume = None,
     hyperparameters: TaskHyperparameters,
     tasks: Tasks,
     own: OwnData,
@@ -203,14 +222,8 @@ def finetune(
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune as run_finetuning
-    from bertkit.recipe.resolve import Override
 
-    head = [] if new_head is None else [Override("new_head", new_head)]
-    metrics = [Override("metrics", metric)] if metric else []
-    methods = [Override("method", {"name": method})] if method else []
-    embedding = [Override("embedding.loss", {"name": loss})] if loss else []
-    embedding += [Override("embedding.pooling", pooling)] if pooling else []
-    given = [*head, *metrics, *methods, *embedding, *hyperparameters.overrides, *side_by_side.overrides]
+    given = [*chosen.overrides, *hyperparameters.overrides, *side_by_side.overrides]
     with common.place(resume) as place:
         request = FinetuneArguments(
             recipe=recipe or None,
@@ -218,14 +231,9 @@ def finetune(
             model=model,
             overrides=[*given, *task_overrides(own, common)],
             resume=place.resume,
-            runs_root=runs_root(),
-            run_dir=place.run_dir,
-            fresh=common.fresh,
-            offline=common.offline,
-            max_minutes=common.max_minutes,
-            command=sys.argv,
             default_model=model_or_default(None),
             **tasks.fields,
+            **common.request_fields(place),
         )
         if common.plan:
             common.finish_plan(finetuning_plan(request))

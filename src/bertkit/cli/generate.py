@@ -22,6 +22,9 @@ from bertkit.visible import visible_document
 if TYPE_CHECKING:
     import torch
 
+    from bertkit.models.headed import HeadedModel
+    from bertkit.text.tokenizer import Tokenizer
+
 STREAMED = (None, "greedy", "sample")
 """Methods whose outputs grow from left to right."""
 
@@ -72,21 +75,13 @@ def generate(
     """
     from bertkit.generation.run import generate as generated
     from bertkit.models.bf16 import keep_in_bf16
-    from bertkit.models.hub import check_vocabulary, find_model, load_model
-    from bertkit.models.model_files import encoder_directory
-    from bertkit.text.tokenizer_files import load_tokenizer
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
 
     texts = _prompts(prompts, file)
     tokens = "auto" if batch_tokens is None else batch_tokens
     engine = resolve_engine(EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens))
-    name = model_or_default(model)
-    directory = find_model(name, offline=common.offline)
-    loaded, report = load_model(directory)
-    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
-    tokenizer = load_tokenizer(encoder_directory(directory), offline=common.offline)
-    check_vocabulary(loaded, tokenizer, source=name)
+    loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
     is_streamed = sys.stdout.isatty() and not common.as_json and len(texts) == settings.samples == 1
     reads_source = loaded.encoder.config.is_encoder_decoder
     stream = (
@@ -117,6 +112,19 @@ def generate(
         stream.finish(documents[0]["outputs"][0]["text"])
     else:
         _print(documents, reads_source=reads_source)
+
+
+def _loaded(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
+    from bertkit.models.hub import check_vocabulary, find_model, load_model
+    from bertkit.models.model_files import encoder_directory
+    from bertkit.text.tokenizer_files import load_tokenizer
+
+    directory = find_model(name, offline=offline)
+    model, report = load_model(directory)
+    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
+    tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+    check_vocabulary(model, tokenizer, source=name)
+    return model, tokenizer
 
 
 def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -334,6 +334,17 @@ class Training(Common):
         run_dir = None if self.plan else self.run_dir  # a plan writes nothing
         return RunPlace(run_dir, resume, offline=self.offline, progress=console.progress)
 
+    def request_fields(self, place: RunPlace) -> dict[str, Any]:
+        """These options as arguments of a run: `PretrainArguments(recipe=..., **common.request_fields(place))`."""
+        return {
+            "runs_root": runs_root(),
+            "run_dir": place.run_dir,
+            "fresh": self.fresh,
+            "offline": self.offline,
+            "max_minutes": self.max_minutes,
+            "command": sys.argv,
+        }
+
     def finish(self, place: RunPlace, run: RunDirectory, results: Mapping[str, Any]) -> None:
         """Wait until all of the run is where it belongs; then the result on stdout: a document of the run and its
         results, or the run's directory."""

@@ -122,6 +122,42 @@ class Streaming(Common):
     ] = False
 
 
+@dataclass(frozen=True)
+class ZeroShotLabels(Options):
+    """Labels that no model was trained on."""
+
+    zero_shot: Annotated[
+        bool,
+        option(
+            "--zero-shot",
+            metavar="",
+            help="Choose among --labels without training: by natural language inference, or by vectors.",
+        ),
+    ] = False
+    labels: Annotated[str | None, option("--labels", metavar="A,B,C", help="With --zero-shot: the labels.")] = None
+    template: Annotated[
+        str | None,
+        option(
+            "--template", metavar="TEXT", help='With --zero-shot: a sentence with {} for a label, "It is about {}."'
+        ),
+    ] = None
+
+    def predictor(self, model: str, engine: Engine, *, max_length: int | None, offline: bool) -> Predictor:
+        """The model, as it labels without training or with its own head.
+
+        Raises:
+            UsageError: options of the one are given with the other.
+        """
+        from bertkit.inference.predict import Predictor
+        from bertkit.inference.zero_shot import zero_shot
+
+        if self.zero_shot:
+            return zero_shot(model, (self.labels or "").split(","), engine, template=self.template, offline=offline)
+        if self.labels is not None or self.template is not None:
+            raise UsageError("--labels and --template go with --zero-shot")
+        return Predictor.load(model, engine, max_length=max_length, offline=offline)
+
+
 def predict(
     file: InputFile = None,
     model: Model = None,
@@ -140,21 +176,7 @@ def predict(
         int | None,
         FromField("bertkit.finetuning.inputs:FinetuneData", "data.max_length"),
     ] = None,
-    zero_shot: Annotated[
-        bool,
-        option(
-            "--zero-shot",
-            metavar="",
-            help="Choose among --labels without training: by natural language inference, or by vectors.",
-        ),
-    ] = False,
-    labels: Annotated[str | None, option("--labels", metavar="A,B,C", help="With --zero-shot: the labels.")] = None,
-    template: Annotated[
-        str | None,
-        option(
-            "--template", metavar="TEXT", help='With --zero-shot: a sentence with {} for a label, "It is about {}."'
-        ),
-    ] = None,
+    zero_shot: ZeroShotLabels,
     batch_tokens: BatchTokens = None,
     device: Device = None,
     side_by_side: SideBySide,
@@ -175,7 +197,6 @@ def predict(
     `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
     from bertkit.evaluation.run import MeasurementArguments
-    from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import check_there, form_of
 
     path = None if file is None or str(file) == "-" else file
@@ -185,12 +206,7 @@ def predict(
     engine = MeasurementArguments(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
-    if zero_shot:
-        predictor = _zero_shot(name, labels, template, engine, common)
-    elif labels is not None or template is not None:
-        raise UsageError("--labels and --template go with --zero-shot")
-    else:
-        predictor = Predictor.load(name, engine, max_length=max_length, offline=common.offline)
+    predictor = zero_shot.predictor(name, engine, max_length=max_length, offline=common.offline)
     if reading.question is not None and predictor.kind != "span":
         raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
@@ -201,12 +217,6 @@ def predict(
         form = "document"
     shown = Shown(top, side_by_side.settings)
     _print_predictions(predictor, name, path, replace(reading, format=form), shown)
-
-
-def _zero_shot(name: str, labels: str | None, template: str | None, engine: Engine, common: Streaming) -> Predictor:
-    from bertkit.inference.zero_shot import zero_shot
-
-    return zero_shot(name, (labels or "").split(","), engine, template=template, offline=common.offline)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, begun_at, option, runs_root
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, begun_at, option
 from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
@@ -55,12 +54,7 @@ def pretrain(
             max_steps=common.max_steps,
             init=init,
             resume=place.resume,
-            runs_root=runs_root(),
-            run_dir=place.run_dir,
-            fresh=common.fresh,
-            offline=common.offline,
-            max_minutes=common.max_minutes,
-            command=sys.argv,
+            **common.request_fields(place),
         )
         if common.plan:
             common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))

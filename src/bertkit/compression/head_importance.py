@@ -30,7 +30,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import of_layers, point_shapes
+from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.models.recorder import Recorder
 
 Floats = NDArray[np.float64]

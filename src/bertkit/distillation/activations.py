@@ -19,7 +19,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import WordLogits
 
@@ -117,19 +117,6 @@ class ModelShape:
             width = config.build(_ANY_VOCABULARY).width
         layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
         return cls(int(layers), width, int(heads))
-
-
-@dataclass(frozen=True)
-class ShapePair:
-    """The shapes of student and teacher."""
-
-    student: ModelShape
-    teacher: ModelShape
-
-    @classmethod
-    def from_configs(cls, student: EncoderConfig, teacher: EncoderConfig) -> ShapePair:
-        """Of models with these settings."""
-        return cls(ModelShape.from_config(student), ModelShape.from_config(teacher))
 
 
 class ActivationRecorder:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ActivationRecorder, Activations, ShapePair
+from bertkit.distillation.activations import ActivationRecorder, Activations
 from bertkit.distillation.objectives import DistillationObjective, WordObjective, distillation_objectives
 from bertkit.distillation.teacher import ItemLayout, TaskQuery, Teacher, TextQuery, words_at
-from bertkit.distillation.terms import DistillationTerm, projections_of, specs_of
+from bertkit.distillation.terms import DistillationTerm, OutputPair, ShapePair, projections_of, specs_of
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
@@ -110,12 +110,12 @@ class TextDistillationTerms(ObjectiveTerms):
             if not isinstance(objective, DistillationObjective):
                 losses[objective.term] = objective.loss(model, hidden_TD, batch)
                 continue
-            pair = student, teacher
+            pair = OutputPair(student, teacher, self.shapes, projections_of(model))
             if isinstance(objective, WordObjective):
                 index_M = objective.index_M(batch)
                 words = words_at(model, hidden_TD, index_M)
-                pair = replace(student, logits=words), _at(teacher, index_M, query)
-            losses[objective.term] = objective.distilled.loss(*pair, self.shapes, projections_of(model))
+                pair = replace(pair, student=replace(student, logits=words), teacher=_at(teacher, index_M, query))
+            losses[objective.term] = objective.distilled.loss(pair)
         return losses
 
     def query(self, batch: PackedBatch) -> TextQuery:
@@ -224,10 +224,9 @@ class TaskDistillationTerms(TaskTerms):
             losses[LABELS] = self.task.loss_of(logits, batch)
         if self.terms:
             imitated_MK = None if logits is None else self.task.imitated(logits, batch)
-            student, teacher = self._student.activations(own, batch.packed, imitated_MK), self._outputs(batch)
-            losses |= {
-                term.term: term.loss(student, teacher, self.shapes, projections_of(model)) for term in self.terms
-            }
+            student = self._student.activations(own, batch.packed, imitated_MK)
+            pair = OutputPair(student, self._outputs(batch), self.shapes, projections_of(model))
+            losses |= {term.term: term.loss(pair) for term in self.terms}
         return losses
 
     def _outputs(self, batch: TaskBatch) -> Activations:

@@ -15,10 +15,9 @@ vocabulary, M masked tokens, V the student's vocabulary.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,39 +28,27 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import teacher_of
+from bertkit.distillation.objectives import TaughtObjective
 from bertkit.distillation.retokenize import WordRetokenizer
+from bertkit.distillation.terms import ShapePair
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Tokens
 from bertkit.objectives.masking.words import BatchWords
-from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
 _NOT_MASKED = -1
 _LABEL, _TOKEN_TYPE, _DROPPED = "label", "token_type", "dropped"
 
 
-class TeacherObjective(Objective):
+class TeacherObjective(TaughtObjective):
     """An objective of a teacher that is trained together with its student; it does not read the student's states."""
-
-    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        if getattr(recipe, "control", False):
-            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ()
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
-
-    @abstractmethod
-    def compares(self, shapes: ShapePair) -> str:
-        """The compared quantity, for display."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ Shapes: T packed tokens, M tokens whose words are compared, D width.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast
 
@@ -17,9 +18,8 @@ from pydantic import Field, create_model
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.teacher import WORDS_HEAD
-from bertkit.distillation.terms import TERMS, DistillationTerm, LogitTerm
+from bertkit.distillation.terms import TERMS, DistillationTerm, LogitTerm, ShapePair
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
@@ -27,7 +27,23 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.settings import UnreadKey
 
 
-class DistillationObjective(Objective):
+class TaughtObjective(Objective):
+    """An objective that needs a teacher; a control leaves it out."""
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if getattr(recipe, "control", False):
+            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return ()
+
+    @abstractmethod
+    def compares(self, shapes: ShapePair) -> str:
+        """The compared quantity, for display."""
+
+
+class DistillationObjective(TaughtObjective):
     """A term of distillation in a list of objectives."""
 
     kind: ClassVar[type[DistillationTerm]]
@@ -41,14 +57,6 @@ class DistillationObjective(Objective):
     @property
     def draws(self) -> bool:
         return False
-
-    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        if getattr(recipe, "control", False):
-            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        return ()
 
     def expected_count(self, length: int) -> float:
         return float(length)

@@ -14,14 +14,13 @@ import numpy as np
 
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.objectives import distillation_objectives, word_rows
 from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
 from bertkit.distillation.task import output_bytes
 from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
-from bertkit.distillation.terms import specs_of
+from bertkit.distillation.terms import ShapePair, specs_of
 from bertkit.distillation.text import load_teachers, term_rows
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.distillation.text_recipe import DistillTextRecipe

@@ -29,9 +29,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import TEACHER, DualTeacher, teacher_of
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
+from bertkit.distillation.terms import ShapePair
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum

@@ -15,7 +15,6 @@ from typing import Any
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.dual_teacher import TEACHER, check_teacher
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_lengths
 from bertkit.distillation.objectives import distillation_objectives
@@ -27,6 +26,7 @@ from bertkit.distillation.shared_projections import (
     teacher_objectives,
 )
 from bertkit.distillation.teacher_files import TeacherFiles
+from bertkit.distillation.terms import ShapePair
 from bertkit.distillation.text import frozen_rates, log_terms
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertkit.cache import RecordCache
-from bertkit.distillation.activations import ModelShape, ShapePair
+from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.loss_terms import TaskDistillationTerms, TaughtBatch, TeacherCost, task_query
 from bertkit.distillation.student import new_student
 from bertkit.distillation.student_settings import TeacherLayers
@@ -28,7 +28,7 @@ from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher import Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import cache_identity
-from bertkit.distillation.terms import add_projections, compares_layers, specs_of
+from bertkit.distillation.terms import ShapePair, add_projections, compares_layers, specs_of
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.finetuning.recipe import FinetuneRecipe

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.student import student_config, student_directory
 from bertkit.distillation.student_settings import GivenModel
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
-from bertkit.distillation.terms import LogitError, LogitTerm, check_single_teacher, compares_layers, specs_of
+from bertkit.distillation.terms import LogitError, LogitTerm, ShapePair, check_single_teacher, compares_layers, specs_of
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.data import (
     EncodedSplit,

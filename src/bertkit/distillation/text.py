@@ -16,7 +16,7 @@ from typing import Any
 
 from bertkit.cache import RecordCache
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.activations import ActivationSpec, ShapePair
+from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.loss_terms import TeacherCost, TextDistillationTerms
 from bertkit.distillation.mixed_vocabulary import TeacherObjective
 from bertkit.distillation.objectives import (
@@ -29,7 +29,7 @@ from bertkit.distillation.student import init_from_teacher
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
-from bertkit.distillation.terms import add_projections, specs_of
+from bertkit.distillation.terms import ShapePair, add_projections, specs_of
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig

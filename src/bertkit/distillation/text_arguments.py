@@ -16,14 +16,13 @@ from typing import Any, ClassVar, cast, get_args
 from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
 from bertkit.distillation.student_settings import TO_BE_GIVEN
 from bertkit.distillation.teacher_files import TeacherFiles
-from bertkit.distillation.terms import check_single_teacher, specs_of
+from bertkit.distillation.terms import ShapePair, check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.errors import DataError, UsageError

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 
-from bertkit.distillation.activations import ShapePair
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
 from bertkit.distillation.objectives import DISTILLATION_OBJECTIVES, DistillationObjective, distillation_objectives
 from bertkit.distillation.shared_projections import SharedProjections
@@ -19,13 +18,11 @@ from bertkit.distillation.student_settings import (
     Distillation,
     TextStudent,
 )
-from bertkit.distillation.terms import Attention
-from bertkit.models.layer_choice import layer_map
+from bertkit.distillation.terms import Attention, ShapePair
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
-from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.recipe import Term as ObjectiveItem
+from bertkit.pretraining.recipe import ObjectiveItem, Recipe
 from bertkit.recipe.named_item import check_each_once
 from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.settings import Settings, UnreadKey
@@ -246,6 +243,6 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
 def _of_layer(objective: Objective, layer: int, shapes: ShapePair) -> dict[str, Any]:
     """A term of transfer for one layer alone."""
     wanted = getattr(objective, "layers")  # noqa: B009  # the schema takes no term without
-    pairs = layer_map(wanted, student=shapes.student.layers, teacher=shapes.teacher.layers)
+    pairs = shapes.layer_pairs(wanted)
     own = [pair for pair in pairs if pair[0] == layer]
     return {objective.term: {**objective.model_dump(mode="json"), "layers": own}}

@@ -28,8 +28,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measured_once,
     measurement_identity,
 )
@@ -162,17 +161,15 @@ def evaluate_blimp(
     engine = arguments.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         outcomes = score_paradigms(loaded, paradigms, settings, engine, progress)
         results = blimp_results(outcomes, loaded, settings)
         _write_predictions(run, outcomes)
         _write_table(run.path / "paradigms.csv", outcomes)
-        run.write_results(results)
-    return Evaluated(run, results)
+        return results
+
+    return measure_once(identity, arguments, compute)
 
 
 def score_paradigms(

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,10 @@ from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measured_once,
     measurement_identity,
+    open_evaluation_text,
 )
 from bertkit.evaluation.settings import LmSettings
 from bertkit.generation.text import PromptTokens
@@ -40,8 +41,8 @@ from bertkit.models.pseudo_likelihood import (
 )
 from bertkit.models.token_predictors import RightToLeftPredictor, TokenPredictor
 from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
-from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "lm"
@@ -107,9 +108,7 @@ def evaluate_lm(
         DataError: invalid text or model, or the model does not predict from left to right.
         UsageError: no source, a window longer than the model reads, or a stride beyond it.
     """
-    if not sources:
-        raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
-    corpus = open_corpus(sources, offline=arguments.offline)
+    corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = _rule(loaded, settings, arguments.model)
     length = window_length(settings.sequence_length, LONGEST_USUAL_WINDOW, loaded.model.encoder.max_tokens)
@@ -117,13 +116,9 @@ def evaluate_lm(
     if not 1 <= stride < length:
         raise UsageError(f"--stride {stride}: has to be below the window's {length} tokens, so that none is left out")
     engine = arguments.engine()
-    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data)
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=corpus.hashes)
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         starts = PromptTokens.of(loaded.model, loaded.tokenizer)
         predictors = {TASK: TokenPredictor(loaded.model, rule.head, causal=rule.causal, device=engine.device)}
         if loaded.model.encoder.config.reads_backward:
@@ -132,9 +127,7 @@ def evaluate_lm(
             task: score_text(
                 predict,
                 corpus,
-                loaded.tokenizer,
-                start_ids=starts.start_ids,
-                lone_ids=starts.lone_ids,
+                starts,
                 length=length,
                 stride=stride,
                 max_tokens=settings.max_tokens,
@@ -145,7 +138,7 @@ def evaluate_lm(
             for task, predict in predictors.items()
         }
         scored = scores[TASK]
-        results = {
+        return {
             "suite": SUITE,
             "model": loaded.name,
             "average": fmean(each.bits_per_byte for each in scores.values()),
@@ -167,17 +160,15 @@ def evaluate_lm(
             },
             "trained": loaded.training,
         }
-        run.write_results(results)
-    return Evaluated(run, results)
+
+    return measure_once(identity, arguments, compute)
 
 
 def score_text(
     predict: TokenPredictor,
     corpus: Corpus,
-    tokenizer: Tokenizer,
+    starts: PromptTokens,
     *,
-    start_ids: Sequence[int],
-    lone_ids: Sequence[int],
     length: int,
     stride: int,
     max_tokens: int | None,
@@ -190,9 +181,8 @@ def score_text(
     Args:
         predict: the model and its head.
         corpus: the text.
-        tokenizer: the model's.
-        start_ids: begin every window.
-        lone_ids: begin the first window of a document, where `start_ids` is empty.
+        starts: how the model reads a text: its `start_ids` begin every window, and its `lone_ids` the first window of a
+            document where there are none.
         length, stride: of the windows.
         max_tokens: documents are read until so many tokens are scored; None: all.
         max_batch_tokens: tokens computed at once, at least those of one window.
@@ -202,6 +192,7 @@ def score_text(
     Raises:
         DataError: there is no token to score.
     """
+    start_ids, lone_ids = starts.start_ids, starts.lone_ids
     nats, tokens, size, documents, given = 0.0, 0, 0, 0, 0
     batch: list[LmWindow] = []
 
@@ -215,7 +206,7 @@ def score_text(
         return -float(scores.log_p_M.sum(dtype=np.float64)), int(scores.log_p_M.size)
 
     with progress("score", max_tokens, "tokens") as meter:
-        for text, ids_T in _documents(corpus, tokenizer):
+        for text, ids_T in _documents(corpus, starts.tokenizer):
             if max_tokens is not None and tokens >= max_tokens:
                 break
             ids_T = ids_T[::-1] if backward else ids_T

@@ -27,17 +27,17 @@ from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measured_once,
     measurement_identity,
+    open_evaluation_text,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import Original, choose_rule, score_ids
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
-from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"
@@ -90,9 +90,7 @@ def evaluate_mlm(
         DataError: invalid text or model, or the model has no masked-LM head.
         UsageError: no source, or a window longer than the model reads.
     """
-    if not sources:
-        raise UsageError("no text to evaluate on: give --data SOURCE, text that the model was not trained on")
-    corpus = open_corpus(sources, offline=arguments.offline)
+    corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     choose_rule(loaded.model, Original.name, source=arguments.model)
     most = loaded.model.encoder.max_tokens
@@ -106,13 +104,11 @@ def evaluate_mlm(
         _require_readable(windows, length, most - SPECIAL_TOKENS)
     engine = arguments.engine()
     predict = TokenPredictor(loaded.model, Original.head, device=engine.device)
-    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data, seed=settings.seed)
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+    identity = measurement_identity(
+        "eval", SUITE, [loaded], settings, arguments, data=corpus.hashes, seed=settings.seed
+    )
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         figures: dict[str, Any] = masked_figures(
             predict, loaded.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
         )
@@ -126,7 +122,7 @@ def evaluate_mlm(
                 nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
                 figures["pseudo_bits_per_byte"] = nats / math.log(2) / sum(window.bytes for window in scored)
         protocol = _protocol(settings, length, windows, scored=len(scored))
-        results = {
+        return {
             "suite": SUITE,
             "model": loaded.name,
             "average": figures["accuracy"],
@@ -134,8 +130,8 @@ def evaluate_mlm(
             "protocol": protocol,
             "trained": loaded.training,
         }
-        run.write_results(results)
-    return Evaluated(run, results)
+
+    return measure_once(identity, arguments, compute)
 
 
 def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:

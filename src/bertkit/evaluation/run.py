@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.finished import finished_before
 from bertkit.settings import Settings
+from bertkit.text.corpus import Corpus
+from bertkit.text.source_options import SourceOptions
+from bertkit.text.sources import open_corpus
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine, resolve_engine
 
@@ -156,6 +160,52 @@ def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) ->
     run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     arguments.on_start(run)
     return run
+
+
+def measure(
+    identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
+) -> Evaluated:
+    """Compute and write results.json in a new run directory.
+
+    Args:
+        identity: of `measurement_identity`.
+        arguments: where to write.
+        compute: gives the contents of results.json, and may write other files beside it.
+    """
+    run = begin_measurement(identity, arguments)
+    with run.recording(arguments.command):
+        run.write_environment()
+        results = compute(run)
+        run.write_results(results)
+    return Evaluated(run, results)
+
+
+def measure_once(
+    identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
+) -> Evaluated:
+    """The results of the finished run of this measurement, or else those of `measure`."""
+    done = finished_measurement(identity, arguments)
+    return measure(identity, arguments, compute) if done is None else Evaluated(done, done.results or {})
+
+
+def open_evaluation_text(
+    sources: Sequence[str], arguments: MeasurementArguments, options: SourceOptions | None = None, *, what: str = "text"
+) -> Corpus:
+    """The text of `--data`.
+
+    Args:
+        sources: of the command line.
+        arguments: whether the network is used.
+        options: how it is read.
+        what: it is, for the message.
+
+    Raises:
+        UsageError: no source.
+        DataError: a source cannot be read.
+    """
+    if not sources:
+        raise UsageError(f"no text to evaluate on: give --data SOURCE, {what} that the model was not trained on")
+    return open_corpus(sources, options, offline=arguments.offline)
 
 
 def _joint_hash(hashes: Sequence[str]) -> str:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measured_once,
     measurement_identity,
+    open_evaluation_text,
 )
 from bertkit.evaluation.settings import TranslationSettings
 from bertkit.files import write_text
@@ -28,8 +29,8 @@ from bertkit.generation.run import BATCH_TOKENS
 from bertkit.generation.settings import GenerationSettings
 from bertkit.metrics.translation import translation_scores
 from bertkit.progress import Progress, silent_progress
+from bertkit.run.directory import RunDirectory
 from bertkit.text.source_options import SourceOptions
-from bertkit.text.sources import open_corpus
 
 SUITE = TASK = "translation"
 
@@ -53,10 +54,8 @@ def evaluate_translation(
         DataError: invalid text or model, or the model has no decoder with a head.
         UsageError: no source.
     """
-    if not sources:
-        raise UsageError("no text to evaluate on: give --data SOURCE, parallel text that the model was not trained on")
     options = SourceOptions(text_field=settings.text_field, target_field=settings.target_field)
-    corpus = open_corpus(sources, options, offline=arguments.offline)
+    corpus = open_evaluation_text(sources, arguments, options, what="parallel text")
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     tokens = SourceTokens.of(loaded.model, loaded.tokenizer)
     pairs = [(lines[0], lines[1]) for lines in islice(corpus.documents(), settings.max_pairs)]
@@ -64,13 +63,9 @@ def evaluate_translation(
         raise DataError(f"{', '.join(corpus.sources)}: has no pair of a source and a target")
     texts, references = [source for source, _ in pairs], [target for _, target in pairs]
     rows = tokens.sources(texts)
-    data = {entry["name"]: entry["content"] for entry in corpus.describe()}
-    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=data)
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+    identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=corpus.hashes)
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         how = GenerationSettings(
             method="beam",
             beam=settings.beam,
@@ -94,7 +89,7 @@ def evaluate_translation(
         ]
         (run.path / "predictions").mkdir(exist_ok=True)
         write_text(run.path / "predictions" / f"{TASK}.jsonl", "".join(lines))
-        results = {
+        return {
             "suite": SUITE,
             "model": loaded.name,
             "average": scores.bleu,
@@ -106,5 +101,5 @@ def evaluate_translation(
             },
             "trained": loaded.training,
         }
-        run.write_results(results)
-    return Evaluated(run, results)
+
+    return measure_once(identity, arguments, compute)

@@ -70,25 +70,3 @@ class CachedSourceNextTokens(SourceNextTokens):
     def select(self, row_R: Tensor) -> None:
         self.cache.select(row_R)
         self.source.select(row_R)
-
-
-class RecomputedSourceNextTokens(SourceNextTokens):
-    """Source and target are computed again at every step: what the cache must equal."""
-
-    def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
-        self.ids = [list(row) for row in ids]
-        self.own_sources = list(self.sources)
-        return self._all_again()
-
-    def step(self, token_R: Tensor) -> Tensor:
-        self.ids = [[*row, token] for row, token in zip(self.ids, token_R.tolist(), strict=True)]
-        return self._all_again()
-
-    def select(self, row_R: Tensor) -> None:
-        self.ids = [self.ids[row] for row in row_R.tolist()]
-        self.own_sources = [self.own_sources[row] for row in row_R.tolist()]
-
-    def _all_again(self) -> Tensor:
-        batch = PackedBatch.from_pairs(self.own_sources, self.ids).to(self.device)
-        last_R = batch.sequences.cu_seqlens_B1[1:].long() - 1
-        return self._logits(self.model.encoder.forward_tokens(batch, last_R))

@@ -190,16 +190,8 @@ def with_vocabulary(
     remade = _built(model, config, new.vocab_size, pad_id=new.pad_id)
     # Ids in a config.json are those of the old vocabulary.
     remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
-    axes = vocabulary_axes(config, model.head_names)
-    remade.initialise(seed, only=set(axes))
-    source = dict(model.named_parameters())
+    _fill(remade, model, lambda rows, old_rows: _copy_rows(rows, old_rows, found), seed=seed)
     with torch.no_grad():
-        for name, parameter in remade.named_parameters():
-            if name in axes:
-                rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
-                _copy_rows(rows, old_rows, found)
-            else:
-                parameter.copy_(source[name])
         _move_positions(remade.encoder, model.encoder)
     counts = VocabularyChange(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))
     return remade.eval(), counts
@@ -215,17 +207,32 @@ def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> Heade
     """
     config = model.encoder.config
     longer = _built(model, config, vocab_size, pad_id=config.default_pad_id)
-    axes = vocabulary_axes(config, model.head_names)
-    longer.initialise(seed, only=set(axes))
-    source = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, parameter in longer.named_parameters():
-            if name in axes:
-                rows, old_rows = parameter.movedim(axes[name], 0), source[name].movedim(axes[name], 0)
-                rows[: old_rows.shape[0]] = old_rows
-            else:
-                parameter.copy_(source[name])
+
+    def copy_rows(rows: Tensor, old_rows: Tensor) -> None:
+        rows[: old_rows.shape[0]] = old_rows
+
+    _fill(longer, model, copy_rows, seed=seed)
     return longer.eval()
+
+
+def _fill(model: HeadedModel, source: HeadedModel, copy_rows: Callable[[Tensor, Tensor], None], *, seed: int) -> None:
+    """Copy a model into one of the same sizes with another vocabulary.
+
+    Args:
+        model: the new one; rows of its vocabulary are drawn by the seed first.
+        source: the model that is copied.
+        copy_rows: writes into the rows of a parameter, given the source's.
+        seed: of the rows.
+    """
+    axes = vocabulary_axes(model.encoder.config, model.head_names)
+    model.initialise(seed, only=set(axes))
+    old = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in axes:
+                copy_rows(parameter.movedim(axes[name], 0), old[name].movedim(axes[name], 0))
+            else:
+                parameter.copy_(old[name])
 
 
 def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:

@@ -171,10 +171,6 @@ class HeadedModel(nn.Module):
         """(M, D) to (M, V)."""
         return self.token_logits("masked_lm", hidden_MD)
 
-    def next_sentence_logits(self, first_BD: Tensor) -> Tensor:
-        """States of the first tokens, (B, D), to (B, 2)."""
-        return self.sequence_logits("next_sentence", first_BD)
-
     @property
     def architectures(self) -> list[str]:
         """The Hub's classes that load this model whole, as config.json names them."""

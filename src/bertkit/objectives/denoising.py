@@ -23,21 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
-from bertkit.data.config import DataConfig
-from bertkit.data.layouts import DocSentences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
-from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.seq2seq_lm import Sides, TargetPrediction
+from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
 from bertkit.text.tokenizer import Tokenizer
 
 _LONGEST = 128
 """Lengths from here on have a probability that counts as zero."""
 
 
-class Denoising(TargetPrediction):
+class Denoising(DocumentRecovery):
     """The text is the target of its corrupted form."""
 
     rate: float = Field(0.3, gt=0, lt=1, description="Share of a text's words that is masked.")
@@ -49,15 +46,6 @@ class Denoising(TargetPrediction):
     _shards: TokenShards | None = PrivateAttr(None)
 
     term: ClassVar[str] = "denoising"
-
-    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        found = super().errors(data, model)
-        if not isinstance(data.layout, DocSentences):
-            found.append(
-                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
-                " others; write data.layout: {name: doc-sentences}"
-            )
-        return found
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if "mask" not in tokenizer.roles:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
-from bertkit.data.layouts import ParallelText
+from bertkit.data.layouts import DocSentences, ParallelText
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
@@ -55,8 +55,6 @@ class TargetPrediction(TokenPrediction):
     )
 
     has_perplexity: ClassVar[bool] = True
-    starts_with: ClassVar[str] = "cls"
-    """The role of the token before every target, which generation begins with."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -110,6 +108,19 @@ class TargetPrediction(TokenPrediction):
         projection = model.projection(SEQ2SEQ, hidden_TD.index_select(0, targets.index_M))
         z_loss, smoothing = (self.z_loss, self.label_smoothing) if model.training else (0.0, 0.0)
         return LossSum.of_words(projection, targets.id_M, z_loss=z_loss, label_smoothing=smoothing)
+
+
+class DocumentRecovery(TargetPrediction):
+    """The target is what a source, made of a text of one document, has lost."""
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if not isinstance(data.layout, DocSentences):
+            found.append(
+                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
+                " others; write data.layout: {name: doc-sentences}"
+            )
+        return found
 
 
 class Seq2SeqLM(TargetPrediction):

@@ -22,18 +22,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, PrivateAttr
 
-from bertkit.data.config import DataConfig
-from bertkit.data.layouts import DocSentences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
-from bertkit.models.encoder import EncoderConfig
-from bertkit.objectives.seq2seq_lm import Sides, TargetPrediction
+from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
 from bertkit.text.tokenizer import Tokenizer
 
 
-class SpanCorruption(TargetPrediction):
+class SpanCorruption(DocumentRecovery):
     """The missing spans are the target."""
 
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a text's tokens that is missing.")
@@ -42,15 +39,6 @@ class SpanCorruption(TargetPrediction):
     _sentinels: tuple[int, ...] = PrivateAttr(())
 
     term: ClassVar[str] = "span_corruption"
-
-    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        found = super().errors(data, model)
-        if not isinstance(data.layout, DocSentences):
-            found.append(
-                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
-                " others; write data.layout: {name: doc-sentences}"
-            )
-        return found
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if not tokenizer.sentinel_ids:

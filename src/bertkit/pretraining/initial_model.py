@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from bertkit.errors import UsageError
 from bertkit.models.bert_gpt2 import start_decoder
@@ -19,21 +21,38 @@ from bertkit.models.hub import check_vocabulary, find_model, load_companions, lo
 from bertkit.models.tiling import tiled
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import add_companions, heads_of
-from bertkit.pretraining.recipe import Recipe
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Initial:
+    """What a run starts from, and how it becomes the run's model.
+
+    Attributes:
+        model: a Hub id, a model or a run directory.
+        decoder: what the decoder starts from, where that is another model.
+        tiling: whether the model is smaller, and its weights are repeated.
+        new_tokens: how the embeddings of tokens begin that the model does not know.
+        seed: of all that is drawn.
+    """
+
+    model: str
+    decoder: str | None
+    tiling: bool
+    new_tokens: Literal["mean", "random"]
+    seed: int
+
+
 def initial_model(
-    recipe: Recipe, init: str, config: EncoderConfig, objectives: Sequence[Objective], tokenizer: Tokenizer
+    initial: Initial, config: EncoderConfig, objectives: Sequence[Objective], tokenizer: Tokenizer
 ) -> HeadedModel:
-    """The recipe's initial model as its first stage trains it, with its companions.
+    """The initial model as the first stage trains it, with its companions.
 
     Args:
-        recipe: of the run.
-        init: the recipe's initial model.
+        initial: what the run starts from.
         config: of the first stage.
         objectives: of all stages.
         tokenizer: the run's.
@@ -42,26 +61,26 @@ def initial_model(
         DataError: a model is missing or damaged.
         UsageError: its weights or its vocabulary do not fit.
     """
-    directory = find_model(init)
+    directory = find_model(initial.model)
     # An encoder has no head of a decoder.
     becomes = config.is_encoder_decoder and not read_config(directory)[0].is_encoder_decoder
     heads = heads_of(objectives)
     loaded, _ = load_model(directory, heads=[] if becomes else heads, is_trained=True)
     own_tokenizer = load_tokenizer(directory)
     check_vocabulary(loaded, own_tokenizer, source=str(directory))
-    if recipe.init_tiling:
-        start = tiled(loaded, config, seed=recipe.seed)
+    if initial.tiling:
+        start = tiled(loaded, config, seed=initial.seed)
     else:
         start = converted(loaded, config, heads if becomes else None)
-    if recipe.init_decoder is not None:
-        start_decoder(start, _decoder(recipe.init_decoder, own_tokenizer, init))
-    model, remade = with_vocabulary(start, own_tokenizer, tokenizer, new_tokens=recipe.new_pieces, seed=recipe.seed)
+    if initial.decoder is not None:
+        start_decoder(start, _decoder(initial.decoder, own_tokenizer, initial.model))
+    model, remade = with_vocabulary(start, own_tokenizer, tokenizer, new_tokens=initial.new_tokens, seed=initial.seed)
     if remade is not None:
         log.info("new vocabulary of %s", remade)
     add_companions(model, objectives, pad_id=tokenizer.pad_id)
-    model.initialise_companions(recipe.seed)
+    model.initialise_companions(initial.seed)
     # A companion's embeddings are of the old vocabulary, too.
-    if remade is None and not recipe.init_tiling:
+    if remade is None and not initial.tiling:
         load_companions(model, directory)
     model.encoder.read_vocabulary(tokenizer)
     return model

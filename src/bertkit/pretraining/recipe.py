@@ -37,7 +37,7 @@ INIT_TO_BE_GIVEN = "?"
 """The value of `init` in a recipe that starts from a model of the user's."""
 
 
-class Term(NamedItem):
+class ObjectiveItem(NamedItem):
     """One objective with its settings: `masked_lm: {rate: 0.15}`."""
 
     what: ClassVar[str] = "objective"
@@ -50,16 +50,18 @@ class Term(NamedItem):
 
 
 if TYPE_CHECKING:
-    AnyTerm = Term
+    AnyObjectiveItem = ObjectiveItem
 else:
     # One optional field per registered objective: pydantic then locates every fault inside it by the objective's name.
-    AnyTerm = create_model(
-        "AnyTerm", __base__=Term, **{name: (kind | None, None) for name, kind in sorted(OBJECTIVES.items())}
+    AnyObjectiveItem = create_model(
+        "AnyObjectiveItem",
+        __base__=ObjectiveItem,
+        **{name: (kind | None, None) for name, kind in sorted(OBJECTIVES.items())},
     )
 
 
-def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    check_each_once(terms, Term, OBJECTIVES)
+def _each_once(terms: tuple[ObjectiveItem, ...]) -> tuple[ObjectiveItem, ...]:
+    check_each_once(terms, ObjectiveItem, OBJECTIVES)
     return terms
 
 
@@ -139,7 +141,7 @@ class Recipe(RecipeHeader):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
     model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
-    objective: Annotated[tuple[AnyTerm, ...], AfterValidator(_each_once)] = Field(
+    objective: Annotated[tuple[AnyObjectiveItem, ...], AfterValidator(_each_once)] = Field(
         description="The loss: a list of objectives, each with its settings."
     )
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
@@ -162,7 +164,7 @@ class Recipe(RecipeHeader):
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
             )
-        errors += self.data.layout.errors(self)
+        errors += self.data.layout.errors(self.data, self.optimisation)
         for objective in self.objectives:
             errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):

@@ -61,20 +61,18 @@ def run_pretraining(
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     require_ranks(recipe)
-    check_countable(recipe)
+    check_countable(recipe.data, recipe.engine)
     with current().in_turn():
         models = arguments.fingerprints(recipe)
     commits = None if run is None else run.record.get("commits")
     if commits is None:
-        languages = recipe.data.languages
-        sources = [source for own in languages.values() for source in own] if languages else recipe.data.sources
-        commits = current().from_first(lambda: hub_commits(sources, offline=arguments.offline))
+        commits = current().from_first(lambda: hub_commits(recipe.data.all_sources, offline=arguments.offline))
     words = None if run is None else run.record.get(WORDS)
     if words is None:
         opened = partial(open_text, recipe, offline=arguments.offline, commits=commits)
         words = current().from_first(lambda: _words_of(recipe, opened, progress))
     if words is not None:
-        check_words(recipe, words)
+        check_words(recipe.data, words)
     with current().in_turn():
         shards = open_shards(
             recipe, cache=arguments.cache, offline=arguments.offline, progress=progress, commits=commits
@@ -148,8 +146,10 @@ def open_text(recipe: Recipe, *, offline: bool, commits: Mapping[str, str] | Non
 
 def _words_of(recipe: Recipe, opened: Callable[[], Corpus], progress: Progress) -> int | None:
     """Words of the text, where the recipe depends on them; other files than it expects are told."""
-    if recipe.data.is_tokenised or not (needs_words(recipe) or recipe.engine.expected_files):
+    data, expected = recipe.data, recipe.engine.expected_files
+    counts = needs_words(data, recipe.engine)
+    if data.is_tokenised or not (counts or expected):
         return None
     corpus = opened()
-    tell_other_files(recipe, corpus)
-    return count_words(corpus, progress) if needs_words(recipe) else None
+    tell_other_files(expected, corpus, sources=data.sources, name=recipe.name)
+    return count_words(corpus, progress) if counts else None

@@ -16,7 +16,7 @@ from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError
 from bertkit.objectives.base import Objective
 from bertkit.pretraining.held_out import HeldOut, HeldOutSize
-from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.recipe import PretrainingOptimisation
 from bertkit.pretraining.stages import Stage
 from bertkit.text.tokenizer import Tokenizer
 
@@ -46,27 +46,27 @@ class StageRun:
         micro_batch_tokens: int | None = None,
         prepare: Callable[[Objective], Objective] | None = None,
     ) -> None:
-        recipe = stage.recipe
+        optimisation = stage.recipe.optimisation
         prepare = prepare or (lambda objective: objective.prepared(tokenizer, shards))
         self.stage = stage
-        self.objectives = tuple(map(prepare, recipe.objectives))
+        self.objectives = tuple(map(prepare, stage.recipe.objectives))
         training, self._held_out_stream = training_and_held_out(
-            recipe.data,
+            stage.recipe.data,
             shards,
-            seed=recipe.seed,
+            seed=stage.recipe.seed,
             stage=stage.number,
             plans=cache / "plans",
-            lanes=recipe.optimisation.batch_sequences,
+            lanes=optimisation.batch_sequences,
             sep_id=tokenizer.sep_id,
         )
         self.batches = StepBatches(
             training,
             Vocabulary.of(tokenizer),
             self.objectives,
-            batch_sequences=recipe.optimisation.batch_sequences,
+            batch_sequences=optimisation.batch_sequences,
             micro_batch_tokens=micro_batch_tokens,
             first_step=stage.first_step,
-            run_steps=recipe.optimisation.steps,
+            run_steps=optimisation.steps,
             sizes=stage.batch_sizes,
         )
 
@@ -87,9 +87,8 @@ class StageRun:
         return self.held_out.size(self._held_out_stream, self.objectives)
 
 
-def check_epochs(recipe: Recipe, stages: Sequence[StageRun]) -> None:
-    """Raise DataError if the run would read its text more often than `data.max_epochs`."""
-    limit, optimisation = recipe.data.max_epochs, recipe.optimisation
+def check_epochs(limit: float | None, optimisation: PretrainingOptimisation, stages: Sequence[StageRun]) -> None:
+    """Raise DataError if the run would read its text more often than `data.max_epochs`, the limit."""
     if limit is None:
         return
     epoch_samples = [each.batches.stream.epoch_length(0) for each in stages]

@@ -34,7 +34,7 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
-from bertkit.pretraining.initial_model import initial_model
+from bertkit.pretraining.initial_model import Initial, initial_model
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun, check_epochs
@@ -119,7 +119,7 @@ class Pretrainer(Trainer[PackedBatch]):
         for stage_run in self.stages:
             _ = stage_run.held_out
             stage_run.batches.check_enough()
-        check_epochs(self.recipe, self.stages)
+        check_epochs(self.recipe.data.max_epochs, self.recipe.optimisation, self.stages)
         self.stages[-1].held_out_size.report()
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
@@ -375,12 +375,13 @@ class Pretrainer(Trainer[PackedBatch]):
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         """The model that all stages need, with its first weights."""
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
-        if self.recipe.init is not None:
+        recipe = self.recipe
+        if recipe.init is not None:
             first = self.stages[0].stage.recipe.model
-            model = initial_model(self.recipe, self.recipe.init, first, objectives, self.tokenizer)
-            return grown(model, config)
+            initial = Initial(recipe.init, recipe.init_decoder, recipe.init_tiling, recipe.new_pieces, recipe.seed)
+            return grown(initial_model(initial, first, objectives, self.tokenizer), config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
-        model.initialise(self.recipe.seed)
+        model.initialise(recipe.seed)
         model.encoder.read_vocabulary(self.tokenizer)
         return model
 

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bertkit.data.config import DataConfig
 from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
-from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage
 from bertkit.progress import Progress
 from bertkit.text.corpus import Corpus
+from bertkit.training.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,9 @@ class StageOnText(Protocol):
     def batches(self) -> StepBatches: ...
 
 
-def needs_words(recipe: Recipe) -> bool:
-    """Whether anything in the recipe depends on the words of the text."""
-    return recipe.data.max_words is not None or bool(recipe.engine.models_at_words)
+def needs_words(data: DataConfig, engine: EngineConfig) -> bool:
+    """Whether anything in a recipe with these settings depends on the words of the text."""
+    return data.max_words is not None or bool(engine.models_at_words)
 
 
 def count_words(corpus: Corpus, progress: Progress) -> int:
@@ -59,29 +60,35 @@ def count_words(corpus: Corpus, progress: Progress) -> int:
     return count
 
 
-def check_words(recipe: Recipe, words: int) -> None:
+def check_words(data: DataConfig, words: int) -> None:
     """Raise DataError if the text has more words than `data.max_words` allows."""
-    limit = recipe.data.max_words
+    limit = data.max_words
     if limit is not None and words > limit:
         raise DataError(
-            f"{', '.join(recipe.data.sources)}: {words:,} words between white space, {words - limit:,} more than"
+            f"{', '.join(data.sources)}: {words:,} words between white space, {words - limit:,} more than"
             f" data.max_words allows ({limit:,}); leave text out, or lift the limit with --set data.max_words=null"
         )
 
 
-def check_countable(recipe: Recipe) -> None:
+def check_countable(data: DataConfig, engine: EngineConfig) -> None:
     """Raise UsageError if words are wanted of token shards, which have none."""
-    if needs_words(recipe) and recipe.data.is_tokenised:
-        key = "engine.models_at_words" if recipe.data.max_words is None else "data.max_words"
+    if needs_words(data, engine) and data.is_tokenised:
+        key = "engine.models_at_words" if data.max_words is None else "data.max_words"
         raise UsageError(
-            f"{key}: {recipe.data.sources[0]} holds tokens, whose words cannot be counted; give the text itself, or set"
+            f"{key}: {data.sources[0]} holds tokens, whose words cannot be counted; give the text itself, or set"
             f" {key} to {'[]' if key.startswith('engine') else 'null'}"
         )
 
 
-def tell_other_files(recipe: Recipe, corpus: Corpus) -> None:
-    """Warn of files that the recipe does not expect, and of those that are missing."""
-    expected = recipe.engine.expected_files
+def tell_other_files(expected: Sequence[str], corpus: Corpus, *, sources: Sequence[str], name: str) -> None:
+    """Warn of files that a recipe does not expect, and of those that are missing.
+
+    Args:
+        expected: its `engine.expected_files`; where it names none, any are fine.
+        corpus: its text.
+        sources: of the text, for the message.
+        name: of the recipe, for the message.
+    """
     if not expected:
         return
     found = {Path(reader.name).name: Path(reader.name).name.partition(".")[0] for reader in corpus.readers}
@@ -92,7 +99,7 @@ def tell_other_files(recipe: Recipe, corpus: Corpus) -> None:
         log.warning(
             "%s: not the text that recipe %s is for (engine.expected_files): it %s. Its scores do not compare with"
             " those of models of that text",
-            *(", ".join(recipe.data.sources), recipe.name, " and ".join(parts)),
+            *(", ".join(sources), name, " and ".join(parts)),
         )
 
 

@@ -19,7 +19,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import point_shapes
+from bertkit.models.hook_points import point_shapes
 from bertkit.probing.run import ProbeRequest
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.state_store import StateStore, collect_states

@@ -14,7 +14,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.points import recordable_points
+from bertkit.models.hook_points import recordable_points
 from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 

@@ -70,7 +70,7 @@ def read_texts(
     streams: list[Iterable[Sentence]] = [_treebank(existing(source)) for source in treebanks]
     if others:
         corpus = open_corpus(others, offline=offline)
-        hashes |= {entry["name"]: entry["content"] for entry in corpus.describe()}
+        hashes |= corpus.hashes
         streams.append(_sentences(corpus.documents()))
     counter = _Counter()
     sentences = (counter.unique if unique else counter.all)(chain.from_iterable(streams))

@@ -21,7 +21,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import device_of, layer_points
+from bertkit.models.hook_points import device_of, layer_points
 from bertkit.models.pseudo_likelihood import reads_causally
 from bertkit.models.recorder import Recorder
 from bertkit.probing.sentences import EncodedSentence, batches, packed

@@ -74,6 +74,11 @@ class Corpus:
             for reader, content in zip(self.readers, self.contents, strict=True)
         ]
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The content hash of each reader, by its name."""
+        return {reader.name: content for reader, content in zip(self.readers, self.contents, strict=True)}
+
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
         """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
 

@@ -44,11 +44,11 @@ class Layout(Settings, ABC):
         """The name by which a recipe chooses it."""
         return str(type(self).model_fields["name"].default)
 
-    def errors(self, recipe: Any) -> Iterator[str]:
+    def errors(self, data: Any, optimisation: Any) -> Iterator[str]:
         """Why a recipe cannot have it: one sentence each, with the key and the remedy.
 
         Args:
-            recipe: of pretraining, a class of a package above this one.
+            data, optimisation: the recipe's settings, of modules above this one.
         """
         return iter(())
 

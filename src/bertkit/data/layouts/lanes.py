@@ -96,17 +96,17 @@ class LaneLayout(Layout):
         """Into how many parts the text is cut: each has a lane in each direction in which it is read."""
         return lanes // 2 if self.bidirectional else lanes
 
-    def errors(self, recipe: Any) -> Iterator[str]:
+    def errors(self, data: Any, optimisation: Any) -> Iterator[str]:
         name = f"data.layout {self.choice!r}"
-        batch = recipe.optimisation.batch_sequences
-        if recipe.optimisation.batch_ramp is not None:
+        batch = optimisation.batch_sequences
+        if optimisation.batch_ramp is not None:
             yield f"{name} reads a text on in each place of the batch, so that it cannot grow; leave batch_ramp out"
         if self.bidirectional and batch % 2:
             yield (
                 f"optimisation.batch_sequences ({batch}) must be even: with data.layout.bidirectional half of them are"
                 " read from right to left"
             )
-        if recipe.data.languages:
+        if data.languages:
             yield f"{name} reads one text; leave data.languages out, and name data.sources"
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
@@ -160,9 +160,9 @@ class ReusedSegments(LaneLayout):
     def advance(self, sequence_length: int) -> int:
         return sequence_length // 2 if self.reused_tokens is None else self.reused_tokens
 
-    def errors(self, recipe: Any) -> Iterator[str]:
-        yield from super().errors(recipe)
-        length = recipe.data.sequence_length
+    def errors(self, data: Any, optimisation: Any) -> Iterator[str]:
+        yield from super().errors(data, optimisation)
+        length = data.sequence_length
         if self.advance(length) + self.special_tokens + 2 > length:
             yield (
                 f"data.layout.reused_tokens ({self.advance(length)}) leaves no room for two segments in"

@@ -37,10 +37,10 @@ class ParallelText(Layout):
     epoch_dependent: ClassVar[bool] = False
     keeps_documents: ClassVar[bool] = True
 
-    def errors(self, recipe: Any) -> Iterator[str]:
-        if recipe.data.languages:
+    def errors(self, data: Any, optimisation: Any) -> Iterator[str]:
+        if data.languages:
             yield "data.languages: layout parallel reads data.sources alone; leave languages out"
-        if recipe.data.reading.target_field is None and not recipe.data.is_tokenised:
+        if data.reading.target_field is None and not data.is_tokenised:
             yield "data.layout parallel needs parallel text; write data.reading.target_field (target, as a rule)"
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:

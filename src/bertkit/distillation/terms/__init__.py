@@ -6,6 +6,8 @@ from bertkit.distillation.terms.attention import Attention
 from bertkit.distillation.terms.base import (
     DistillationTerm,
     LinearProjections,
+    OutputPair,
+    ShapePair,
     add_projections,
     check_single_teacher,
     compares_layers,
@@ -43,7 +45,9 @@ __all__ = [
     "LinearProjections",
     "LogitError",
     "LogitTerm",
+    "OutputPair",
     "Patience",
+    "ShapePair",
     "SoftTargets",
     "add_projections",
     "check_single_teacher",

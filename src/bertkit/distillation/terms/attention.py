@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.losses import cells_of, pattern_divergence, score_squared_error
-from bertkit.distillation.terms.base import DistillationTerm, LinearProjections, over_layers
+from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair
 from bertkit.errors import UsageError
-from bertkit.models.layer_choice import MapName, Pairs, layer_map
+from bertkit.models.layer_choice import MapName, Pairs
 from bertkit.models.loss_sum import LossSum
 
 
@@ -38,7 +38,7 @@ class Attention(DistillationTerm):
     )
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-        heads = shapes.student.heads, shapes.teacher.heads
+        heads = shapes.heads
         if heads[0] != heads[1] or not heads[0]:
             raise UsageError(
                 f"attention: the student has {heads[0]} heads a layer, the teacher {heads[1]}; maps are compared head"
@@ -52,21 +52,19 @@ class Attention(DistillationTerm):
             return batch.num_tokens
         return int((batch.sequences.cu_seqlens_B1.diff().long() ** 2).sum())
 
-    def loss(
-        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
-    ) -> LossSum:
-        lengths_B = student.lengths_B
-        cell_BSS = cells_of(lengths_B, student.batch.sequences.max_length)
+    def loss(self, pair: OutputPair) -> LossSum:
+        lengths_B = pair.student.lengths_B
+        cell_BSS = cells_of(lengths_B, pair.student.batch.sequences.max_length)
 
-        def of_pair(m: int, n: int) -> Tensor:
+        def rows(layer: int, student_BNSS: Tensor, teacher_BNSS: Tensor) -> Tensor:
             if self.of == "scores":
-                return score_squared_error(student.scores[m], teacher.scores[n], cell_BSS)
-            return pattern_divergence(student.scores[m], teacher.scores[n], lengths_B)
+                return score_squared_error(student_BNSS, teacher_BNSS, cell_BSS)
+            return pattern_divergence(student_BNSS, teacher_BNSS, lengths_B)
 
-        return over_layers(of_pair, self.layer_pairs(shapes))
+        return pair.over_layers(lambda recorded: recorded.scores, rows, self.layer_pairs(pair.shapes))
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
-        found = layer_map(self.layers, student=shapes.student.layers, teacher=shapes.teacher.layers)
+        found = shapes.layer_pairs(self.layers)
         if any(0 in pair for pair in found):
             raise UsageError(f"attention.layers: {self.layers}: layer 0 is the embeddings; attention begins with 1")
         return found

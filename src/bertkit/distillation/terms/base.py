@@ -4,13 +4,14 @@ A term is to a teacher what an objective is to a corpus: settings, a count that 
 Siblings hold the terms: logits.py those of the outputs, states.py and attention.py those of the layers. The formulas
 are those of `bertkit.distillation.losses`. Layers are counted from 1, the embeddings being 0.
 
-Shapes: M rows of logits (examples of a task, or tokens of a text).
+Shapes: M rows of logits (examples of a task, or tokens of a text), D width, N heads.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,9 +19,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.distillation.activations import Activations, ActivationSpec, ModelShape
 from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings, UnreadKey
 
@@ -28,6 +31,65 @@ LinearProjections = nn.ModuleDict
 """Learnt linear maps from the student's states to the teacher's width, by name; a finished student has none."""
 PROJECTIONS = "distillation"
 """A student's companion of this name holds its projections while it trains."""
+
+
+@dataclass(frozen=True)
+class ShapePair:
+    """The shapes of student and teacher."""
+
+    student: ModelShape
+    teacher: ModelShape
+
+    @classmethod
+    def from_configs(cls, student: EncoderConfig, teacher: EncoderConfig) -> ShapePair:
+        """Of models with these settings."""
+        return cls(ModelShape.from_config(student), ModelShape.from_config(teacher))
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """D of both."""
+        return self.student.width, self.teacher.width
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """N of both."""
+        return self.student.heads, self.teacher.heads
+
+    def layer_pairs(self, layers: MapName | Pairs) -> Pairs:
+        """The layers that are compared, as `layer_map` has them."""
+        return layer_map(layers, student=self.student.layers, teacher=self.teacher.layers)
+
+
+@dataclass(frozen=True)
+class OutputPair:
+    """What was recorded of student and teacher on one batch, and what a comparison of the two depends on.
+
+    Attributes:
+        student, teacher: what was recorded of each.
+        shapes: of both.
+        projections: from the student's states to the teacher's width.
+    """
+
+    student: Activations
+    teacher: Activations
+    shapes: ShapePair
+    projections: LinearProjections
+
+    def over_layers(
+        self,
+        recorded: Callable[[Activations], Mapping[int, Tensor]],
+        loss_of: Callable[[int, Tensor, Tensor], Tensor],
+        pairs: Pairs,
+    ) -> LossSum:
+        """Rows of every pair of layers, added up row by row: a mean over rows is then a sum over layers.
+
+        Args:
+            recorded: what is compared, by layer.
+            loss_of: the loss of each row, of the student's layer and what was recorded of it and of the teacher's.
+            pairs: of layers.
+        """
+        own, theirs = recorded(self.student), recorded(self.teacher)
+        return summed(torch.stack([loss_of(m, own[m], theirs[n]) for m, n in pairs]).sum(dim=0))
 
 
 class DistillationTerm(Settings, ABC):
@@ -64,16 +126,14 @@ class DistillationTerm(Settings, ABC):
         """
 
     @abstractmethod
-    def loss(
-        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
-    ) -> LossSum:
+    def loss(self, pair: OutputPair) -> LossSum:
         """The summed loss; `correct` counts the rows where both choose the same class, or is 0."""
 
     def projections(self, shapes: ShapePair) -> Mapping[str, tuple[int, int]]:
         """The learnt projections that it needs: input and output width by name."""
         return {}
 
-    def layer_pairs(self, shapes: ShapePair) -> tuple[tuple[int, int], ...]:
+    def layer_pairs(self, shapes: ShapePair) -> Pairs:
         """Which layers it compares: (student's, teacher's)."""
         return ()
 
@@ -82,11 +142,6 @@ def summed(loss_M: Tensor, *, agreeing: Tensor | None = None) -> LossSum:
     """The loss of each row as a sum and a count."""
     correct = loss_M.new_zeros((), dtype=torch.int64) if agreeing is None else agreeing.sum()
     return LossSum(loss_M.sum(), loss_M.numel(), correct)
-
-
-def over_layers(loss_of: Callable[[int, int], Tensor], pairs: tuple[tuple[int, int], ...]) -> LossSum:
-    """Rows of every pair of layers, added up row by row: a mean over rows is then a sum over layers."""
-    return summed(torch.stack([loss_of(*pair) for pair in pairs]).sum(dim=0))
 
 
 def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:

@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
-from bertkit.distillation.terms.base import DistillationTerm, LinearProjections, summed
+from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair, summed
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 
@@ -42,9 +42,8 @@ class LogitTerm(DistillationTerm):
     def count(self, batch: PackedBatch, rows: int) -> int:
         return rows
 
-    def loss(
-        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
-    ) -> LossSum:
+    def loss(self, pair: OutputPair) -> LossSum:
+        student, teacher = pair.student, pair.teacher
         if isinstance(student.logits, VocabularyProjection):
             assert isinstance(teacher.logits, WordLogits)
             loss, agreeing = self.over_words(student.logits, teacher.logits)

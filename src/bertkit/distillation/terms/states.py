@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import Activations, ActivationSpec, ShapePair
+from bertkit.distillation.activations import Activations, ActivationSpec
 from bertkit.distillation.losses import (
     cosine_distance,
     feature_map_error,
@@ -29,9 +29,9 @@ from bertkit.distillation.losses import (
     state_squared_error,
     variance_error,
 )
-from bertkit.distillation.terms.base import DistillationTerm, LinearProjections, over_layers
+from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair
 from bertkit.errors import UsageError
-from bertkit.models.layer_choice import MapName, Pairs, layer_map
+from bertkit.models.layer_choice import MapName, Pairs
 from bertkit.models.loss_sum import LossSum
 
 _Layers = MapName | tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ class StateTerm(DistillationTerm):
         """The loss of each row, (M,)."""
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-        widths = shapes.student.width, shapes.teacher.width
+        widths = shapes.widths
         if self.projection is None and widths[0] != widths[1]:
             raise UsageError(
                 f"{self.term}: the student's states are {widths[0]} wide, the teacher's {widths[1]}; give the term a"
@@ -72,20 +72,16 @@ class StateTerm(DistillationTerm):
         return batch.num_tokens
 
     def projections(self, shapes: ShapePair) -> Mapping[str, tuple[int, int]]:
-        widths = shapes.student.width, shapes.teacher.width
-        return {name: widths for layer, _ in self.layer_pairs(shapes) if (name := self._projection_of(layer))}
+        return {name: shapes.widths for layer, _ in self.layer_pairs(shapes) if (name := self._projection_of(layer))}
 
-    def loss(
-        self, student: Activations, teacher: Activations, shapes: ShapePair, projections: LinearProjections
-    ) -> LossSum:
-        pairs = self.layer_pairs(shapes)
+    def loss(self, pair: OutputPair) -> LossSum:
+        pairs = self.layer_pairs(pair.shapes)
 
-        def of_pair(m: int, n: int) -> Tensor:
-            name = self._projection_of(m)
-            states = self.states(student)[m]
-            return self.rows(states if name is None else projections[name](states), self.states(teacher)[n])
+        def rows(layer: int, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
+            name = self._projection_of(layer)
+            return self.rows(student_MD if name is None else pair.projections[name](student_MD), teacher_MD)
 
-        total = over_layers(of_pair, pairs)
+        total = pair.over_layers(self.states, rows, pairs)
         return LossSum(total.sum / len(pairs), total.count, total.correct) if self.averages_layers else total
 
     def states(self, activations: Activations) -> Mapping[int, Tensor]:
@@ -102,7 +98,7 @@ class LayerStates(StateTerm):
     layers: _Layers = Field("uniform", description=_LAYERS_HELP)
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
-        return layer_map(self.layers, student=shapes.student.layers, teacher=shapes.teacher.layers)
+        return shapes.layer_pairs(self.layers)
 
 
 class HiddenStates(LayerStates):
@@ -148,8 +144,8 @@ class Patience(LayerStates):
     normalise: bool = Field(True, description="Bring states to length 1 before they are compared.")
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-        student, teacher = super().specs(shapes)
-        return ActivationSpec(first_states=student.states), ActivationSpec(first_states=teacher.states)
+        own, theirs = super().specs(shapes)
+        return ActivationSpec(first_states=own.states), ActivationSpec(first_states=theirs.states)
 
     def states(self, activations: Activations) -> Mapping[int, Tensor]:
         return activations.first_states

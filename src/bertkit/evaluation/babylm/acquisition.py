@@ -33,14 +33,14 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measurement_identity,
 )
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import read_json, sha256_of
 from bertkit.models.pseudo_likelihood import choose_rule, score_texts
 from bertkit.progress import Progress
+from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers.common import field, list_in, numbered_lines, text_in
 
 Floats = NDArray[np.float64]
@@ -115,12 +115,9 @@ def measure_surprisals(
     rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
     own = BabylmSettings(rule=settings.rule)
     identity = measurement_identity("eval", "babylm-aoa", [loaded], own, arguments, data={str(path): sha256_of(path)})
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    engine = arguments.engine()
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
+        engine = arguments.engine()
         before = [f"{context.strip()} " for each in words for context in each.contexts]
         targets = [each.word.strip() for each in words for _ in each.contexts]
         scores = score_texts(
@@ -134,7 +131,7 @@ def measure_surprisals(
             progress=progress,
         )
         left = iter(scores)
-        results = {
+        return {
             "suite": "babylm-aoa",
             "model": loaded.name,
             "tasks": {},
@@ -142,8 +139,8 @@ def measure_surprisals(
             "vocabulary": loaded.model.encoder.vocab_size,
             "surprisals": {each.word: [-next(left).total for _ in each.contexts] for each in words},
         }
-        run.write_results(results)
-    return Evaluated(run, results)
+
+    return measure_once(identity, arguments, compute)
 
 
 def official_document(name: str, measured: Mapping[str, tuple[int, Evaluated]], words: Sequence[WordContexts]) -> Any:

@@ -34,13 +34,13 @@ from bertkit.evaluation.babylm.run import evaluate_babylm
 from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
 from bertkit.evaluation.babylm.tasks import places_of
 from bertkit.evaluation.loaded_model import short_name
-from bertkit.evaluation.run import EvalArguments, Evaluated, begin_measurement, finished_measurement
+from bertkit.evaluation.run import EvalArguments, Evaluated, measure_once
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import write_text
 from bertkit.pretraining.words import FOLDER as MODELS
 from bertkit.pretraining.words import mark_name, words_of_mark
 from bertkit.progress import Progress, silent_progress
-from bertkit.run.directory import RECORD, RunIdentity
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 
 SUITE = "babylm-checkpoints"
 AOA = "aoa"
@@ -94,16 +94,13 @@ def evaluate_checkpoints(
     ages = None if folder is None else _acquisition(arguments, folder, models, settings, progress)
     done_runs = [*scored.values(), *(() if ages is None else ages.measured.values())]
     identity = _identity(arguments, settings, done_runs)
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         last = list(scored.values())[-1].results
         left_out = {task: reason for task, reason in last["left_out"].items() if task not in (AOA, "glue")}
         if ages is None and not settings.only:
             left_out[AOA] = f"no aoa/{CONTEXTS} in {data} or in its full_eval"
-        results = {
+        return {
             "suite": SUITE,
             "model": arguments.model,
             "tasks": last["tasks"],
@@ -118,8 +115,8 @@ def evaluate_checkpoints(
             "protocol": last["protocol"],
             "submission": _write_submission(run.path, short_name(arguments.model), scored, ages),
         }
-        run.write_results(results)
-    return Evaluated(run, results)
+
+    return measure_once(identity, arguments, compute)
 
 
 def find_acquisition(data: Path | None) -> Path | None:

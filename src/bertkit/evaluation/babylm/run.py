@@ -44,8 +44,8 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
     finished_measurement,
+    measure,
     measured_once,
     measurement_identity,
 )
@@ -118,18 +118,17 @@ def evaluate_babylm(
     finetuned = None
     if settings.finetune:
         finetuned = finetune_glue(arguments, data, settings.finetune, settings.finetune_steps, progress)
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         measured = BabylmScores(left_out=left_out, finetuned=finetuned)
         for task in TASKS:
             if task.name in found:
                 _measure(run, task, found[task.name], loaded, rule, settings, engine, measured, progress)
         if not measured.tasks:
             raise DataError("; ".join(dict.fromkeys(measured.left_out.values())))
-        results = _results(run, loaded, rule, settings, measured)
-        run.write_results(results)
-    return Evaluated(run, results)
+        return _results(run, loaded, rule, settings, measured)
+
+    return measure(identity, arguments, compute)
 
 
 def _measure(

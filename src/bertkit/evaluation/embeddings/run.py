@@ -15,13 +15,12 @@ from bertkit.evaluation.embeddings.sources import VectorSource
 from bertkit.evaluation.run import (
     EvalArguments,
     Evaluated,
-    begin_measurement,
-    finished_measurement,
+    measure_once,
     measured_once,
 )
 from bertkit.metrics.base import Additive, MeanOf
 from bertkit.metrics.statistics import Score, bootstrap_interval
-from bertkit.run.directory import RunIdentity
+from bertkit.run.directory import RunDirectory, RunIdentity
 
 CONFIDENCE = 0.95
 
@@ -89,12 +88,9 @@ def measure(
         command=arguments.command,
         fingerprints=fingerprints,
     )
-    if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
-    run = begin_measurement(identity, arguments)
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def contents(run: RunDirectory) -> dict[str, Any]:
         found = compute()
-        results = {"suite": suite, "model": source.name, **found, "notes": source.notes, "confidence": CONFIDENCE}
-        run.write_results(results)
-    return Evaluated(run, results)
+        return {"suite": suite, "model": source.name, **found, "notes": source.notes, "confidence": CONFIDENCE}
+
+    return measure_once(identity, arguments, contents)

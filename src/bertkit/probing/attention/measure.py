@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import of_layers, point_shapes
+from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer

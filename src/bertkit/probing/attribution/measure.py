@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import device_of
+from bertkit.models.hook_points import device_of
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed

@@ -21,7 +21,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import device_of
+from bertkit.models.hook_points import device_of
 from bertkit.probing.attribution import Baseline
 from bertkit.probing.attribution.explanations import (
     METHODS,

@@ -16,7 +16,7 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.points import layer_points, point_shapes
+from bertkit.models.hook_points import layer_points, point_shapes
 from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.identifiability import identifiability, token_states
 from bertkit.probing.attribution.measure import Contributions, contributions, directions, squared_norms

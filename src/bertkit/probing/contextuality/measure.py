@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress

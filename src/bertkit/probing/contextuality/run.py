@@ -14,7 +14,7 @@ import torch
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.probing.contextuality import ContextualitySettings
 from bertkit.probing.contextuality.measure import (
     Place,

@@ -6,7 +6,7 @@ models, such as those of a study.
 
 from __future__ import annotations
 
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import check_store, kept_states, width_of
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.measure import LinearProbe, accuracy

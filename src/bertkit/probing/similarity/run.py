@@ -17,7 +17,7 @@ from torch import Tensor
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.points import layer_points
+from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import drawn
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe

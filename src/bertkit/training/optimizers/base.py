@@ -7,7 +7,7 @@ Siblings hold one update rule each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -119,3 +119,11 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         name, _, entry = key.rpartition(":")
         parameter = parameters[name]
         optimizer.state[parameter][entry] = value.clone().to(parameter.device)
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """What torch's `step` returns: the loss that a closure computes anew, with its gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

@@ -16,7 +16,7 @@ from torch import nn
 
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
-from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups
+from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups, loss_of
 
 
 class MuonConfig(OptimizerConfig):
@@ -91,10 +91,7 @@ class JointOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as torch's own
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for number, part in enumerate(self._parts):
             part.param_groups = [group for group in self.param_groups if group["part"] == number]
             part.state = self.state

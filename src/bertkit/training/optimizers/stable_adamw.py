@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.training.optimizers.base import OptimizerConfig
+from bertkit.training.optimizers.base import OptimizerConfig, loss_of
 
 
 class StableAdamWConfig(OptimizerConfig):
@@ -52,10 +52,7 @@ class StableAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # as torch's own
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             by_step: dict[int, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

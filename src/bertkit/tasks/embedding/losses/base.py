@@ -23,7 +23,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 
-Wanted = Literal["score", "class", "margins", "vectors"]
+TargetKind = Literal["score", "class", "margins", "vectors"]
 """What a loss reads beside vectors: a number for each pair, a class for each pair, or for each negative by how much the
 positive's score is greater, or a teacher's vector of the first text."""
 Distance = Literal["cosine", "euclidean", "manhattan"]
@@ -62,7 +62,7 @@ class TextVectors:
 class EmbeddingLoss(Settings):
     """A loss on vectors, with its settings."""
 
-    wanted: ClassVar[Wanted | None] = None
+    wanted: ClassVar[TargetKind | None] = None
     """What it reads beside the vectors."""
     texts: ClassVar[tuple[int, int | None]] = (2, 2)
     """The least and the largest number of an example's texts; None: any number."""

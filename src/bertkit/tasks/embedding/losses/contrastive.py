@@ -19,8 +19,8 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.embedding.losses.base import (
     Distance,
     EmbeddingLoss,
+    TargetKind,
     TextVectors,
-    Wanted,
     distance,
     mean_of,
     of_whole_batch,
@@ -35,7 +35,7 @@ class ContrastiveLoss(EmbeddingLoss):
     distance: Distance = Field("cosine", description="Distance of two vectors.")
     margin: float = Field(0.5, ge=0, description="Distance from which on a pair that does not belong together is free.")
 
-    wanted: ClassVar[Wanted | None] = "score"
+    wanted: ClassVar[TargetKind | None] = "score"
     compares_bounded_scores: ClassVar[bool] = True
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
@@ -52,7 +52,7 @@ class OnlineContrastiveLoss(EmbeddingLoss):
     distance: Distance = Field("cosine", description="Distance of two vectors.")
     margin: float = Field(0.5, ge=0, description="Distance from which on a pair that does not belong together is free.")
 
-    wanted: ClassVar[Wanted | None] = "score"
+    wanted: ClassVar[TargetKind | None] = "score"
     compares_examples: ClassVar[bool] = True
     compares_bounded_scores: ClassVar[bool] = True
 

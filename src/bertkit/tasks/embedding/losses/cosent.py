@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, cosine, of_whole_batch, pair
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, cosine, of_whole_batch, pair
 
 
 class RankingLoss(EmbeddingLoss):
@@ -25,7 +25,7 @@ class RankingLoss(EmbeddingLoss):
 
     scale: float = Field(20.0, gt=0, description="Factor of the similarities: the inverse of a temperature.")
 
-    wanted: ClassVar[Wanted | None] = "score"
+    wanted: ClassVar[TargetKind | None] = "score"
     compares_examples: ClassVar[bool] = True
 
     def count(self, examples: int) -> int:

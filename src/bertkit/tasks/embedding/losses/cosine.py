@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, cosine, mean_of, pair
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, cosine, mean_of, pair
 
 
 class CosineLoss(EmbeddingLoss):
@@ -18,7 +18,7 @@ class CosineLoss(EmbeddingLoss):
 
     name: Literal["cosine"] = "cosine"
 
-    wanted: ClassVar[Wanted | None] = "score"
+    wanted: ClassVar[TargetKind | None] = "score"
     compares_bounded_scores: ClassVar[bool] = True
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, mean_of
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, mean_of
 
 
 class MarginLoss(EmbeddingLoss):
@@ -22,7 +22,7 @@ class MarginLoss(EmbeddingLoss):
     name: Literal["margin"] = "margin"
 
     texts: ClassVar[tuple[int, int | None]] = (3, None)
-    wanted: ClassVar[Wanted | None] = "margins"
+    wanted: ClassVar[TargetKind | None] = "margins"
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]

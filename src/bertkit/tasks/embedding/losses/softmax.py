@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, pair
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, pair
 
 Part = Literal["u", "v", "|u-v|", "u*v"]
 
@@ -31,7 +31,7 @@ class SoftmaxLoss(EmbeddingLoss):
         description="What is joined of the two vectors u and v: u, v, |u-v|, u*v.",
     )
 
-    wanted: ClassVar[Wanted | None] = "class"
+    wanted: ClassVar[TargetKind | None] = "class"
     of_parts: ClassVar[bool] = False
 
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, Wanted, mean_of
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, mean_of
 
 
 class TeacherVectorLoss(EmbeddingLoss):
@@ -23,7 +23,7 @@ class TeacherVectorLoss(EmbeddingLoss):
     name: Literal["teacher_vectors"] = "teacher_vectors"
 
     texts: ClassVar[tuple[int, int | None]] = (1, None)
-    wanted: ClassVar[Wanted | None] = "vectors"
+    wanted: ClassVar[TargetKind | None] = "vectors"
     of_parts: ClassVar[bool] = False
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:

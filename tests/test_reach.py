@@ -1,0 +1,86 @@
+"""How far a value reaches: in how many files, of those that a command can import, code names a recipe or a teacher.
+
+A file that passes a value on without using it must be changed with every change of the value. A file counts if a
+variable, a parameter or a field in it has the value's name; attributes (`arguments.recipe`) and keywords of calls do
+not. `Settings.unread_keys` is left out: it reads a recipe in every class that has keys of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bertkit
+
+ROOT = Path(bertkit.__file__).parent
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """The file of a module, if it is one, and those of the packages that it is in; without bertkit/__init__.py, whose
+    names are imported when they are used."""
+    folder = ROOT
+    for name in module.split(".")[1:]:
+        folder = folder / name
+        yield from (path for path in (folder / "__init__.py", folder.with_suffix(".py")) if path.is_file())
+
+
+def imported(file: Path) -> set[Path]:
+    """The files of bertkit that a file imports, inside functions and for types too."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
+            found.update(path for alias in node.names for path in files_of(f"{node.module}.{alias.name}"))
+        elif isinstance(node, ast.Import):
+            found.update(
+                path for alias in node.names if alias.name.startswith("bertkit.") for path in files_of(alias.name)
+            )
+    return found
+
+
+def reachable(start: Path) -> set[Path]:
+    """The files that importing one, and running what is in it, may import."""
+    found, waiting = set[Path](), [start]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += imported(file)
+    return found
+
+
+def names(source: str, value: str) -> bool:
+    """Whether code names a value."""
+
+    def within(node: ast.AST) -> bool:
+        if isinstance(node, ast.FunctionDef) and node.name == "unread_keys":
+            return False
+        if (isinstance(node, ast.Name) and node.id == value) or (isinstance(node, ast.arg) and node.arg == value):
+            return True
+        return any(map(within, ast.iter_child_nodes(node)))
+
+    return within(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("def size(recipe): return recipe.steps", True),
+        ("class Run:\n    recipe: str", True),
+        ("run.recipe", False),
+        ("plan(recipe=arguments.recipe)", False),
+        ("class Ramp:\n    def unread_keys(self, recipe): return recipe.steps", False),
+    ],
+)
+def test_a_variable_a_parameter_or_a_field_names_a_value(source: str, named: bool) -> None:
+    assert names(source, "recipe") is named
+
+
+@pytest.mark.parametrize(("command", "value", "most"), [("pretrain", "recipe", 14), ("distill", "teacher", 25)])
+def test_a_value_is_named_in_no_more_files_than_it_was(command: str, value: str, most: int) -> None:
+    files = reachable(ROOT / "cli" / f"{command}.py")
+    naming = sorted(str(file.relative_to(ROOT)) for file in files if names(file.read_text(encoding="utf-8"), value))
+    assert len(files) > 200
+    assert len(naming) <= most, "hand on the settings or the part that is used, not the whole:\n" + "\n".join(naming)
