@@ -1,4 +1,4 @@
-"""What the ranks of tests/training/test_sharding.py do: in each phase an update from the checkpoint of the last one.
+"""What the ranks of tests/training/test_sharding.py do: in each phase two updates from the checkpoint of the last one.
 
     python -m tests.training.sharding_script DIRECTORY 2 1 4     phases of two ranks, of one, and of four
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "adamw": AdamWConfig(bias_correction=False),
     "lamb": LambConfig(),
 }
-UPDATES = 1
+UPDATES = 2
 """Of each phase."""
 VOCABULARY = 101
 
@@ -78,6 +78,9 @@ def trained(name: str, directory: Path, phase: int) -> tuple[list[float], dict[s
     for number in range(UPDATES * phase, UPDATES * (phase + 1)):
         outcome = step.update(micro_batches(number), TERMS, 1e-3, number)
         average.update()
+        with placement.whole(), torch.no_grad():
+            for batch in micro_batches(number):  # evaluations: not as many on one rank as on another
+                model(batch)
         outcomes += [TERMS.total(outcome.terms), outcome.gradient_norm, outcome.tokens]
     tensors = {
         "weights": {key: each.detach() for key, each in model.named_parameters()},

@@ -52,6 +52,10 @@ Counted = Callable[[int], None]
 """Called with the bytes of each file that is uploaded."""
 
 
+class TakenOverError(DataError):
+    """Another process writes the run on the store: nothing more may be uploaded from here."""
+
+
 @dataclass(frozen=True)
 class FileState:
     """A local file as it was when it was read.
@@ -182,7 +186,8 @@ class Uploader:
         """One pass: all that is new, in the order of the file's docstring.
 
         Raises:
-            DataError: the store does not take it, or another process writes the run there.
+            DataError: the store does not take it.
+            TakenOverError: another process writes the run there.
         """
         self._check_owner()
         try:
@@ -205,9 +210,9 @@ class Uploader:
     def _check_owner(self) -> None:
         record = self._store.get_bytes(RECORD)
         if record is not None and not self._table.wrote(record):
-            raise DataError(
-                f"{self._store.url}: another process has written this run since; what is here stays in"
-                f" {self._directory}, and nothing more is uploaded"
+            raise TakenOverError(
+                f"{self._store.url}: another process has written this run since; nothing more is uploaded, and what"
+                f" this one makes stays in {self._directory}"
             )
 
     def _read(self, name: str) -> tuple[FileState, bytes] | None:
@@ -382,6 +387,9 @@ class BackgroundUpload:
                 continue
             try:
                 self._uploader.upload()
+            except TakenOverError as error:
+                log.warning("%s", error)
+                return
             except (DataError, OSError) as error:
                 log.warning("%s; the run goes on, and its upload is tried again in %.0f seconds", error, pause)
                 next_pass, failed = time.monotonic() + pause, True
@@ -395,6 +403,7 @@ class BackgroundUpload:
 
         Raises:
             DataError: the store does not take it; the message says what it lacks, and where that is.
+            TakenOverError: another process writes the run there.
         """
         self._ending.set()
         if self._thread is not None:
@@ -412,6 +421,8 @@ class BackgroundUpload:
                 try:
                     self._uploader.upload(counted)
                     return
+                except TakenOverError:
+                    raise
                 except (DataError, OSError) as error:
                     if attempt == attempts:
                         raise DataError(self._lacking(error)) from error

@@ -195,7 +195,9 @@ class Sharded(Placement):
             part._state_dict_pre_hooks.update(hooks)
         for unit in self._units:
             unit.set_reshard_after_forward(unit is not self._units[0], recurse=False)
-            unit.reshard()
+        # Forgets the passes made meanwhile, too: ranks make different numbers of them, and what a backward pass gathers
+        # in advance follows the order of all layers since the last one.
+        self._units[0].reset_iter_state()
         self._is_whole = False
 
     def part_of(self, checkpoint: Checkpoint, model: nn.Module, stems: Iterable[str]) -> Checkpoint:
