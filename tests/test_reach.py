@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ import pytest
 import bertkit
 
 ROOT = Path(bertkit.__file__).parent
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def files_of(module: str) -> Iterator[Path]:
@@ -30,7 +36,7 @@ def files_of(module: str) -> Iterator[Path]:
 def imported(file: Path) -> set[Path]:
     """The files of bertkit that a file imports, inside functions and for types too."""
     found: set[Path] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
             found.update(path for alias in node.names for path in files_of(f"{node.module}.{alias.name}"))
         elif isinstance(node, ast.Import):
@@ -51,7 +57,7 @@ def reachable(start: Path) -> set[Path]:
     return found
 
 
-def names(source: str, value: str) -> bool:
+def names(tree: ast.AST, value: str) -> bool:
     """Whether code names a value."""
 
     def within(node: ast.AST) -> bool:
@@ -61,7 +67,7 @@ def names(source: str, value: str) -> bool:
             return True
         return any(map(within, ast.iter_child_nodes(node)))
 
-    return within(ast.parse(source))
+    return within(tree)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +81,12 @@ def names(source: str, value: str) -> bool:
     ],
 )
 def test_a_variable_a_parameter_or_a_field_names_a_value(source: str, named: bool) -> None:
-    assert names(source, "recipe") is named
+    assert names(ast.parse(source), "recipe") is named
 
 
 @pytest.mark.parametrize(("command", "value", "most"), [("pretrain", "recipe", 14), ("distill", "teacher", 25)])
 def test_a_value_is_named_in_no_more_files_than_it_was(command: str, value: str, most: int) -> None:
     files = reachable(ROOT / "cli" / f"{command}.py")
-    naming = sorted(str(file.relative_to(ROOT)) for file in files if names(file.read_text(encoding="utf-8"), value))
+    naming = sorted(str(file.relative_to(ROOT)) for file in files if names(tree_of(file), value))
     assert len(files) > 200
     assert len(naming) <= most, "hand on the settings or the part that is used, not the whole:\n" + "\n".join(naming)

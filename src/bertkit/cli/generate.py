@@ -82,13 +82,10 @@ def generate(
     tokens = "auto" if batch_tokens is None else batch_tokens
     engine = resolve_engine(EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens))
     loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
-    is_streamed = sys.stdout.isatty() and not common.as_json and len(texts) == settings.samples == 1
     reads_source = loaded.encoder.config.is_encoder_decoder
-    stream = (
-        _Stream("" if reads_source else texts[0])
-        if is_streamed and settings.method in STREAMED and settings.beam is None
-        else None
-    )
+    is_shown = sys.stdout.isatty() and not common.as_json and len(texts) == settings.samples == 1
+    is_streamed = is_shown and settings.method in STREAMED and settings.beam is None
+    stream = _Stream("" if reads_source else texts[0]) if is_streamed else None
     if engine.bf16:
         keep_in_bf16(loaded, words=True)
     with engine.autocast():
