@@ -24,7 +24,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import FORWARD_SHARE, ParameterCount, count_weights, step_flops
 from bertkit.training.engine import resolve_engine
-from bertkit.training.plan import plan_document
+from bertkit.training.plan import PlannedCost, plan_document
 from bertkit.training.run import FinishedRun, OnStart, finished_of, identity_of, new_run, run_of
 
 log = logging.getLogger(__name__)
@@ -82,9 +82,7 @@ def static_plan(arguments: StaticArguments) -> dict[str, Any]:
         model, tokens=tokens, squared_lengths=float((lengths**2).sum()), predictions=0, sequences=len(rows)
     )
     states = 4.0 * len(rows) * model.encoder.width
-    return plan_document(
-        recipe,
-        resolve_engine(EngineConfig(device="cpu", precision="fp32")),
+    cost = PlannedCost(
         parameters=ParameterCount(total=weights, backbone=weights),
         steps=0,
         tokens=tokens,
@@ -92,3 +90,4 @@ def static_plan(arguments: StaticArguments) -> dict[str, Any]:
         memory={"teacher_weights": 4.0 * count_weights(model), "states": 3 * states, "weights": 4.0 * weights},
         disk_bytes=4.0 * weights,
     )
+    return plan_document(recipe, resolve_engine(EngineConfig(device="cpu", precision="fp32")), cost)

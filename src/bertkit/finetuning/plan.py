@@ -24,7 +24,7 @@ from bertkit.models.hub import read_config
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
-from bertkit.training.plan import plan_document
+from bertkit.training.plan import PlannedCost, plan_document
 
 _BYTES_OF_A_READ_TOKEN = 200.0
 """Of an example in memory, its text and its ids."""
@@ -77,9 +77,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         ),
         key=lambda terms: sum(terms.values()),
     )
-    document = plan_document(
-        recipe,
-        engine,
+    cost = PlannedCost(
         parameters=parameters,
         steps=steps,
         tokens=tokens,
@@ -92,8 +90,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
         },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
-        teacher=arguments.planned_teacher(prepared, read),
     )
+    document = plan_document(recipe, engine, cost, teacher=arguments.planned_teacher(prepared, read))
     prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
     counts = {
         f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()

@@ -29,7 +29,7 @@ from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
-from bertkit.training.plan import PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
+from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
 """Of English text."""
@@ -99,9 +99,7 @@ def pretraining_plan(
         teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
     kept, models = engine.intervals.keep_checkpoints + 1, 1 + len(recipe.engine.models_at_words)
     tokens = sum(each.steps * each.step_tokens for each in stretches)
-    document = plan_document(
-        recipe,
-        engine,
+    cost = PlannedCost(
         parameters=parameters,
         steps=sum(each.steps for each in stretches),
         tokens=tokens,
@@ -113,9 +111,8 @@ def pretraining_plan(
         },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4 * models),
         text_bytes=text_bytes,
-        vocabulary=vocabulary,
-        teacher=teacher,
     )
+    document = plan_document(recipe, engine, cost, vocabulary=vocabulary, teacher=teacher)
     if text_tokens:
         document["text_passes"] = tokens / text_tokens
     return document | ({"steps_estimated": True} if steps_estimated else {})

@@ -50,17 +50,32 @@ class PlannedTeacher:
     disk_bytes: float = 0.0
 
 
+@dataclass(frozen=True)
+class PlannedCost:
+    """What a command's runs cost, without a teacher's share.
+
+    Attributes:
+        parameters: of what is trained.
+        steps, tokens, flops: of all runs.
+        memory: terms of the largest update.
+        disk_bytes: at most.
+        text_bytes: of the sample that a vocabulary is learnt from.
+    """
+
+    parameters: ParameterCount
+    steps: int
+    tokens: float
+    flops: float
+    memory: Mapping[str, float]
+    disk_bytes: float
+    text_bytes: float = 0.0
+
+
 def plan_document(
     recipe: RecipeHeader,
     engine: Engine,
+    cost: PlannedCost,
     *,
-    parameters: ParameterCount,
-    steps: int,
-    tokens: float,
-    flops: float,
-    memory: Mapping[str, float],
-    disk_bytes: float,
-    text_bytes: float = 0.0,
     vocabulary: PlannedVocabulary | None = None,
     teacher: PlannedTeacher | None = None,
 ) -> dict[str, Any]:
@@ -69,21 +84,18 @@ def plan_document(
     Args:
         recipe: resolved.
         engine: that computes.
-        parameters: of what is trained.
-        steps, tokens, flops: of all runs, without what a teacher computes.
-        memory: terms of the largest update, without a teacher's.
-        disk_bytes: at most, without a teacher's.
-        text_bytes: of the sample that a vocabulary is learnt from.
+        cost: of the runs.
         vocabulary: where the recipe leaves its size to the text.
         teacher: beside the student, if there is one.
     """
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "what_hash": what_hash(recipe),
-        "parameters": {"total": parameters.total, "backbone": parameters.backbone},
-        "steps": steps,
-        "tokens": int(tokens),
+        "parameters": {"total": cost.parameters.total, "backbone": cost.parameters.backbone},
+        "steps": cost.steps,
+        "tokens": int(cost.tokens),
     }
+    flops, memory, disk_bytes = cost.flops, cost.memory, cost.disk_bytes
     if vocabulary is not None:
         document["vocabulary"] = {"size": vocabulary.size, "at_most": vocabulary.at_most}
     if teacher is not None:
@@ -91,7 +103,7 @@ def plan_document(
         flops += teacher.flops
         memory = {**memory, **{f"teacher_{name}": value for name, value in teacher.memory.items()}}
         disk_bytes += teacher.disk_bytes
-    terms = peak_memory(memory, program=program_memory(engine), text_bytes=text_bytes)
+    terms = peak_memory(memory, program=program_memory(engine), text_bytes=cost.text_bytes)
     return document | {
         "flops": flops,
         "memory_mb": sum(terms.values()) / 1e6,

@@ -1,7 +1,7 @@
 """The trainer of every command: steps, log lines, evaluation, checkpoints, resume, stops on request, and divergence.
 
 Own design (contract: exact resume). Pretraining, fine-tuning and distillation differ in their batches, their loss
-terms, their learning rate and their evaluation: hooks of a subclass.
+terms, their learning rate and their evaluation: hooks of a subclass (trainer_hooks.py).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ from bertkit.training.engine import Engine
 from bertkit.training.failing_updates import FailingUpdates
 from bertkit.training.generators import generator_states, restore_generators
 from bertkit.training.interrupt import StopRequest
-from bertkit.training.loss_terms import Batch, LossTerms
+from bertkit.training.loss_terms import Batch
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
@@ -53,6 +52,7 @@ from bertkit.training.placement import cannot_spread, placement_of
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
+from bertkit.training.trainer_hooks import TrainerHooks
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ WEIGHTS, OPTIMIZER, AVERAGE = "weights", "optimizer", "average"
 """The tensors of a checkpoint that are a model's, by parameter: its weights, their moments, their running average."""
 
 
-class Trainer(ABC, Generic[Batch]):
+class Trainer(TrainerHooks[Batch]):
     """One run, from its start or from its newest checkpoint to its end. Batch is a micro-batch.
 
     Attributes:
@@ -72,10 +72,6 @@ class Trainer(ABC, Generic[Batch]):
         step, tokens: updates made and real tokens read so far.
     """
 
-    remedy: ClassVar[str]
-    """Settings to change after divergence, for the message."""
-    batch_class: ClassVar[type]
-    """Of a micro-batch."""
     recipe: TrainingRecipe
     model: HeadedModel
     training_step: Step
@@ -259,10 +255,6 @@ class Trainer(ABC, Generic[Batch]):
         """The loss of the last update."""
         return self.loss_terms(self.step - 1).total(outcome.terms)
 
-    def kind_of_loss(self) -> str:
-        """Which losses the last update's is compared with: those of its stage, or of its task."""
-        return ""
-
     def _save_batch(self, batches: Sequence[Batch], generators: dict[str, Tensor]) -> None:
         """Keep the batch of the update that was just tried, with the state before it; a full disk is a warning."""
         parts = self.ranks.gathered(list(batches))
@@ -291,51 +283,9 @@ class Trainer(ABC, Generic[Batch]):
         go_back(self.run.checkpoints, step)
         return load_newest_checkpoint(self.run.checkpoints)
 
-    @abstractmethod
-    def batches(self) -> Generator[Sequence[Batch], None, None]:
-        """The micro-batches of each remaining update, in order; the run ends with them."""
-
-    @abstractmethod
-    def loss_terms(self, step: int) -> LossTerms[Batch]:
-        """The terms of update number `step`, counted from 0."""
-
-    @abstractmethod
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of update number `step`, counted from 0."""
-
     def flops(self, batches: Sequence[Batch]) -> float:
         """Floating-point operations of the last update."""
         return self.loss_terms(self.step - 1).flops(self.model, batches) * self.training_step.gradient.passes
-
-    @abstractmethod
-    def evaluation_is_due(self) -> bool:
-        """Whether to evaluate after the last update."""
-
-    @abstractmethod
-    def evaluate(self) -> None:
-        """Compute the metrics of held-out data and log them."""
-
-    @abstractmethod
-    def log_start(self) -> None:
-        """Log the sizes of model and data."""
-
-    @abstractmethod
-    def finish(self) -> dict[str, Any]:
-        """Write the model; returns the contents of results.json."""
-
-    def after_update(self) -> None:
-        """Called after each update and its evaluation, before its checkpoint."""
-
-    def check_data(self) -> None:
-        """Raise DataError if there are too few data."""
-
-    def cannot_share(self) -> str | None:
-        """Why several ranks cannot compute parts of an update; None where they can."""
-        return None
-
-    def cannot_shard(self) -> str | None:
-        """Why weights and moments cannot be spread over ranks; None where they can."""
-        return None
 
     def place(self, model: HeadedModel) -> None:
         """Put a new model's weights where they belong, before it has an optimiser.
@@ -346,10 +296,6 @@ class Trainer(ABC, Generic[Batch]):
         if self.placement.is_sharded and (reason := self.cannot_shard()) is not None:
             raise cannot_spread(reason)
         self.placement.place(model)
-
-    def session(self) -> AbstractContextManager[None]:
-        """A context that is open while the run lasts."""
-        return nullcontext()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -418,14 +364,6 @@ class Trainer(ABC, Generic[Batch]):
     def losses(self) -> dict[str, Any]:
         """Loss and accuracies since the last log line, under the names of metrics.jsonl."""
         return self.meter.losses(self.loss_terms(self.step - 1))
-
-    def state(self) -> dict[str, Any]:
-        """Further entries of a checkpoint's JSON."""
-        return {}
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Further tensors of a checkpoint, beside weights, moments and generators."""
-        return {}
 
     def _after_step(self, meter: ProgressMeter) -> None:
         intervals, last = self.engine.intervals, self.step == self.steps
