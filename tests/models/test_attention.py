@@ -101,3 +101,14 @@ def test_turning_back_is_the_gradient_of_turning(dtype: torch.dtype) -> None:
     tolerance = {"atol": 1e-4, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.01, "rtol": 0.01}
     torch.testing.assert_close(found.double(), turned, **tolerance)
     torch.testing.assert_close(leaf.grad.double(), exact.grad, **tolerance)
+
+
+def test_the_kernels_own_dropout_keeps_the_mean_and_scales_what_is_kept() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 7, 8, generator=generator) for _ in range(3))
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    mask[1, ..., 4:] = False
+    torch.manual_seed(0)
+    draws = torch.stack([fused_attention(query, key, value, mask, dropout_rate=0.25) for _ in range(3000)])
+    torch.testing.assert_close(draws.mean(dim=0), fused_attention(query, key, value, mask), rtol=0, atol=0.06)
+    assert draws.std(dim=0).min() > 0.01

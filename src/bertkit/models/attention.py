@@ -208,14 +208,14 @@ def _attend_whole(
     for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
-        if explicit or dropout_rate > 0:
+        if explicit or (dropout_rate > 0 and query.device.type == "cpu"):
             scores_bNSS = scaled_scores(query, key, scale)
             scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
             mixed.append(attend_explicitly(scores_bNSS, value, mask, block, dropout_rate, scope))
         else:
             if bias_bNSS is not None:
                 mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(fused_attention(query, key, value, mask, scale=scale))
+            mixed.append(fused_attention(query, key, value, mask, scale=scale, dropout_rate=dropout_rate))
     return from_blocks(mixed, sequences)
 
 
@@ -258,9 +258,15 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float | None = None,
+    dropout_rate: float = 0.0,
 ) -> Tensor:
-    """Attention whose probabilities are neither dropped out nor recorded: (b, N, S, H).
+    """Attention whose probabilities are not recorded: (b, N, S, H).
 
     torch's kernel stores no probabilities, but on a CPU it multiplies bfloat16 far below the speed of matrix products,
     so short sequences use those. They round the scores to bfloat16, as the path with dropout does.
@@ -268,9 +274,12 @@ def fused_attention(
     Args:
         mask: which keys a query attends to (bool), or what is added to the scaled scores; None: all.
         scale: factor of the scores; None: one over the root of the head width.
+        dropout_rate: of the probabilities, by torch's kernel: for a GPU, where it is fast.
     """
-    if query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    if dropout_rate or query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, dropout_p=dropout_rate
+        )
     if torch.is_grad_enabled():
         return _probabilities(scaled_scores(query, key, scale), mask, 0.0) @ value
     parts = _parts_in_cache(query, key)
