@@ -32,7 +32,7 @@ from bertkit.training.optimizers import (
     optimizer_tensors,
     restore_optimizer,
 )
-from bertkit.training.placement import placement_of
+from bertkit.training.chosen_placement import placement_of
 from bertkit.training.rank_group import joined
 from bertkit.training.sharding import Sharded
 from bertkit.training.step import Step

@@ -144,6 +144,9 @@ class _Renamed(Scope):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope.recorder, scope.prefix)
 
+    def needs(self, point: str) -> bool:
+        return point == "hook_pattern" and super().needs("hook_global_pattern")
+
     def tap(self, point: str, tensor: Tensor) -> Tensor:
         return super().tap("hook_global_pattern", tensor) if point == "hook_pattern" else tensor
 

@@ -7,7 +7,6 @@ Nothing of torch.distributed is imported here.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -18,12 +17,10 @@ from torch import Tensor, nn
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.ranks import Ranks, current
+from bertkit.ranks import Ranks
 from bertkit.run.checkpoint import Checkpoint, TensorGroups
 from bertkit.training.clipping import Clipping, RowClipping
 from bertkit.training.optimizers import OptimizerConfig
-
-log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -126,20 +123,3 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for tensor in weights.values():
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def placement_of(*, shard: bool, device: torch.device) -> Placement:
-    """Where the weights lie in a run by the ranks of this process.
-
-    Args:
-        shard: `engine.shard`.
-        device: where they compute.
-    """
-    ranks = current()
-    if shard and ranks.count > 1:
-        from bertkit.training.sharding import Sharded
-
-        return Sharded(ranks, device)
-    if shard:
-        log.info("engine.shard has no effect: this process trains alone, and has all weights and moments")
-    return Placement(ranks)

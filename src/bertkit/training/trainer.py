@@ -35,6 +35,7 @@ from bertkit.run.checkpoint import (
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
+from bertkit.training.chosen_placement import placement_of
 from bertkit.training.clock import TIMES_FILE, RunClock
 from bertkit.training.compiled_kernels import kernels_in_use
 from bertkit.training.config import TrainingRecipe
@@ -48,7 +49,7 @@ from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
-from bertkit.training.placement import cannot_spread, placement_of
+from bertkit.training.placement import cannot_spread
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
