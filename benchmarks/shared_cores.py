@@ -20,7 +20,7 @@ import sys
 import time
 
 WARM_UPDATES = 3
-SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "BERTKIT_SPINS")
+SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 OTHER = "while True: pass"
 
 

@@ -1,21 +1,50 @@
-"""How long the threads of OpenMP spin while they wait for one another.
+"""How the threads of OpenMP wait for one another on a machine where other processes compute.
 
 Nothing here follows a paper. A thread that waits spins on its core for a while before it sleeps, since waking takes
 longer than most waits. GNU's library, which torch uses on Linux, spins for milliseconds: where another process has
-taken the core of one thread, the others keep theirs, on which that thread could go on. benchmarks/shared_cores.py
-measures what a bound costs and gains.
+taken the core of one thread, the others keep theirs, on which that thread could go on. Threads that sleep at once lose
+a fifth of the speed of a quiet machine, so that they are chosen where others are seen to compute when a command starts
+(benchmarks/shared_cores.py measures both).
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-SPINS = 20_000
-"""Rounds of a loop, some hundreds of microseconds."""
+LOAD = Path("/proc/loadavg")
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_SAMPLES = 5
+_PAUSE_SECONDS = 0.002
 
 
-def bound_spinning() -> None:
-    """Let threads sleep after `SPINS` rounds, unless the environment decides it; effective before torch is imported."""
-    if not any(name in os.environ for name in _SETTINGS):
-        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+def sleep_where_cores_are_shared(running: Callable[[], int] | None = None) -> None:
+    """Let waiting threads sleep if there are fewer cores than they and the processes that compute now; unless the
+    environment decides how they wait. Effective before torch is imported.
+
+    Args:
+        running: how many other threads of the machine compute now; None: by `LOAD`.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdecimal() else cores
+    if threads == 1 or any(name in os.environ for name in _SETTINGS):
+        return
+    if threads + (running or _others_running)() > cores:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+def _others_running() -> int:
+    """The fewest that ran in a few samples: what ran throughout computes."""
+    found = []
+    for _ in range(_SAMPLES):
+        try:
+            found.append(int(LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1)
+        except (OSError, ValueError, IndexError):
+            return 0
+        if found[-1] <= 0:
+            return 0
+        time.sleep(_PAUSE_SECONDS)
+    return min(found)

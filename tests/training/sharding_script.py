@@ -22,6 +22,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.ranks import Launch, acting, current
 from bertkit.run.checkpoint import load_newest_checkpoint, save_checkpoint
 from bertkit.training.average import WeightAverage
+from bertkit.training.chosen_placement import placement_of
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import restore_weights
@@ -32,7 +33,6 @@ from bertkit.training.optimizers import (
     optimizer_tensors,
     restore_optimizer,
 )
-from bertkit.training.chosen_placement import placement_of
 from bertkit.training.rank_group import joined
 from bertkit.training.sharding import Sharded
 from bertkit.training.step import Step

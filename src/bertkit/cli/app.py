@@ -27,7 +27,7 @@ from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.openmp import bound_spinning
+from bertkit.openmp import sleep_where_cores_are_shared
 from bertkit.run import NEWEST
 
 COMMANDS = {
@@ -200,7 +200,7 @@ def _is_unicode(text: str) -> bool:
 
 def main() -> None:
     """The console entry point."""
-    bound_spinning()
+    sleep_where_cores_are_shared()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
