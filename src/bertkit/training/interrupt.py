@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from bertkit.progress import ProgressMeter
 from bertkit.ranks import RankLostError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,3 +65,15 @@ class StopRequest:
         if self.signal == name == "SIGINT":
             raise KeyboardInterrupt
         self.signal = name
+
+
+@dataclass(frozen=True)
+class StoppingMeter:
+    """A progress display whose updates call `check`, which may stop the run."""
+
+    meter: ProgressMeter
+    check: Callable[[], None]
+
+    def update(self, completed: int, note: str | None = None) -> None:
+        self.meter.update(completed, note)
+        self.check()

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceReco
 from bertkit.training.engine import Engine
 from bertkit.training.failing_updates import FailingUpdates
 from bertkit.training.generators import generator_states, restore_generators
-from bertkit.training.interrupt import StopRequest
+from bertkit.training.interrupt import StoppingMeter, StopRequest
 from bertkit.training.loss_terms import Batch
 from bertkit.training.meters import Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
@@ -432,7 +432,7 @@ class Trainer(TrainerHooks[Batch]):
     def closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
         """A display for work after the last checkpoint; its updates stop the run after a signal."""
         with self.progress(label, total, unit) as meter:
-            yield _StoppingMeter(meter, self._stop_if_signalled)
+            yield StoppingMeter(meter, self._stop_if_signalled)
 
     def _stop_if_signalled(self) -> None:
         if self._stop_request.signal is not None:
@@ -489,13 +489,3 @@ class Trainer(TrainerHooks[Batch]):
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self.failing.restore(checkpoint.state)
-
-
-@dataclass(frozen=True)
-class _StoppingMeter:
-    meter: ProgressMeter
-    check: Callable[[], None]
-
-    def update(self, completed: int, note: str | None = None) -> None:
-        self.meter.update(completed, note)
-        self.check()
