@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.data.shards import MANIFEST, TokenShards
+from bertkit.data.shards import MANIFEST, TokenShards, is_shards
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, sha256_of
 from bertkit.stores.store import Store
@@ -137,6 +137,11 @@ def test_an_unknown_scheme_is_wrong_usage(bertkit: Command, machine: Path) -> No
     done = bertkit("tokenize", "ftp://host/x.txt", "--out", machine / "out", *VOCABULARY)
     assert done.code == 2
     assert "no such scheme; expected a path, s3://, gs:// or file://" in done.stderr
+
+
+def test_a_single_file_is_no_shards(machine: Path) -> None:
+    write_corpus(machine / "local")
+    assert not is_shards((machine / "local" / "a.txt").as_uri())
 
 
 def test_a_directory_of_another_disk_is_a_store_too(machine: Path) -> None:

@@ -75,7 +75,8 @@ class Failure:
         if signs & _REFUSED or isinstance(error, PermissionError):
             code = min(signs & _REFUSED - {"401", "403", "Forbidden"}, default="")
             return cls(f"access is refused{f' ({code})' if code else ''}; check the credentials and their permissions")
-        if isinstance(error, FileNotFoundError) or signs & {"404", "NoSuchKey"}:
+        # Below a file of a disk there is nothing, as below an object.
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or signs & {"404", "NoSuchKey"}:
             return cls("there is nothing of this name", is_missing=True)
         if signs & _TIMED_OUT or isinstance(error, TimeoutError):
             return cls("the store does not answer in time", may_pass=True)
