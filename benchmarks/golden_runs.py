@@ -40,7 +40,8 @@ GROUPS = {
     " engine.evaluation_sequences=12 engine.pseudo_perplexity_sequences=2",
     "width": "model.hidden_size=48 model.num_attention_heads=4 model.intermediate_size=96",
     "steps": "data.sequence_length=64 optimisation.batch_sequences=8 optimisation.steps=6"
-    " optimisation.schedule.peak=2e-3 optimisation.schedule.warmup_steps=2 $log",
+    " optimisation.schedule.peak=2e-3 optimisation.schedule.warmup_steps=2 optimisation.schedule.warmup_share=null"
+    " $log",
     "own": "tokenizer.vocab_size=600 $width model.num_hidden_layers=4 $steps",
     "tiny": "--data text.txt $own",
     "several": "'data.languages={en: [text.txt], simple: [simple.txt]}' optimisation.stages=[]",
@@ -67,7 +68,8 @@ CASES = {
     "babylm": "pretrain babylm-strict-small $tiny 'optimisation.stages=[{share: 0.5, set: {data.sequence_length: 32,"
     " objective.masked_next_token.rate: 0.2875, optimisation.batch_sequences: 4}}, {share: 0.34}, {share: 0.16, set:"
     " {optimisation.schedule: {name: linear, peak: 7.0e-4}}}]'",
-    "modernbert": "pretrain modernbert $tiny model.local_attention=16 'optimisation.stages=[{share: 0.5, set:"
+    "modernbert": "pretrain modernbert $tiny model.local_attention=16 optimisation.schedule.warmup_steps=null"
+    " optimisation.schedule.warmup_share=0.34 'optimisation.stages=[{share: 0.5, set:"
     " {optimisation.batch_sequences: 4}}, {share: 0.5, set: {data.sequence_length: 128, optimisation.schedule:"
     " {name: warmup-stable-decay, peak: 3.0e-4, stable_share: 0.0, decay: 1-sqrt}}}]'",
     "structbert": "pretrain structbert $tiny optimisation.stages=[]",

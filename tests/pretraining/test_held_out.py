@@ -12,10 +12,12 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import DocSentences
 from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.models.bert import BertConfig
+from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.schedule import LinearRate
 from bertkit.pretraining.held_out import HeldOut
+from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from tests.data.toy_corpus import random_documents, whole_documents, write_shards
@@ -69,3 +71,18 @@ def test_what_changes_along_the_run_is_evaluated_as_at_its_end(tmp_path: Path) -
         )
         counts.append([batch.targets["masked_lm"].index_M.tolist() for batch in held_out.batches])
     assert counts[0] == counts[1] != counts[2]
+
+
+@pytest.mark.parametrize(("share", "reported"), [(1e-9, False), (1.0, True)])
+def test_a_perplexity_is_that_of_predictions(tmp_path: Path, share: float, reported: bool) -> None:
+    objectives = [MaskedLM(), CausalLM(share=share)]
+    shards = write_shards(tmp_path, random_documents(20))
+    stream = SampleStream(SampleSpec(3, "held-out/0", DocSentences(), 48, 1), shards, whole_documents(shards), None)
+    vocabulary = toy_vocabulary()
+    held_out = HeldOut.prepare(stream, vocabulary, objectives, sequences=5, micro_batch_tokens=300)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 30}
+    model = pretraining_model(BertConfig(**sizes), objectives, vocabulary.size, pad_id=0)
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    figures = held_out.figures(model, ObjectiveTerms(objectives), engine)
+    assert ("perplexity/causal_lm" in figures) is reported
+    assert "loss/causal_lm" in figures

@@ -151,6 +151,8 @@ class HeldOut:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
         for objective in terms.objectives:
+            if not totals[objective.term].count:  # of no prediction there is no perplexity
+                continue
             perplexity = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
             if objective.fills_masks:
                 figures["perplexity"] = perplexity
