@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertkit.models.bf16 import keep_in_bf16, products_of_one_row
+from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once, products_of_one_row
 from bertkit.models.decoding import CachedNextTokens
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -74,3 +74,20 @@ def test_one_row_alone_in_bf16_alone_leaves_onednn() -> None:
         with products_of_one_row(1):
             assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("width", [30, 1536])
+@torch.inference_mode()
+def test_rows_that_are_multiplied_a_few_at_once_do_not_depend_on_their_number(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    generator = torch.Generator().manual_seed(0)
+    model = nn.ModuleList([nn.Linear(width, 384)]).bfloat16()
+    states = torch.randn(640, width, generator=generator).bfloat16()
+    plain = model[0](states)
+    multiply_few_rows_at_once(model, tokens=64, others=16)
+    found = model[0](states)
+    torch.testing.assert_close(found, plain, rtol=0.02, atol=0.02)
+    assert torch.equal(found[64:128], model[0](states[64:128]))
+    assert torch.equal(found[-64:], model[0](states[-192:])[-64:])

@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.independent_batches import (
+    SEQUENCE_STEP,
     SMALLEST_BATCH,
+    TOKEN_STEP,
     batches_by_length,
     each_on_one_thread,
     even_batch_tokens,
     independent_batch,
     worker_count,
 )
-from bertkit.models.bf16 import keep_in_bf16
+from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.tasks.encoding import SequenceEncoder, windows
@@ -103,6 +105,8 @@ class Embedder:
         found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
         if engine.bf16:
             keep_in_bf16(model)
+            if engine.device.type == "cpu":
+                multiply_few_rows_at_once(model, tokens=TOKEN_STEP, others=SEQUENCE_STEP)
         found._loaded_by = partial(
             cls.load, directory.resolve(), engine, name=name, max_tokens=max_tokens, offline=offline
         )

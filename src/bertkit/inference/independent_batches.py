@@ -12,6 +12,9 @@ company (its issues 2312, 3197 and 3278). Three things let company show, each se
 - torch cuts an operation into chunks by the number of threads. Here a batch is computed by one thread, and as many
   batches at once as torch has threads, which is also a little faster.
 
+On a processor with tiles (AMX), products in bfloat16 part long sums by their height, so that a fixed number of rows is
+multiplied at once there (`models/bf16.py`).
+
 That rows of one matrix product do not depend on where they stand in it is a property of these libraries that tests
 check; no library promises it. On CUDA nothing is promised: kernels are chosen by the size of the product.
 """

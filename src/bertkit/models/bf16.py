@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 
 def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
@@ -24,6 +25,40 @@ def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
     for part in model.modules():
         if type(part) in kinds:
             part.to(torch.bfloat16)
+
+
+_SUMMED_AT_ONCE = 384
+"""Inputs of a map whose products are summed in one go, whatever their number of rows."""
+
+
+def multiply_few_rows_at_once(model: nn.Module, *, tokens: int, others: int) -> None:
+    """On a CPU with tiles (AMX), let linear maps multiply a fixed number of rows at once, so that a row's bits do not
+    depend on how many there are: oneDNN parts long sums by the height of a product there.
+
+    Args:
+        model: whose weights are in bfloat16.
+        tokens: rows at once of maps in layers, which read tokens.
+        others: rows at once of other maps.
+    """
+    if not torch.cpu._is_amx_tile_supported():
+        return
+    in_layers = {part for stack in model.modules() if isinstance(stack, nn.ModuleList) for part in stack.modules()}
+    for part in model.modules():
+        if type(part) is nn.Linear and part.in_features > _SUMMED_AT_ONCE:
+            part.forward = _FewRows(part, tokens if part in in_layers else others)  # type: ignore[method-assign]
+
+
+class _FewRows:
+    """In place of a linear map's `forward`: the same, a few rows at once."""
+
+    def __init__(self, linear: nn.Linear, rows: int) -> None:
+        self.linear = linear
+        self.rows = rows
+
+    def __call__(self, input: Tensor) -> Tensor:
+        weight, bias = self.linear.weight, self.linear.bias
+        parts = [functional.linear(part, weight, bias) for part in torch.split(input, self.rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @contextlib.contextmanager
