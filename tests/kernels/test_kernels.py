@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import UsageError
-from bertkit.kernels import library, ops
-from bertkit.kernels.library import KernelError, Kernels, activated, active, build
+from bertkit.kernels import loading, ops
+from bertkit.kernels.loading import KernelError, Kernels, activated, active, build
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import drawn, dropout
@@ -231,7 +231,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         '#!/bin/sh\n[ "$1" = --version ] && echo "toy 1.0" && exit 0\necho "no such option" >&2\nexit 1\n'
     )
     failing.chmod(0o755)
-    monkeypatch.setattr(library, "COMPILERS", (str(failing),))
+    monkeypatch.setattr(loading, "COMPILERS", (str(failing),))
     with pytest.raises(KernelError, match="fails: no such option"):
         build(tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.so"))

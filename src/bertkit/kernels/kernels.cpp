@@ -1,6 +1,6 @@
 // Loops over rows of float32 or bfloat16, each of which replaces several passes of torch's operators over memory.
 //
-// Plain C functions over pointers, called through ctypes (library.py), so that no header of torch is needed and building
+// Plain C functions over pointers, called through ctypes (loading.py), so that no header of torch is needed and building
 // takes seconds. Arithmetic is in float32, whatever the type in memory. A row is computed by one thread in an order that
 // does not depend on the number of threads, and sums over rows are formed in a fixed number of parts: the same bits with
 // any number of threads. What is not finite stays so.

@@ -1,6 +1,6 @@
 """The compiled kernels as functions of tensors, with their gradients.
 
-Each takes the place of several operators of torch where `library.active` gives kernels, and is tied by tests to those,
+Each takes the place of several operators of torch where `loading.active` gives kernels, and is tied by tests to those,
 which stay beside it in models/. What the formulas are is said there.
 
 Shapes: T rows, D width, V vocabulary; m rows of logits; b sequences, N heads, Q queries, S keys.
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from bertkit.kernels.library import Kernels
+from bertkit.kernels.loading import Kernels
 
 GeluForm = Literal["exact", "tanh"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.kernels import ops
-from bertkit.kernels.library import active
+from bertkit.kernels.loading import active
 
 
 def gelu(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.library import active
+from bertkit.kernels.loading import active
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout, drawn
 from bertkit.models.gelu import gelu, gelu_by_tanh

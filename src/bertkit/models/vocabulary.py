@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.kernels import ops
-from bertkit.kernels.library import active
+from bertkit.kernels.loading import active
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.kernels.library import KernelError, Kernels, activated, build
+from bertkit.kernels.loading import KernelError, Kernels, activated, build
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine
 
