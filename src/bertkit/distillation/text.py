@@ -125,7 +125,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         else:
             # As many rows as the teacher's table has, should that have some to spare.
             model = pretraining_model(config, objectives, teacher.encoder.vocab_size, pad_id=self.vocabulary.pad_id)
-            model.initialise(recipe.seed)
+            self.draw_weights(model)
         if recipe.student is not None:
             init_from_teacher(
                 model,

@@ -144,6 +144,10 @@ class DistillTextRecipe(Distillation, Recipe):
             errors.append(
                 "a student is initialised from parts of its teacher (student) or from another model (init), not both"
             )
+        if self.optimisation.tuned_width is not None and self.student is not None:
+            errors.append(
+                "optimisation.tuned_width is of weights that are drawn, and student takes the teacher's; leave one out"
+            )
         if self.progressive is not None:
             if self.optimisation.stages:
                 errors.append("progressive makes the stages of the run; leave optimisation.stages out")

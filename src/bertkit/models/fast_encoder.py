@@ -16,7 +16,7 @@ sequences, V vocabulary, K outputs, W neighbours on either side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -35,6 +35,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
+from bertkit.settings import UnreadKey
 
 _PAIRS = ((-1, 0), (0, 1))
 """The places of both tokens of each pair that a token looks up, from its own."""
@@ -67,11 +68,16 @@ class FastEncoderConfig(TransformerConfig):
     )
     neighbours: int = Field(2, ge=0, le=64, description="Tokens on either side with which attention's input is mixed.")
     head_transform: bool = Field(True, description="Whether the masked-LM head has a layer before the vocabulary.")
+    head_norm_weights: bool = Field(
+        False, description="Whether the norm of the masked-LM head has weights, as optimisation.tuned_width needs."
+    )
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
 
     model_type: ClassVar[str] = "fast-encoder"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "FastEncoderModel"
+    draws_by_width: ClassVar[bool] = True
+    later_fields: ClassVar[frozenset[str]] = frozenset({"head_norm_weights"})
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -85,6 +91,10 @@ class FastEncoderConfig(TransformerConfig):
                 f"value_embeddings is {self.value_embeddings} at either end, and there are"
                 f" {self.num_hidden_layers} layers"
             )
+
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not self.head_transform:
+            yield UnreadKey("head_norm_weights", "head_transform is false: there is no norm", "take head_transform")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> FastEncoder:
         return FastEncoder(self, vocab_size)
@@ -114,7 +124,7 @@ class FastEncoderConfig(TransformerConfig):
             "masked_lm": HeadPlan(
                 "FastEncoderForMaskedLM",
                 lambda shape: FastMaskedLM(self, shape),
-                {"dense": "head.dense", "": "decoder"},
+                {"dense": "head.dense", "norm": "head.norm", "": "decoder"},
                 decoder="decoder",
             ),
             "sequence_classification": classifier("SequenceClassification", "classifier"),
@@ -132,15 +142,24 @@ def rms_norm(states: Tensor, eps: float) -> Tensor:
 class FastMaskedLM(VocabularyHead):
     """A linear map, GELU and norm, then the transposed word embedding and a bias."""
 
+    norm_remedy: ClassVar[str] = "; add --set model.head_norm_weights=true --set model.head_transform=true"
+
     def __init__(self, config: FastEncoderConfig, shape: HeadShape) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if config.head_transform else None
+        has_weights = config.head_transform and config.head_norm_weights
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps) if has_weights else None
         self.eps = config.norm_eps
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
+    @property
+    def norm_weight(self) -> nn.Parameter | None:
+        return None if self.norm is None else self.norm.weight
+
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         if self.dense is not None:
-            hidden_MD = rms_norm(gelu(self.dense(hidden_MD)), self.eps)
+            hidden_MD = gelu(self.dense(hidden_MD))
+            hidden_MD = rms_norm(hidden_MD, self.eps) if self.norm is None else self.norm(hidden_MD)
         return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
 
 

@@ -108,6 +108,10 @@ class MaskedLMHead(VocabularyHead):
         self.norm = nn.LayerNorm(embedding_width, eps=norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
+    @property
+    def norm_weight(self) -> nn.Parameter:
+        return self.norm.weight
+
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         transformed_ME = self.norm(self.activation(self.dense(hidden_MD)))
         return VocabularyProjection(transformed_ME, word_embedding_VE, self.bias)
@@ -130,6 +134,10 @@ class SpanBoundaryHead(VocabularyHead):
         self.dense_2 = nn.Linear(shape.width, shape.embedding_width)
         self.norm_2 = nn.LayerNorm(shape.embedding_width, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
+
+    @property
+    def norm_weight(self) -> nn.Parameter:
+        return self.norm_2.weight
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         """With the same state on both sides and the first token of a span: defined for any token, as when two models

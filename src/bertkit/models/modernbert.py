@@ -222,6 +222,10 @@ class ModernBertMaskedLM(VocabularyHead):
         self.transform = ModernBertTransform(config)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
 
+    @property
+    def norm_weight(self) -> nn.Parameter:
+        return self.transform.norm.weight
+
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(self.transform(hidden_MD), word_embedding_VE, self.bias)
 

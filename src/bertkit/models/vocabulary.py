@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +139,14 @@ class VocabularyProjection(WordLogits):
 
 class VocabularyHead(nn.Module, ABC):
     """A head that gives every word a logit."""
+
+    norm_remedy: ClassVar[str] = ""
+    """Of messages: how a head without `norm_weight` gets one."""
+
+    @property
+    def norm_weight(self) -> nn.Parameter | None:
+        """The weights of the norm whose output is multiplied with the words; None: there is no such norm."""
+        return None
 
     @abstractmethod
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:

@@ -84,7 +84,14 @@ class PretrainingOptimisation(OptimisationConfig):
         " warm-up shrinks with them. null: `steps` alone decides.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes"}
+    tuned_width: int | None = Field(
+        None,
+        ge=1,
+        description="Width at which the learning rate was chosen; rates and first weights of a wider or narrower model"
+        " are then those that keep its effect (maximal update parametrisation). null: they do not depend on the width.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes", "tuned_width"}
 
     @field_validator("schedule", mode="after")
     @classmethod
@@ -164,6 +171,8 @@ class Recipe(RecipeHeader):
                 f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
                 f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
             )
+        if self.optimisation.tuned_width is not None and self.init is not None:
+            errors.append("optimisation.tuned_width is of weights that are drawn, and init has others; leave one out")
         errors += self.data.layout.errors(self.data, self.optimisation)
         for objective in self.objectives:
             errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)

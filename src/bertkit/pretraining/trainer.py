@@ -53,6 +53,7 @@ from bertkit.training.placement import refused_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
+from bertkit.training.width_transfer import WidthTransfer
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,25 @@ class Pretrainer(Trainer[PackedBatch]):
         """Let gradients reach what the stage trains, each parameter at its learning rate."""
         self.rates.thaw()
         set_trained(self.model, stage_run.objectives)
-        self.rates.set(self.parameter_rates(self.model, stage_run))
+        by_width = self._width_rates(self.model)
+        rates = self.parameter_rates(self.model, stage_run)
+        self.rates.set({name: rate * by_width.get(name, 1.0) for name, rate in rates.items()}, same_decay=by_width)
+
+    def _width_rates(self, model: HeadedModel) -> dict[str, float]:
+        """The part of each parameter's factor that is due to the model's width."""
+        transfer = self._width_transfer(model)
+        return {} if transfer is None else transfer.rates()
+
+    def _width_transfer(self, model: HeadedModel) -> WidthTransfer | None:
+        """The factors of `optimisation.tuned_width`; None without it.
+
+        Raises:
+            UsageError: there is no rule for the optimiser or the model.
+        """
+        optimisation = self.recipe.optimisation
+        if optimisation.tuned_width is None:
+            return None
+        return WidthTransfer.of(model, optimisation.optimizer, optimisation.tuned_width)
 
     def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
         """What a stage minimises."""
@@ -381,9 +400,16 @@ class Pretrainer(Trainer[PackedBatch]):
             initial = Initial(recipe.init, recipe.init_decoder, recipe.init_tiling, recipe.new_pieces, recipe.seed)
             return grown(initial_model(initial, first, objectives, self.tokenizer), config)
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
-        model.initialise(recipe.seed)
+        self.draw_weights(model)
         model.encoder.read_vocabulary(self.tokenizer)
         return model
+
+    def draw_weights(self, model: HeadedModel) -> None:
+        """Give a model its first weights, by the recipe's seed and for its width."""
+        model.initialise(self.recipe.seed)
+        transfer = self._width_transfer(model)
+        if transfer is not None:
+            transfer.scale_first_weights(model)
 
     def _prepared(self, objective: Objective) -> Objective:
         """An objective with what it needs of the vocabulary and the corpus."""

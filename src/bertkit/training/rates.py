@@ -106,23 +106,30 @@ class ParameterRates:
         self._built = [dict(group) for group in optimizer.param_groups]
         self._frozen: list[nn.Parameter] = []
 
-    def set(self, factors: Mapping[str, float]) -> None:
+    def set(self, factors: Mapping[str, float], same_decay: Mapping[str, float] | None = None) -> None:
         """Give each parameter this multiple of the learning rate that the optimiser was built with.
 
         Args:
             factors: by the parameter's name; 1 where it has none.
+            same_decay: the part of a factor that weight decay, which is multiplied by the learning rate, does not
+                follow: it is divided by it; 1 where a parameter has none.
         """
+        same_decay = same_decay or {}
         self.thaw()
         if all(factors.get(name, 1.0) == 1.0 for name in self._names.values()):
             self._optimizer.param_groups[:] = self._built
             return
         groups: list[dict[str, Any]] = []
         for built in self._built:
-            by_factor: dict[float, list[nn.Parameter]] = {}
+            alike: dict[tuple[float, float], list[nn.Parameter]] = {}
             for parameter in built["params"]:
-                by_factor.setdefault(factors.get(self._names[parameter], 1.0), []).append(parameter)
-            for factor, parameters in by_factor.items():
-                groups.append({**built, "params": parameters, "lr_scale": built.get("lr_scale", 1.0) * factor})
+                name = self._names[parameter]
+                alike.setdefault((factors.get(name, 1.0), same_decay.get(name, 1.0)), []).append(parameter)
+            for (factor, without_decay), parameters in alike.items():
+                changed = {"lr_scale": built.get("lr_scale", 1.0) * factor}
+                if without_decay != 1.0:
+                    changed["weight_decay"] = built["weight_decay"] / without_decay
+                groups.append({**built, "params": parameters, **changed})
         self._optimizer.param_groups[:] = groups
         self._frozen = [parameter for parameter, name in self._names.items() if not factors.get(name, 1.0)]
         self.freeze()

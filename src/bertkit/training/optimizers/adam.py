@@ -25,6 +25,10 @@ class _AdamLike(OptimizerConfig):
     eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
     bias_correction: bool = Field(True, description="Correct the running means for their start at zero; BERT does not.")
 
+    @property
+    def width_power(self) -> float:
+        return 1.0
+
     @abstractmethod
     def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         """torch's class over these groups."""

@@ -66,6 +66,12 @@ class OptimizerConfig(Settings, ABC):
             yield UnreadKey("decay_biases_and_norms", "optimizer.weight_decay is 0: nothing is decayed")
             yield UnreadKey("decay_per_step", "optimizer.weight_decay is 0: nothing is decayed")
 
+    @property
+    def width_power(self) -> float | None:
+        """The power of the width by which the rate of a layer's matrices falls as a model gets wider (training/
+        width_transfer.py); None: no rule is known."""
+        return None
+
     can_shard: ClassVar[bool] = True
     """Whether the rule works on parameters that are spread over ranks (`engine.shard`)."""
     state_bytes: ClassVar[float] = 8.0

@@ -34,6 +34,11 @@ class MuonConfig(OptimizerConfig):
     betas: Betas = Field((0.9, 0.999), description="AdamW's decay of the running means.")
     eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
 
+    @property
+    def width_power(self) -> float:
+        """An orthogonal update has a spectral norm of 1 at every width; 0.2 sqrt(max(A, B)) grows with its root."""
+        return 0.5 if self.adjustment == "match_rms_adamw" else 0.0
+
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Three groups: matrices, other decayed parameters, and those without decay.
 

@@ -28,6 +28,10 @@ class StableAdamWConfig(OptimizerConfig):
         None, gt=0, description="Largest global norm of the gradient; null: no clipping, since updates are clipped."
     )
 
+    @property
+    def width_power(self) -> float:
+        return 1.0
+
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         return StableAdamW(self.groups(model), betas=self.betas, eps=self.eps)
 

@@ -1,0 +1,124 @@
+"""Learning rates and first weights that keep their effect as a model gets wider: tune a narrow model, train a wide one.
+
+Yang et al. 2022, Tensor Programs V, arXiv:2203.03466, table 3 and section B.1: the maximal update parametrisation of
+Adam, with the factor 1 / m of the logits. Its released package is microsoft/mup; weight decay goes as there (MuAdamW:
+learning rate times decay stays). Of Muon: Yang et al. 2023, arXiv:2310.17813, condition 1: an update's spectral norm
+follows sqrt(outputs / inputs), which has no width in it, so it is torch's adjustment that decides the power.
+
+With m = width / tuned width, and everything inside the layers in proportion to the width:
+
+    parameters                            first weights      Adam's rate    Muon's rate
+    embeddings, biases, norms, tables     as drawn           1              1
+    linear maps from the width to it      std / sqrt(m)      1 / m          1 / sqrt(m), or 1 (original)
+    linear maps from the width to labels  std / m            1 / m          1 / m
+    weights of the norm before the words  1 / m              1 / m          1 / m
+
+The last row is the factor of the logits, inside the model's own weights: the directory that comes out is like any other
+of its family. Heads keep their width, so that scores need no other scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import nn
+
+from bertkit.errors import UsageError
+from bertkit.models.headed import HeadedModel
+from bertkit.models.vocabulary import VocabularyHead
+from bertkit.training.optimizers import OptimizerConfig
+from bertkit.training.optimizers.muon import hidden_matrices
+
+_KEY = "optimisation.tuned_width"
+
+
+class _Kind(Enum):
+    """What a parameter with a factor is."""
+
+    HIDDEN = "linear map of a layer"
+    DENSE = "linear map outside the layers"
+    OUTPUT = "linear map to labels"
+    LOGITS = "norm before the words"
+
+
+@dataclass(frozen=True)
+class WidthTransfer:
+    """The factors of a model that is m times as wide as the one whose learning rate it takes.
+
+    Attributes:
+        ratio: m.
+        kinds: of the parameters whose factors are not 1.
+        matrix_power: the power of m by which the optimiser's rate of the layers' matrices falls.
+        draws_by_width: whether the family's first weights get smaller with the width by themselves.
+    """
+
+    ratio: float
+    kinds: Mapping[str, _Kind]
+    matrix_power: float
+    draws_by_width: bool
+
+    @classmethod
+    def of(cls, model: HeadedModel, optimizer: OptimizerConfig, tuned_width: int) -> WidthTransfer:
+        """
+        Args:
+            model: with the heads of its objectives.
+            optimizer: the recipe's.
+            tuned_width: the width at which the learning rate was chosen.
+
+        Raises:
+            UsageError: an optimiser, a model or a head for which there is no rule.
+        """
+        if optimizer.width_power is None:
+            raise UsageError(f"{_KEY}: no rule is known for this optimiser; take adamw, adam, stable-adamw or muon")
+        if model.companions:
+            raise UsageError(f"{_KEY}: the objectives train two models, and the rule is of one; leave it out")
+        width = model.encoder.width
+        return cls(
+            ratio=width / tuned_width,
+            kinds=_kinds(model),
+            matrix_power=optimizer.width_power,
+            draws_by_width=model.encoder.config.draws_by_width,
+        )
+
+    def rates(self) -> dict[str, float]:
+        """The factor of each parameter's learning rate that is not 1."""
+        return {
+            name: self.ratio ** -(self.matrix_power if kind is _Kind.HIDDEN else 1.0)
+            for name, kind in self.kinds.items()
+        }
+
+    @torch.no_grad()
+    def scale_first_weights(self, model: nn.Module) -> None:
+        """Make weights that the family has drawn those of the model's width."""
+        drawn = 0.5 if self.draws_by_width else 0.0
+        powers = {_Kind.HIDDEN: 0.5 - drawn, _Kind.DENSE: 0.5 - drawn, _Kind.OUTPUT: 1.0 - drawn, _Kind.LOGITS: 1.0}
+        for name, parameter in model.named_parameters():
+            if name in self.kinds:
+                parameter.mul_(self.ratio ** -powers[self.kinds[name]])
+
+
+def _kinds(model: HeadedModel) -> dict[str, _Kind]:
+    encoder = model.encoder
+    hidden = {id(matrix) for matrix in hidden_matrices(model)}
+    if not hidden:
+        raise UsageError(f"{_KEY}: the rule is of Transformers, and family {encoder.config.model_type!r} is none")
+    widths = {encoder.width, encoder.embedding_width}
+    kinds = {}
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Linear):
+            if id(part.weight) in hidden:
+                kinds[f"{name}.weight"] = _Kind.HIDDEN
+            elif part.in_features == encoder.width:
+                kinds[f"{name}.weight"] = _Kind.DENSE if part.out_features in widths else _Kind.OUTPUT
+        elif isinstance(part, VocabularyHead) and encoder.embedding_width == encoder.width:
+            weight = part.norm_weight
+            if weight is None:
+                raise UsageError(
+                    f"{_KEY}: the head {name} of family {encoder.config.model_type!r} has no weights of a norm before"
+                    f" the words, which the factor of its logits would become{part.norm_remedy}"
+                )
+            kinds |= {f"{name}.{own}": _Kind.LOGITS for own, each in part.named_parameters() if each is weight}
+    return kinds
