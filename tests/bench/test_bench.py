@@ -18,7 +18,7 @@ from bertkit.bench.operators import OTHER, REST, kind_of, time_by_kind
 from bertkit.bench.pretrain import IGNORED, padded, samples_of
 from bertkit.bench.settings import Benchmark, BenchSettings
 from bertkit.bench.startup import ended, shares_by_package
-from bertkit.bench.workload import OWN, Peers, Workload, library
+from bertkit.bench.workload import OWN, Peers, Workload, peer_library
 from bertkit.errors import DataError
 from bertkit.evaluation.speed.stopwatch import Timing
 from bertkit.progress import silent_progress
@@ -63,10 +63,10 @@ def without(names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def imported(name: str) -> Any:
         if name in names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return library(name)
+        return peer_library(name)
 
     for module in ("pretrain", "finetune", "embed", "generate", "tokenize"):
-        monkeypatch.setattr(f"bertkit.bench.{module}.library", imported)
+        monkeypatch.setattr(f"bertkit.bench.{module}.peer_library", imported)
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
-from bertkit.bench.workload import OWN, Peers, Workload, library
+from bertkit.bench.workload import OWN, Peers, Workload, peer_library
 from bertkit.inference.embedder import Embedder
 from bertkit.models.sentence import load_sentence_model
 from bertkit.training.cost import FORWARD_SHARE, step_flops
@@ -50,7 +50,7 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
 
     def peer() -> Any:
         kinds = {"dtype": torch.bfloat16} if engine.bf16 else {}
-        model = library("sentence_transformers").SentenceTransformer(
+        model = peer_library("sentence_transformers").SentenceTransformer(
             str(directory), device=engine.device.type, model_kwargs=kinds, local_files_only=True
         )
         model.max_seq_length = embedder.max_tokens

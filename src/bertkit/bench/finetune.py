@@ -16,7 +16,7 @@ import torch
 from bertkit.bench.comparison import OPTIMIZER_BYTES
 from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.finetuning.loss_terms import TaskTerms, task_flops
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
@@ -96,7 +96,7 @@ def peer_update(directory: Path, texts: list[str], limit: int, engine: Engine) -
         ImportError: transformers is not installed.
         ValueError: it does not know the model's family.
     """
-    transformers = library("transformers")
+    transformers = peer_library("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, num_labels=len(LABELS.names))
     model.to(engine.device).train()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bertkit.bench.settings import SIZES, BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.generation.causal import Limits, Prompt, decode
 from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.decoding import next_tokens
@@ -114,7 +114,7 @@ def own_tokens(model: HeadedModel, ids: Sequence[list[int]], tokens: int, *, cac
 
 
 def _peer(directory: Path, engine: Engine, dtype: torch.dtype) -> Any:
-    transformers = library("transformers")
+    transformers = peer_library("transformers")
     return transformers.GPT2LMHeadModel.from_pretrained(directory, dtype=dtype).to(engine.device).eval()
 
 

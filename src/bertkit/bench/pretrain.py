@@ -17,7 +17,7 @@ import torch
 from bertkit.bench.comparison import OPTIMIZER_BYTES
 from bertkit.bench.material import config_of, shards_of
 from bertkit.bench.settings import SIZES, BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import SegmentPair
 from bertkit.data.samples import Samples, Vocabulary
@@ -106,7 +106,7 @@ def peer_update(config: BertConfig, vocab_size: int, samples: Samples, length: i
     Raises:
         ImportError: transformers is not installed.
     """
-    transformers = library("transformers")
+    transformers = peer_library("transformers")
     settings = config.model_dump(exclude={"family"})
     hub_config = transformers.BertConfig(**settings, vocab_size=vocab_size, attn_implementation="sdpa")
     model = transformers.BertForPreTraining(hub_config).to(engine.device).train()

@@ -15,7 +15,7 @@ from typing import Any
 
 from bertkit.bench.material import shards_of
 from bertkit.bench.settings import BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.data.prepare import prepare_shards
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
@@ -78,7 +78,7 @@ def own_way(records: Path, tokenizer: Path, directory: Path, processes: int) -> 
 
 def _peer(records: Path, tokenizer: Path, directory: Path, processes: int) -> Work:
     return partial(
-        peer_way, records, library("transformers").AutoTokenizer.from_pretrained(tokenizer), directory, processes
+        peer_way, records, peer_library("transformers").AutoTokenizer.from_pretrained(tokenizer), directory, processes
     )
 
 

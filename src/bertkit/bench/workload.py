@@ -80,7 +80,7 @@ class Peers:
             self.sides[name] = work
 
 
-def library(name: str) -> Any:
+def peer_library(name: str) -> Any:
     """A library that is measured and is no dependency of this package.
 
     Raises:
