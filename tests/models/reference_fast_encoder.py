@@ -117,4 +117,6 @@ def logits(weights: Weights, states_SD: Tensor, config: FastEncoderConfig) -> Te
     if config.head_transform:
         dense = states_SD @ weights["head.dense.weight"].t()
         active = norm(dense * 0.5 * (1 + torch.erf(dense / math.sqrt(2))), config.norm_eps)
+        if config.head_norm_weights:
+            active = active * weights["head.norm.weight"]
     return active @ weights["model.word.weight"].t() + weights["decoder.bias"]

@@ -44,7 +44,7 @@ def made(heads: tuple[str, ...] = ("masked_lm",), **changes: Any) -> HeadedModel
     "changes",
     [
         {},
-        {"neighbours": 3, "pair_rows": 53, "skips": True, "query_key_norm": False},
+        {"neighbours": 3, "pair_rows": 53, "skips": True, "query_key_norm": False, "head_norm_weights": True},
         {"num_hidden_layers": 4, "value_embeddings": 2, "pair_rows": 11, "skips": True, "embedding_skip": True},
         {"num_hidden_layers": 5, "value_embeddings": 1, "rope_theta": 31.0, "embedding_skip": True, "neighbours": 0},
         {"num_hidden_layers": 1, "skips": True, "head_transform": False, "hidden_act": "relu2"},

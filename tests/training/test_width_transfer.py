@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.recipe import Recipe
+from bertkit.recipe.errors import validate
+from bertkit.recipe.tree import read_tree
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
-from bertkit.training.optimizers import AdamWConfig, LambConfig, MuonConfig, OptimizerConfig
+from bertkit.training.optimizers import AdamWConfig, MuonConfig, OptimizerConfig
 from bertkit.training.rates import ParameterRates
 from bertkit.training.step import Step
 from bertkit.training.width_transfer import WidthTransfer
@@ -62,8 +66,8 @@ def change_of_logits(family: str, width: int, settings: OptimizerConfig, *, is_t
     optimizer = settings.build(model)
     if is_transferred:
         transfer = WidthTransfer.of(model, settings, TUNED)
-        transfer.scale_first_weights(model)
-        ParameterRates(model, optimizer).set(transfer.rates(), same_decay=transfer.rates())
+        transfer.scale_initial_weights(model)
+        ParameterRates(model, optimizer).set(transfer.rates(), decay_divisors=transfer.rates())
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     step = Step.plain(model, optimizer, engine, None)
     batch = PackedBatch.from_samples(corrupted(made_samples([23, 9, 31, 17], seed=3), MaskedLM(rate=0.3)))
@@ -88,7 +92,7 @@ def change_of_logits(family: str, width: int, settings: OptimizerConfig, *, is_t
     ids=["bert", "modernbert", "fast-encoder"],
 )
 def test_updates_move_the_logits_as_far_at_every_width(family: str, settings: OptimizerConfig, grows: float) -> None:
-    """The coordinate check of the paper (section D.1), from the tuned width to eight times it."""
+    """The coordinate check of the released package (mup), of the output, from the tuned width to eight times it."""
     narrow = change_of_logits(family, TUNED, settings, is_transferred=True)
     assert narrow == change_of_logits(family, TUNED, settings, is_transferred=False), "at its own width nothing differs"
     wide = change_of_logits(family, 8 * TUNED, settings, is_transferred=True)
@@ -97,11 +101,11 @@ def test_updates_move_the_logits_as_far_at_every_width(family: str, settings: Op
     assert plain / narrow > grows, (narrow, plain)
 
 
-def test_factors_and_first_weights_are_those_of_the_table() -> None:
+def test_factors_and_initial_weights_are_those_of_the_table() -> None:
     drawn, scaled = (made("bert", 128, ("masked_lm", "next_sentence")) for _ in range(2))
     settings = AdamWConfig(weight_decay=0.03)
     transfer = WidthTransfer.of(scaled, settings, TUNED)
-    transfer.scale_first_weights(scaled)
+    transfer.scale_initial_weights(scaled)
     rates = transfer.rates()
     stds = {
         "encoder.layers.1.feed_forward.outer.weight": 0.5,
@@ -129,7 +133,7 @@ def test_learning_rate_times_decay_stays_and_other_factors_do_not_change_the_dec
     rates = {
         name: by_width.get(name, 1.0) * (0.3 if "layers.0" in name else 1.0) for name, _ in model.named_parameters()
     }
-    ParameterRates(model, optimizer).set({**rates, frozen: 0.0}, same_decay=by_width)
+    ParameterRates(model, optimizer).set({**rates, frozen: 0.0}, decay_divisors=by_width)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -161,15 +165,14 @@ def test_embeddings_of_a_width_of_their_own_keep_their_logits() -> None:
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        (made("bert", 64), LambConfig(), "take adamw, adam, stable-adamw or muon"),
-        (made("gpt2", 64, ("causal_lm",)), AdamWConfig(), "no weights of a norm before the words"),
+        (made("gpt2", 64, ("causal_lm",)), AdamWConfig(), "no norm with weights before the output embeddings"),
         (
             HeadedModel(FastEncoderConfig(hidden_size=64).build(VOCABULARY_SIZE), ("masked_lm",)),
             MuonConfig(),
             "add --set model.head_norm_weights=true",
         ),
     ],
-    ids=["lamb", "gpt2", "fast-encoder"],
+    ids=["gpt2", "fast-encoder"],
 )
 def test_what_has_no_rule_is_refused(model: HeadedModel, settings: OptimizerConfig, message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -179,7 +182,7 @@ def test_what_has_no_rule_is_refused(model: HeadedModel, settings: OptimizerConf
 def test_a_head_with_weights_of_its_norm_is_saved_and_read(tmp_path: Path) -> None:
     model = made("fast-encoder", 64)
     transfer = WidthTransfer.of(model, MuonConfig(), TUNED)
-    transfer.scale_first_weights(model)
+    transfer.scale_initial_weights(model)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=90, min_frequency=1), ["some words of a text"] * 3)
     save_model(model, tokenizer, tmp_path)
     loaded, _ = load_model(tmp_path, heads=["masked_lm"])
@@ -187,3 +190,22 @@ def test_a_head_with_weights_of_its_norm_is_saved_and_read(tmp_path: Path) -> No
         assert torch.equal(loaded.get_parameter(name), parameter), name
     batch = PackedBatch.from_ids([[2, 9, 11, 3]])
     assert torch.equal(loaded.masked_lm_logits(loaded(batch)), model.masked_lm_logits(model(batch)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimisation": {"optimizer": {"name": "lamb"}}}, "take adamw, adam, stable-adamw or muon"),
+        ({"init": "some/model"}, "tuned_width is of weights that are drawn, and init has others"),
+    ],
+    ids=["lamb", "init"],
+)
+def test_a_recipe_that_no_rule_fits_is_refused(changes: dict[str, Any], message: str) -> None:
+    recipe = {
+        **changes,
+        "model": {"family": "bert"},
+        "objective": ["masked_lm"],
+        "optimisation": {"tuned_width": TUNED, **changes.get("optimisation", {})},
+    }
+    with pytest.raises(UsageError, match=message):
+        validate(read_tree(json.dumps({"name": "t", "title": "t", **recipe}), "r.yaml"), Recipe)

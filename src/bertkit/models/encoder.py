@@ -52,8 +52,8 @@ class EncoderConfig(Settings, ABC):
     base_architecture: ClassVar[str]
     """The Hub's class without a head."""
 
-    draws_by_width: ClassVar[bool] = False
-    """Whether `draw` makes the weights of wider layers smaller by itself, as 1 / sqrt(inputs)."""
+    draws_by_fan_in: ClassVar[bool] = False
+    """Whether the standard deviation of what `draw` gives a linear map is in proportion to 1 / sqrt(its inputs)."""
     live_fields: ClassVar[frozenset[str]] = frozenset()
     """Settings that may change while a model is trained, since no weight's shape depends on them."""
     tiled_parts: ClassVar[Mapping[str, int] | None] = None

@@ -76,7 +76,7 @@ class FastEncoderConfig(TransformerConfig):
     model_type: ClassVar[str] = "fast-encoder"
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "FastEncoderModel"
-    draws_by_width: ClassVar[bool] = True
+    draws_by_fan_in: ClassVar[bool] = True
     later_fields: ClassVar[frozenset[str]] = frozenset({"head_norm_weights"})
 
     def model_post_init(self, context: Any) -> None:

@@ -145,7 +145,7 @@ class VocabularyHead(nn.Module, ABC):
 
     @property
     def norm_weight(self) -> nn.Parameter | None:
-        """The weights of the norm whose output is multiplied with the words; None: there is no such norm."""
+        """The weights of the norm whose output is multiplied with the output embeddings; None: there are none."""
         return None
 
     @abstractmethod

@@ -87,8 +87,8 @@ class PretrainingOptimisation(OptimisationConfig):
     tuned_width: int | None = Field(
         None,
         ge=1,
-        description="Width at which the learning rate was chosen; rates and first weights of a wider or narrower model"
-        " are then those that keep its effect (maximal update parametrisation). null: they do not depend on the width.",
+        description="Width at which the learning rate was chosen; a model of another width then gets the rates and"
+        " initial weights that keep its effect (maximal update parametrisation). null: no width matters.",
     )
 
     later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes", "tuned_width"}
@@ -108,6 +108,12 @@ class PretrainingOptimisation(OptimisationConfig):
     def _one_stage_by_time(self) -> Self:
         if self.schedule.clock == "time" and self.stages:
             raise ValueError("stages end with their updates, and schedule.clock is time; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _rule_for_widths_is_known(self) -> Self:
+        if self.tuned_width is not None and self.optimizer.width_power is None:
+            raise ValueError("tuned_width: no rule is known for this optimiser; take adamw, adam, stable-adamw or muon")
         return self
 
     @model_validator(mode="after")

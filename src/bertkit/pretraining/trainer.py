@@ -164,7 +164,7 @@ class Pretrainer(Trainer[PackedBatch]):
         set_trained(self.model, stage_run.objectives)
         by_width = self._width_rates(self.model)
         rates = self.parameter_rates(self.model, stage_run)
-        self.rates.set({name: rate * by_width.get(name, 1.0) for name, rate in rates.items()}, same_decay=by_width)
+        self.rates.set({name: rate * by_width.get(name, 1.0) for name, rate in rates.items()}, decay_divisors=by_width)
 
     def _width_rates(self, model: HeadedModel) -> dict[str, float]:
         """The part of each parameter's factor that is due to the model's width."""
@@ -175,7 +175,7 @@ class Pretrainer(Trainer[PackedBatch]):
         """The factors of `optimisation.tuned_width`; None without it.
 
         Raises:
-            UsageError: there is no rule for the optimiser or the model.
+            UsageError: there is no rule for the model.
         """
         optimisation = self.recipe.optimisation
         if optimisation.tuned_width is None:
@@ -405,11 +405,11 @@ class Pretrainer(Trainer[PackedBatch]):
         return model
 
     def draw_weights(self, model: HeadedModel) -> None:
-        """Give a model its first weights, by the recipe's seed and for its width."""
+        """Give a model its initial weights, by the recipe's seed and for its width."""
         model.initialise(self.recipe.seed)
         transfer = self._width_transfer(model)
         if transfer is not None:
-            transfer.scale_first_weights(model)
+            transfer.scale_initial_weights(model)
 
     def _prepared(self, objective: Objective) -> Objective:
         """An objective with what it needs of the vocabulary and the corpus."""

@@ -106,15 +106,15 @@ class ParameterRates:
         self._built = [dict(group) for group in optimizer.param_groups]
         self._frozen: list[nn.Parameter] = []
 
-    def set(self, factors: Mapping[str, float], same_decay: Mapping[str, float] | None = None) -> None:
+    def set(self, factors: Mapping[str, float], decay_divisors: Mapping[str, float] | None = None) -> None:
         """Give each parameter this multiple of the learning rate that the optimiser was built with.
 
         Args:
             factors: by the parameter's name; 1 where it has none.
-            same_decay: the part of a factor that weight decay, which is multiplied by the learning rate, does not
-                follow: it is divided by it; 1 where a parameter has none.
+            decay_divisors: by the parameter's name, what its weight decay is divided by; 1 where it has none. Decay is
+                multiplied by the learning rate, so a part of a factor that is given here does not change it.
         """
-        same_decay = same_decay or {}
+        decay_divisors = decay_divisors or {}
         self.thaw()
         if all(factors.get(name, 1.0) == 1.0 for name in self._names.values()):
             self._optimizer.param_groups[:] = self._built
@@ -124,11 +124,11 @@ class ParameterRates:
             alike: dict[tuple[float, float], list[nn.Parameter]] = {}
             for parameter in built["params"]:
                 name = self._names[parameter]
-                alike.setdefault((factors.get(name, 1.0), same_decay.get(name, 1.0)), []).append(parameter)
-            for (factor, without_decay), parameters in alike.items():
+                alike.setdefault((factors.get(name, 1.0), decay_divisors.get(name, 1.0)), []).append(parameter)
+            for (factor, divisor), parameters in alike.items():
                 changed = {"lr_scale": built.get("lr_scale", 1.0) * factor}
-                if without_decay != 1.0:
-                    changed["weight_decay"] = built["weight_decay"] / without_decay
+                if divisor != 1.0:
+                    changed["weight_decay"] = built["weight_decay"] / divisor
                 groups.append({**built, "params": parameters, **changed})
         self._optimizer.param_groups[:] = groups
         self._frozen = [parameter for parameter, name in self._names.items() if not factors.get(name, 1.0)]

@@ -1,20 +1,22 @@
-"""Learning rates and first weights that keep their effect as a model gets wider: tune a narrow model, train a wide one.
+"""Learning rates and initial weights whose effect is the same at every width: tune a narrow model, train a wide one.
 
-Yang et al. 2022, Tensor Programs V, arXiv:2203.03466, table 3 and section B.1: the maximal update parametrisation of
-Adam, with the factor 1 / m of the logits. Its released package is microsoft/mup; weight decay goes as there (MuAdamW:
-learning rate times decay stays). Of Muon: Yang et al. 2023, arXiv:2310.17813, condition 1: an update's spectral norm
-follows sqrt(outputs / inputs), which has no width in it, so it is torch's adjustment that decides the power.
+Yang et al. 2022, Tensor Programs V, arXiv:2203.03466, table 3: the maximal update parametrisation of Adam. The factor
+of the logits, where the output is tied to the embeddings, and weight decay are as in the released package (microsoft/
+mup: MuSharedReadout; MuAdamW, where learning rate times decay stays). Of Muon: Yang et al. 2023, arXiv:2310.17813,
+condition 1: an update's spectral norm is to follow sqrt(outputs / inputs), in which a width that both have cancels, so
+the power is that of torch's adjustment of the rate.
 
 With m = width / tuned width, and everything inside the layers in proportion to the width:
 
-    parameters                            first weights      Adam's rate    Muon's rate
-    embeddings, biases, norms, tables     as drawn           1              1
-    linear maps from the width to it      std / sqrt(m)      1 / m          1 / sqrt(m), or 1 (original)
-    linear maps from the width to labels  std / m            1 / m          1 / m
-    weights of the norm before the words  1 / m              1 / m          1 / m
+    parameters                              initial weights    Adam's rate    Muon's rate
+    embeddings, biases, norms               as drawn           1              1
+    linear maps of the layers               std / sqrt(m)      1 / m          1 / sqrt(m), or 1 (original)
+    dense linear maps of heads              std / sqrt(m)      1 / m          1 / m
+    linear maps from the width to labels    std / m            1 / m          1 / m
+    norm before the output embeddings       weights / m        1 / m          1 / m
 
 The last row is the factor of the logits, inside the model's own weights: the directory that comes out is like any other
-of its family. Heads keep their width, so that scores need no other scale.
+of its family. The heads of attention keep their width, so that scores need no other scale.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Kind(Enum):
     HIDDEN = "linear map of a layer"
     DENSE = "linear map outside the layers"
     OUTPUT = "linear map to labels"
-    LOGITS = "norm before the words"
+    LOGITS = "norm before the output embeddings"
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,13 @@ class WidthTransfer:
         ratio: m.
         kinds: of the parameters whose factors are not 1.
         matrix_power: the power of m by which the optimiser's rate of the layers' matrices falls.
-        draws_by_width: whether the family's first weights get smaller with the width by themselves.
+        draws_by_fan_in: whether the family's initial weights get smaller with the width by themselves.
     """
 
     ratio: float
     kinds: Mapping[str, _Kind]
     matrix_power: float
-    draws_by_width: bool
+    draws_by_fan_in: bool
 
     @classmethod
     def of(cls, model: HeadedModel, optimizer: OptimizerConfig, tuned_width: int) -> WidthTransfer:
@@ -69,10 +71,9 @@ class WidthTransfer:
             tuned_width: the width at which the learning rate was chosen.
 
         Raises:
-            UsageError: an optimiser, a model or a head for which there is no rule.
+            UsageError: a model or a head for which there is no rule.
         """
-        if optimizer.width_power is None:
-            raise UsageError(f"{_KEY}: no rule is known for this optimiser; take adamw, adam, stable-adamw or muon")
+        assert optimizer.width_power is not None, "the recipe refuses such an optimiser"
         if model.companions:
             raise UsageError(f"{_KEY}: the objectives train two models, and the rule is of one; leave it out")
         width = model.encoder.width
@@ -80,7 +81,7 @@ class WidthTransfer:
             ratio=width / tuned_width,
             kinds=_kinds(model),
             matrix_power=optimizer.width_power,
-            draws_by_width=model.encoder.config.draws_by_width,
+            draws_by_fan_in=model.encoder.config.draws_by_fan_in,
         )
 
     def rates(self) -> dict[str, float]:
@@ -91,9 +92,9 @@ class WidthTransfer:
         }
 
     @torch.no_grad()
-    def scale_first_weights(self, model: nn.Module) -> None:
+    def scale_initial_weights(self, model: nn.Module) -> None:
         """Make weights that the family has drawn those of the model's width."""
-        drawn = 0.5 if self.draws_by_width else 0.0
+        drawn = 0.5 if self.draws_by_fan_in else 0.0
         powers = {_Kind.HIDDEN: 0.5 - drawn, _Kind.DENSE: 0.5 - drawn, _Kind.OUTPUT: 1.0 - drawn, _Kind.LOGITS: 1.0}
         for name, parameter in model.named_parameters():
             if name in self.kinds:
@@ -117,8 +118,8 @@ def _kinds(model: HeadedModel) -> dict[str, _Kind]:
             weight = part.norm_weight
             if weight is None:
                 raise UsageError(
-                    f"{_KEY}: the head {name} of family {encoder.config.model_type!r} has no weights of a norm before"
-                    f" the words, which the factor of its logits would become{part.norm_remedy}"
+                    f"{_KEY}: the head {name} of family {encoder.config.model_type!r} has no norm with weights before"
+                    f" the output embeddings, to take the factor of the logits{part.norm_remedy}"
                 )
             kinds |= {f"{name}.{own}": _Kind.LOGITS for own, each in part.named_parameters() if each is weight}
     return kinds
