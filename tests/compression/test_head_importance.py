@@ -27,8 +27,9 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pseudo_likelihood import choose_rule, score_texts
+from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss, halves
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed

@@ -162,7 +162,7 @@ def test_near_ties_are_those_that_another_machine_may_decide_otherwise() -> None
 def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "data")
     tokenizer = tiny_tokenizer()
-    with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
+    with pytest.raises(DataError, match="no masked_lm, causal_lm or permutation_lm head"):
         evaluate(tmp_path, tiny_model(tokenizer, heads=()), data)
     with pytest.raises(UsageError, match="matches 'equall'; did you mean 'equal'"):
         evaluate(tmp_path, tiny_model(tokenizer), data, only=["equall"])

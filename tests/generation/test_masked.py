@@ -28,6 +28,7 @@ from bertkit.generation.masked_text import MaskedPredictor, Place, TextWithMasks
 from bertkit.generation.sampling import Sampling
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
+from tests.probing.tiny_models import tiny_tokenizer
 
 CLS, SEP, MASK, A, B = 0, 1, 2, 3, 4
 SPECIAL = (CLS, SEP, MASK)
@@ -131,7 +132,7 @@ def model() -> HeadedModel:
 
 
 def text_filler(made: HeadedModel, sampling: Sampling | None = None) -> MaskFiller:
-    predictor = MaskedPredictor(made, suppressed_ids=SPECIAL, batch_tokens=64)
+    predictor = MaskedPredictor(made, tiny_tokenizer(), suppressed_ids=SPECIAL, batch_tokens=64)
     return MaskFiller(predictor, MASK, sampling or Sampling(), Draw(3))
 
 
@@ -262,7 +263,7 @@ def test_the_predictor_reads_the_state_that_was_trained_whatever_shares_a_batch(
         made.extras[SCORING_RULE] = "masked_next_token"
     rows = [[CLS, 9, MASK, 8, SEP], [CLS, MASK, SEP], [CLS, 9, MASK, 8, SEP], [CLS, MASK, *[7] * 30, MASK, SEP]]
     places = [(3, 32), (0, 2), (1, 1), (2, 2), (3, 1)]
-    found = MaskedPredictor(made, suppressed_ids=[MASK], batch_tokens=8)(rows, places)
+    found = MaskedPredictor(made, tiny_tokenizer(), suppressed_ids=[MASK], batch_tokens=8)(rows, places)
     for number, (row, position) in enumerate(places):
         with torch.no_grad():
             expected = made.masked_lm_logits(made(PackedBatch.from_ids([rows[row]])))[position + shift]
@@ -275,6 +276,6 @@ def test_models_that_fill_no_masks_are_refused() -> None:
     made = model()
     made.extras[SCORING_RULE] = "encoder_left_to_right"
     with pytest.raises(DataError, match="from left to right alone"):
-        MaskedPredictor(made)
+        MaskedPredictor(made, tiny_tokenizer())
     with pytest.raises(DataError, match="no head that fills in masks"):
-        MaskedPredictor(HeadedModel(made.encoder, ["sequence_classification"]))
+        MaskedPredictor(HeadedModel(made.encoder, ["sequence_classification"]), tiny_tokenizer())

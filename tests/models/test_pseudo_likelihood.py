@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.probing.tiny_models import (
+    BERT,
     TEXTS,
     constant_model,
     save_tiny,
@@ -22,9 +23,12 @@ from tests.probing.tiny_models import (
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.models import token_predictors
-from bertkit.models.headed import SCORING_RULE
+from bertkit.models.bert import BertConfig
+from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
-from bertkit.models.pseudo_likelihood import SCORING_RULES, choose_rule, score_texts
+from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.models.scoring_rules import SCORING_RULES, choose_rule
+from bertkit.models.xlnet import XlnetConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import scoring_rule
@@ -34,6 +38,19 @@ from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
+
+
+def model_for(rule: str, tokenizer: Tokenizer) -> HeadedModel:
+    """A random model that says it was trained for the rule."""
+    head = SCORING_RULES[rule].head
+    if head == "causal_lm":
+        model = tiny_causal_model(tokenizer)
+    else:
+        sizes = {key: value for key, value in BERT.items() if key != "max_position_embeddings"}
+        config = XlnetConfig(**sizes) if head == "permutation_lm" else BertConfig(**BERT)
+        model = tiny_model(tokenizer, config, heads=(head,))
+    model.extras[SCORING_RULE] = rule
+    return model
 
 
 def one_copy_at_a_time(directory: Path, text: str, rule: str) -> list[float]:
@@ -93,9 +110,7 @@ def test_without_a_beginning_token_the_first_one_is_given() -> None:
 @pytest.mark.parametrize("rule", SCORING_RULES)
 def test_the_end_of_a_text_scores_what_it_does_in_the_whole_text(rule: str) -> None:
     tokenizer = tiny_tokenizer()
-    causal = SCORING_RULES[rule].head == "causal_lm"
-    model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer, heads=(SCORING_RULES[rule].head,))
-    model.extras[SCORING_RULE] = rule
+    model = model_for(rule, tokenizer)
     starts = [len(text) - length for text, length in zip(TEXTS, (9, 1, 4, 30, 3, 20), strict=True)]
     twice = [*TEXTS, *TEXTS]
     found = score_texts(model, tokenizer, twice, rule=rule, starts=[*starts, *[0] * len(TEXTS)], max_batch_tokens=90)
@@ -113,9 +128,7 @@ def test_the_end_of_a_text_scores_what_it_does_in_the_whole_text(rule: str) -> N
 @pytest.mark.parametrize("rule", SCORING_RULES)
 def test_scores_do_not_depend_on_the_batch_or_the_order(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
-    causal = SCORING_RULES[rule].head == "causal_lm"
-    model = tiny_causal_model(tokenizer) if causal else tiny_model(tokenizer, heads=(SCORING_RULES[rule].head,))
-    model.extras[SCORING_RULE] = rule
+    model = model_for(rule, tokenizer)
     whole = score_texts(model, tokenizer, TEXTS, rule=rule)
     monkeypatch.setattr(token_predictors, "MAX_LOGITS", 3 * tokenizer.vocab_size)
     for tokens in (1, 23, 150):
@@ -186,7 +199,9 @@ def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> N
         score_texts(model, tokenizer, TEXTS, rule="salazar")
     with pytest.raises(DataError, match=r"no causal_lm head .* \(its heads are masked_lm\)"):
         score_texts(model, tokenizer, TEXTS, rule="left_to_right")
-    with pytest.raises(DataError, match=r"MINE: no masked_lm or causal_lm head .* \(it has no heads\); take a model"):
+    with pytest.raises(
+        DataError, match=r"MINE: no masked_lm, causal_lm or permutation_lm head .* \(it has no heads\); take a model"
+    ):
         choose_rule(tiny_model(tokenizer, heads=()), source="MINE")
 
 

@@ -24,7 +24,8 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import save_model
-from bertkit.models.pseudo_likelihood import Energy, choose_rule, score_ids
+from bertkit.models.pseudo_likelihood import score_ids
+from bertkit.models.scoring_rules import Energy, choose_rule
 from bertkit.models.two_tower import TwoTower
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, pretraining_model, scoring_rule

@@ -99,7 +99,7 @@ def test_data_and_models_that_cannot_be_scored_are_refused(tmp_path: Path) -> No
     data = write_data(tmp_path / "data")
     with pytest.raises(UsageError, match="give --data PATH, minimal pairs"):
         score(request_for(tmp_path))
-    with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
+    with pytest.raises(DataError, match="no masked_lm, causal_lm or permutation_lm head"):
         score(request_for(tmp_path / "bare", data, model=tiny_model(tiny_tokenizer(), heads=())))
     with pytest.raises(DataError, match="no such file or directory"):
         score(request_for(tmp_path, tmp_path / "nowhere"))

@@ -142,7 +142,7 @@ def test_a_sentence_embedder_retrieves_halves(tmp_path: Path) -> None:
 def test_what_cannot_be_scored_is_refused(glue: Path, tmp_path: Path) -> None:
     text = write_sentences(tmp_path / "text.txt")
     bare = request_for(tmp_path / "bare", text, model=tiny_model(tiny_tokenizer(), heads=()))
-    with pytest.raises(DataError, match="no masked_lm or causal_lm head"):
+    with pytest.raises(DataError, match="no masked_lm, causal_lm or permutation_lm head"):
         run_heads(bare)
     with pytest.raises(UsageError, match=r"Give --data SOURCE.* or --task TASK"):
         run_heads(request_for(tmp_path))

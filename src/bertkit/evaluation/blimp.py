@@ -34,7 +34,8 @@ from bertkit.evaluation.run import (
 )
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
-from bertkit.models.pseudo_likelihood import TextScore, choose_rule, score_texts
+from bertkit.models.pseudo_likelihood import TextScore, score_texts
+from bertkit.models.scoring_rules import choose_rule
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv

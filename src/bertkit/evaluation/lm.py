@@ -33,12 +33,7 @@ from bertkit.evaluation.run import (
 from bertkit.evaluation.settings import LmSettings
 from bertkit.generation.text import PromptTokens
 from bertkit.models.headed import SCORING_RULE
-from bertkit.models.pseudo_likelihood import (
-    EncoderLeftToRight,
-    LeftToRight,
-    MaskedNextTokenScoring,
-    choose_rule,
-)
+from bertkit.models.scoring_rules import EncoderLeftToRight, LeftToRight, MaskedNextTokenScoring, choose_rule
 from bertkit.models.token_predictors import RightToLeftPredictor, TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory

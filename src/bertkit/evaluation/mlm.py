@@ -33,7 +33,8 @@ from bertkit.evaluation.run import (
     open_evaluation_text,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
-from bertkit.models.pseudo_likelihood import Original, choose_rule, score_ids
+from bertkit.models.pseudo_likelihood import score_ids
+from bertkit.models.scoring_rules import MaskedRule, Original, QueryStream, choose_rule
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
@@ -92,7 +93,7 @@ def evaluate_mlm(
     """
     corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
-    choose_rule(loaded.model, Original.name, source=arguments.model)
+    scoring = _rule(loaded, arguments.model)(loaded.tokenizer)
     most = loaded.model.encoder.max_tokens
     draw = Draw(settings.seed, SUITE)
     if settings.window_bytes is None:
@@ -103,20 +104,21 @@ def evaluate_mlm(
         windows = drawn_texts(corpus, loaded.tokenizer, length, settings.sequences, draw)
         _require_readable(windows, length, most - SPECIAL_TOKENS)
     engine = arguments.engine()
-    predict = TokenPredictor(loaded.model, Original.head, device=engine.device)
+    predict = scoring.predictor(loaded.model, device=engine.device)
     identity = measurement_identity(
         "eval", SUITE, [loaded], settings, arguments, data=corpus.hashes, seed=settings.seed
     )
 
     def compute(run: RunDirectory) -> dict[str, Any]:
         figures: dict[str, Any] = masked_figures(
-            predict, loaded.tokenizer, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
+            predict, scoring, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
         )
         scored = windows[: settings.pseudo_sequences]
         if scored:
             some = [window.ids_T.tolist() for window in scored]
-            rule = Original(loaded.tokenizer)
-            log_p = score_ids(predict, rule, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress)
+            log_p = score_ids(
+                predict, scoring, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress
+            )
             figures["pseudo_perplexity"] = Figures(np.concatenate(log_p)).perplexity
             if settings.window_bytes is not None:
                 nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
@@ -132,6 +134,18 @@ def evaluate_mlm(
         }
 
     return measure_once(identity, arguments, compute)
+
+
+def _rule(loaded: LoadedModel, name: str) -> type[MaskedRule]:
+    """How tokens that are masked at once are predicted, each from its own position.
+
+    Raises:
+        DataError, UsageError: the model does not do that.
+    """
+    heads = loaded.model.head_names
+    rule = choose_rule(loaded.model, Original.name if QueryStream.head not in heads else QueryStream.name, source=name)
+    assert issubclass(rule, MaskedRule)
+    return rule
 
 
 def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:
@@ -212,7 +226,7 @@ def _require_readable(windows: Sequence[Window], most_bytes: int, most_tokens: i
 
 def masked_figures(
     predict: TokenPredictor,
-    tokenizer: Tokenizer,
+    scoring: MaskedRule,
     windows: Sequence[Window],
     draw: Draw,
     *,
@@ -227,9 +241,9 @@ def masked_figures(
             masked = np.sort(chosen_tokens(window, draw, rate))
             ids_T = window.ids_T.copy()
             target_M.append(ids_T[masked])
-            ids_T[masked] = tokenizer.mask_id
-            index_M.append(offset + 1 + masked)
-            ids.append([tokenizer.cls_id, *ids_T.tolist(), tokenizer.sep_id])
+            ids_T[masked] = scoring.tokenizer.mask_id
+            index_M.append(offset + scoring.offset + masked)
+            ids.append(scoring.read(ids_T.tolist()))
             offset += len(ids[-1])
         targets.append(np.concatenate(target_M))
         answers = predict(ids, np.concatenate(index_M), targets[-1])

@@ -20,11 +20,17 @@ USUAL_LENGTH = 128
 
 
 RuleName = Literal[
-    "original", "within_word_l2r", "left_to_right", "encoder_left_to_right", "masked_next_token", "energy"
+    "original",
+    "within_word_l2r",
+    "left_to_right",
+    "encoder_left_to_right",
+    "masked_next_token",
+    "query_stream",
+    "energy",
 ]
 _RULE = (
     "How a sentence is scored (default: as the model's config.json says it was trained, else original with a masked-LM"
-    " head, else left_to_right)."
+    " head, query_stream with XLNet's, else left_to_right)."
 )
 
 

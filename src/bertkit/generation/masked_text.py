@@ -1,7 +1,8 @@
-"""Texts with masks, and what a masked model predicts at them.
+"""Texts with masks, and what a model predicts at them.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; a model that was trained as GPT-BERT (Charpentier and Samuel
-2024, arXiv:2410.24159) predicts a masked token from the state before it. Sibling masked.py has the ways to fill them.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. How a model reads a mask is a rule of
+models/scoring_rules.py: GPT-BERT predicts it from the state before it, and XLNet by its query stream. Sibling
+masked.py has the ways to fill masks.
 
 Shapes: M predicted tokens, V vocabulary.
 """
@@ -14,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.generation.sampling import check_finite
-from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextTokenScoring
+from bertkit.models.headed import HeadedModel
+from bertkit.models.scoring_rules import MaskedRule, mask_rule
 from bertkit.text.tokenizer import Tokenizer
 
 Place = tuple[int, int]
@@ -49,10 +49,11 @@ class TextWithMasks:
 
 
 class MaskedPredictor:
-    """The logits of a masked LM, a few sequences at a time; equal sequences are computed once.
+    """The logits at masks, a few sequences at a time; equal sequences are computed once.
 
     Args:
-        model: with a masked-LM head.
+        model: with a head that fills in masks.
+        tokenizer: the model's.
         suppressed_ids: tokens that are never chosen.
         batch_tokens: tokens computed at once, at least one sequence's.
         device: where to compute.
@@ -64,28 +65,17 @@ class MaskedPredictor:
     def __init__(
         self,
         model: HeadedModel,
+        tokenizer: Tokenizer,
         *,
         suppressed_ids: Sequence[int] = (),
         batch_tokens: int = 4096,
         device: torch.device = _CPU,
     ) -> None:
-        if "masked_lm" not in model.head_names:
-            has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
-            raise DataError(
-                f"the model has no head that fills in masks ({has}); take one that was pretrained with masked_lm, or a"
-                " method from left to right for a causal one: --method sample"
-            )
-        rule = model.extras.get(SCORING_RULE)
-        if rule == EncoderLeftToRight.name:
-            raise DataError(
-                "the model was trained from left to right alone and fills in no masks; take --method sample, greedy or"
-                " beam"
-            )
-        self.model = model.to(device).eval()
-        self.shift = -1 if rule == MaskedNextTokenScoring.name else 0
+        self.rule = mask_rule(model)(tokenizer)
+        self.predictor = self.rule.predictor(model, device=device)
+        self.model = model
         self.suppressed_ids = list(suppressed_ids)
         self.batch_tokens = batch_tokens
-        self.device = device
 
     @torch.inference_mode()
     def __call__(self, ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
@@ -103,11 +93,12 @@ class MaskedPredictor:
         for batch in self._batches([len(row) for row in rows]):
             first_of = dict(zip(batch, _starts([len(rows[row]) for row in batch]), strict=True))
             own = [place for place in wanted if place[0] in first_of]
-            index_M = torch.tensor([first_of[row] + position + self.shift for row, position in own])
-            packed = PackedBatch.from_ids([rows[row] for row in batch]).to(self.device)
+            index = [first_of[row] + position - self.rule.shifted for row, position in own]
+            index_M = torch.tensor(index, device=self.predictor.device)
+            packed = self.predictor.batch([rows[row] for row in batch], index_M)
             packed = self.model.encoder.with_global_tokens(packed, self.model.head_names)
-            hidden_MD = self.model.encoder.forward_tokens(packed, index_M.to(self.device))
-            logits_MV = self.model.masked_lm_logits(hidden_MD).float()
+            hidden_MD = self.model.encoder.forward_tokens(packed, index_M)
+            logits_MV = self.model.token_logits(self.rule.head, hidden_MD).float()
             check_finite(logits_MV.logsumexp(dim=-1))
             found |= {place: len(found) + number for number, place in enumerate(own)}
             parts.append(logits_MV)
@@ -133,24 +124,31 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def masked_texts(
-    tokenizer: Tokenizer, prompts: Sequence[str], masks: int, *, samples: int, max_tokens: int
+    rule: MaskedRule, prompts: Sequence[str], masks: int, *, samples: int, max_tokens: int
 ) -> list[TextWithMasks]:
     """The texts of each prompt, one for each sample: with its own masks, or that many behind it.
+
+    Args:
+        rule: how the model reads a text with masks.
+        prompts: texts, some with masks.
+        masks: behind a prompt that has none.
+        samples: texts of each prompt.
+        max_tokens: that the model reads.
 
     Raises:
         DataError: a text is longer than the model reads, or the tokenizer has no mask.
     """
+    tokenizer = rule.tokenizer
     mask = tokenizer.token(tokenizer.mask_id)
     texts = []
     for number, prompt in enumerate(prompts):
-        ids = [tokenizer.cls_id]
+        ids: list[int] = []
         for part_number, part in enumerate(tokenizer.encode_batch(prompt.split(mask))):
             ids += [tokenizer.mask_id] * (part_number > 0) + part
-        free = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
-        if not free:
-            free = list(range(len(ids), len(ids) + masks))
+        if tokenizer.mask_id not in ids:
             ids += [tokenizer.mask_id] * masks
-        ids.append(tokenizer.sep_id)
+        ids = rule.read(ids)
+        free = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
         if len(ids) > max_tokens:
             raise DataError(
                 f"prompt {number} ({prompt[:40]!r}...) has {len(ids)} tokens with {len(free)} masks and its special"

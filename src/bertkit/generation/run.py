@@ -25,6 +25,7 @@ from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
 from bertkit.generation.text import PromptTokens
 from bertkit.models.decoding import causal_head, next_tokens
 from bertkit.models.headed import HeadedModel
+from bertkit.models.scoring_rules import MaskedRule
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
 
@@ -54,7 +55,7 @@ def generate(
     """The outputs of every prompt, in order, as the document of `bertkit generate`.
 
     Args:
-        model: with a head that predicts the next token or masked ones.
+        model: with a head that predicts the next token or missing ones.
         tokenizer: the model's.
         prompts: texts to go on from; of a masked model also texts with masks to be filled.
         settings: how.
@@ -152,10 +153,10 @@ def _filled(
     progress: Progress,
 ) -> Documents:
     predictor = MaskedPredictor(
-        model, suppressed_ids=sorted(tokenizer.special_ids), batch_tokens=batch_tokens, device=device
+        model, tokenizer, suppressed_ids=sorted(tokenizer.special_ids), batch_tokens=batch_tokens, device=device
     )
     texts = masked_texts(
-        tokenizer,
+        predictor.rule,
         prompts,
         settings.new_tokens,
         samples=settings.samples,
@@ -175,7 +176,7 @@ def _filled(
         is_whole = mask in prompts[each.text.number]
         documents[each.text.number]["outputs"].append(
             {
-                "text": _text(tokenizer, each, is_whole=is_whole),
+                "text": _text(predictor.rule, each, is_whole=is_whole),
                 "ids": each.new_ids,
                 "score": each.score,
                 "finish": "filled" if is_whole else "length",
@@ -198,11 +199,12 @@ def _by_method(filler: MaskFiller, texts: Sequence[TextWithMasks], settings: Gen
     return masked.diffusion(filler, texts, steps=settings.rounds, block_length=settings.block_length)
 
 
-def _text(tokenizer: Tokenizer, filling: Filling, *, is_whole: bool) -> str:
+def _text(rule: MaskedRule, filling: Filling, *, is_whole: bool) -> str:
     """The whole text where the prompt had masks, else what the new tokens add to it."""
-    whole = tokenizer.decode(filling.ids[1:-1])
+    tokenizer, first = rule.tokenizer, rule.special_before
+    whole = tokenizer.decode(filling.ids[first : len(filling.ids) - (rule.special_tokens - first)])
     if is_whole:
         return whole
-    own = filling.ids[1 : filling.text.free[0]]
+    own = filling.ids[first : filling.text.free[0]]
     before = tokenizer.decode(own) if own else ""
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(filling.new_ids)

@@ -22,7 +22,7 @@ from bertkit.errors import DataError
 from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.key_value_cache import CachedSequences, KeyValueCache
-from bertkit.models.pseudo_likelihood import EncoderLeftToRight
+from bertkit.models.scoring_rules import EncoderLeftToRight
 
 _CPU = torch.device("cpu")
 

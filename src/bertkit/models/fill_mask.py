@@ -1,9 +1,10 @@
 """Filling in masks: the most probable words at each [MASK] of a text.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. The masked-LM head is used as it was trained: one trained as in
-GPT-BERT (Charpentier and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state before it.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. The head is used as it was trained: one trained as in GPT-BERT
+(Charpentier and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state before it, and XLNet's (Yang et
+al. 2019, arXiv:1906.08237) reads its query stream.
 
-Shapes: T tokens, M masks, D width, V vocabulary.
+Shapes: M masks, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Any
 
 import torch
 
-from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.pseudo_likelihood import EncoderLeftToRight, MaskedNextTokenScoring
+from bertkit.models.headed import HeadedModel
+from bertkit.models.scoring_rules import MaskedRule, mask_rule
 from bertkit.text.tokenizer import Tokenizer
 
 _CPU = torch.device("cpu")
@@ -36,23 +36,16 @@ def fill_masks(
     Masks of one text are filled independently of one another.
 
     Raises:
-        DataError: the model has no masked-LM head or one that does not fill masks, a text has no mask or is longer than
-            the model reads, or outputs are not finite.
+        DataError: the model fills in no masks, a text has none or is longer than the model reads, or outputs are not
+            finite.
     """
-    if "masked_lm" not in model.head_names:
-        raise DataError("the model has no masked-LM head; take one that was pretrained with masked_lm")
-    rule = model.extras.get(SCORING_RULE)
-    if rule == EncoderLeftToRight.name:
-        raise DataError("the model was trained from left to right alone; take one that was pretrained with masked_lm")
-    offset = -1 if rule == MaskedNextTokenScoring.name else 0
-    mask = tokenizer.token(tokenizer.mask_id)
-    model.eval()
+    rule = mask_rule(model)(tokenizer)
+    predictor = rule.predictor(model, device=device)
     results = []
     for text in texts:
-        ids = _encode(tokenizer, text, mask, model.encoder.config.max_tokens)
-        hidden_TD = model(PackedBatch.from_ids([ids]).to(device))
-        position_M = [index + offset for index, token in enumerate(ids) if token == tokenizer.mask_id]
-        logits_MV = model.masked_lm_logits(hidden_TD[position_M])
+        ids, masks_M = _encode(rule, text, model.encoder.config.max_tokens)
+        hidden_MD = predictor.states([ids], torch.tensor(masks_M, device=device) + rule.offset)
+        logits_MV = model.token_logits(rule.head, hidden_MD)
         if not logits_MV.isfinite().all():
             raise DataError(
                 "the model's outputs are not finite numbers: its weights are damaged, or its training diverged; take"
@@ -68,14 +61,17 @@ def fill_masks(
     return results
 
 
-def _encode(tokenizer: Tokenizer, text: str, mask: str, max_tokens: int) -> list[int]:
+def _encode(rule: MaskedRule, text: str, max_tokens: int) -> tuple[list[int], list[int]]:
+    """The ids with special tokens around, and the positions of the masks in the text."""
+    mask_id = rule.tokenizer.mask_id
+    mask = rule.tokenizer.token(mask_id)
     parts = text.split(mask)
     if len(parts) == 1:
         raise DataError(f"{text!r} has no {mask}; write one where a word is to be filled in")
-    ids = [tokenizer.cls_id]
-    for number, part in enumerate(tokenizer.encode_batch(parts)):
-        ids += [tokenizer.mask_id] * (number > 0) + part
-    ids.append(tokenizer.sep_id)
+    inner: list[int] = []
+    for number, part in enumerate(rule.tokenizer.encode_batch(parts)):
+        inner += [mask_id] * (number > 0) + part
+    ids = rule.read(inner)
     if len(ids) > max_tokens:
         raise DataError(f"{text[:40]!r}... has {len(ids)} tokens, the model reads at most {max_tokens}; shorten it")
-    return ids
+    return ids, [position for position, token in enumerate(inner) if token == mask_id]

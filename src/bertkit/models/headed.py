@@ -30,7 +30,7 @@ from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
 SCORING_RULE = "scoring_rule"
-"""Key of config.json: the rule of `bertkit.models.pseudo_likelihood` that uses the vocabulary head as it was trained,
+"""Key of config.json: the rule of `bertkit.models.scoring_rules` that uses the vocabulary head as it was trained,
 if the heads do not determine it. It is one of a model's `extras`."""
 _COMPANIONS = "companions."
 

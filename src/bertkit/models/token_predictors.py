@@ -1,6 +1,6 @@
 """What a head says of single tokens: log-probabilities of a vocabulary head, or the energies of Electric's.
 
-Which tokens are asked for, and in which copies of a text, is decided by the rules of models/pseudo_likelihood.py.
+Which tokens are asked for, and in which copies of a text, is decided by the rules of models/scoring_rules.py.
 
 Shapes: T tokens of a packed batch, M predicted tokens, D width, V vocabulary.
 """
@@ -19,6 +19,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.query_stream import with_gaps
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -72,11 +73,11 @@ class TokenPredictor:
         Raises:
             DataError: a log-probability of a target is not a number.
         """
-        hidden_TD = self.states(ids)
-        index, target = torch.from_numpy(index_M).to(self.device), torch.from_numpy(target_M).to(self.device)
+        hidden_MD = self.states(ids, torch.from_numpy(index_M).to(self.device))
+        target = torch.from_numpy(target_M).to(self.device)
         rows = max(1, MAX_LOGITS // self.model.encoder.vocab_size)
-        for own_index, target_M1 in zip(torch.split(index, rows), torch.split(target[:, None], rows), strict=True):
-            logits_MV = self.model.token_logits(self.head, hidden_TD.index_select(0, own_index))
+        for own_MD, target_M1 in zip(torch.split(hidden_MD, rows), torch.split(target[:, None], rows), strict=True):
+            logits_MV = self.model.token_logits(self.head, own_MD)
             log_p_MV = torch.log_softmax(logits_MV.float(), dim=-1)
             if log_p_MV.gather(1, target_M1).isnan().any():
                 raise DataError(
@@ -84,10 +85,14 @@ class TokenPredictor:
                 )
             yield log_p_MV, target_M1
 
-    def states(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """The states that the head reads, (T, D)."""
-        hidden_TD: Tensor = self.model(PackedBatch.from_ids(ids, causal=self.causal).to(self.device))
-        return hidden_TD
+    def states(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> Tensor:
+        """The states that the head reads, (M, D)."""
+        hidden_TD: Tensor = self.model(self.batch(ids, index_M))
+        return hidden_TD.index_select(0, index_M)
+
+    def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
+        """The sequences as the model reads them to predict at these positions."""
+        return PackedBatch.from_ids(ids, causal=self.causal).to(self.device)
 
 
 class RightToLeftPredictor(TokenPredictor):
@@ -96,12 +101,32 @@ class RightToLeftPredictor(TokenPredictor):
     The head reads the half of a state that comes from the right (`EncoderConfig.reads_backward`).
     """
 
-    def states(self, ids: Sequence[Sequence[int]]) -> Tensor:
+    def states(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> Tensor:
         assert self.model.encoder.config.reads_backward
-        states_TD = super().states([row[::-1] for row in ids])
+        states_TD: Tensor = self.model(self.batch([row[::-1] for row in ids], index_M))
         places = torch.split(torch.arange(states_TD.shape[0], device=states_TD.device), [len(row) for row in ids])
         left_TP, right_TP = states_TD.index_select(0, torch.cat([own.flip(0) for own in places])).chunk(2, dim=1)
-        return torch.cat([right_TP, left_TP], dim=1)
+        return torch.cat([right_TP, left_TP], dim=1).index_select(0, index_M)
+
+
+class QueryStreamPredictor(TokenPredictor):
+    """The same of XLNet's head `permutation_lm`: the query stream predicts, and no token sees those that are masked or
+    predicted.
+
+    Args:
+        mask_id: of the tokens that are not there.
+        special_ids: of those around a text.
+    """
+
+    def __init__(
+        self, model: HeadedModel, head: str, *, mask_id: int, special_ids: Sequence[int], device: torch.device = _CPU
+    ) -> None:
+        super().__init__(model, head, device=device)
+        self.mask_id = mask_id
+        self.special_ids = special_ids
+
+    def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
+        return with_gaps(super().batch(ids, index_M), index_M, gap_id=self.mask_id, special_ids=self.special_ids)
 
 
 class EnergyPredictor:

@@ -111,7 +111,7 @@ class Objective(Settings, ABC):
 
     @property
     def scoring_rule(self) -> str | None:
-        """The rule of `bertkit.models.pseudo_likelihood` by which a model that it trains is scored; None: any other
+        """The rule of `bertkit.models.scoring_rules` by which a model that it trains is scored; None: any other
         objective's."""
         return None
 

@@ -185,7 +185,7 @@ def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
 
 
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
-    """The rule of `bertkit.models.pseudo_likelihood` that reads the head as these objectives trained it.
+    """The rule of `bertkit.models.scoring_rules` that reads the head as these objectives trained it.
 
     It is that of the highest rank. None where the heads decide it: those of a masked LM and of a causal family.
     """

@@ -8,7 +8,7 @@ tokens becomes noise drawn from q. The log-odds that a token is noise are then
     E_t + log q(x_t) + log(r / (1 - r)),
 
 and the loss is the binary cross-entropy of all tokens. Trained so, -E_t estimates log p(x_t | the others) without a
-softmax, and one pass scores a text: rule `energy` of models/pseudo_likelihood.py. Sibling of replaced_token.py, whose
+softmax, and one pass scores a text: rule `energy` of models/scoring_rules.py. Sibling of replaced_token.py, whose
 log-odds are the head's own.
 
 Quirks honoured: q is that of the unchanged text, at the token that the model reads; it gets no gradient, nor does the

@@ -22,8 +22,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, layer_points
-from bertkit.models.pseudo_likelihood import reads_causally
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 
 _CPU = torch.device("cpu")

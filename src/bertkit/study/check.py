@@ -17,7 +17,7 @@ from bertkit.evaluation.settings import BlimpSettings
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import files_of
-from bertkit.models.pseudo_likelihood import SCORING_RULES
+from bertkit.models.scoring_rules import SCORING_RULES, QueryStream
 from bertkit.objectives.base import CompanionObjective
 from bertkit.objectives.forward import scoring_rule
 from bertkit.pretraining.recipe import Recipe
@@ -101,9 +101,9 @@ def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
     objectives = stages_of(recipe)[-1].recipe.objectives
     rule = SCORING_RULES.get(str(scoring_rule(objectives)))
     fills_masks = any(each.fills_masks for each in objectives) and (rule is None or not rule.shifted)
-    if isinstance(measure, MlmMeasure) and not fills_masks:
-        return "it does not learn to predict a masked token from its own state"
     learnt = {head for each in objectives for head in each.heads}
+    if isinstance(measure, MlmMeasure) and not fills_masks and QueryStream.head not in learnt:
+        return "it does not learn to predict a masked token from its own state"
     if isinstance(measure, BlimpMeasure) and rule is None and not _HEADS & learnt:
         return "it learns no language model"
     if isinstance(measure, FinetuneMeasure):

@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.pseudo_likelihood import (
-    SCORING_RULES,
-    LeftToRight,
-    MaskedRule,
-    ScoringRule,
-    check_distribution,
-)
+from bertkit.models.scoring_rules import SCORING_RULES, LeftToRight, MaskedRule, ScoringRule, check_distribution
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress
 from bertkit.tasks.readers.common import numbered_lines
@@ -116,7 +110,8 @@ def surprisals(
             f"{loaded.name}: reads at most {loaded.model.encoder.max_tokens} tokens, a text of the reading times has"
             f" {longest} with what is around it"
         )
-    predict = TokenPredictor(loaded.model, kind.head, causal=kind.causal, device=engine.device)
+    predict = scoring.predictor(loaded.model, device=engine.device)
+    assert isinstance(predict, TokenPredictor)
     log_p = _log_p(predict, dict.fromkeys(step for steps in steps_of.values() for step in steps), engine, progress)
     nats = {each: -sum(log_p[step] for step in steps) for each, steps in steps_of.items()}
     previous_N = np.array([np.nan if each is None else nats[each] for each in words.previous])
@@ -188,8 +183,7 @@ def _steps(tokenizer: Tokenizer, scoring: ScoringRule, context: str, word: str) 
 def _step(tokenizer: Tokenizer, scoring: ScoringRule, text: str, target: int) -> _Step:
     if isinstance(scoring, MaskedRule):
         inner = tokenizer.encode_batch([text + tokenizer.roles["mask"] * MASKS])[0]
-        ids = (tokenizer.cls_id, *inner, tokenizer.sep_id)
-        return _Step(ids, len(ids) - 1 - MASKS - scoring.shifted, target)
+        return _Step(tuple(scoring.read(inner)), len(inner) - MASKS + scoring.offset, target)
     assert isinstance(scoring, LeftToRight), "check_distribution refuses other rules"
     ids = (*scoring.before, *tokenizer.encode_batch([text])[0])
     return _Step(ids, len(ids) - 1, target)

@@ -2,7 +2,7 @@
 
 The challenge: Charpentier et al. 2025, arXiv:2502.10645. Scores are counted as the official pipeline counts them
 (github.com/babylm-org/babylm-eval, strict/) and beside it with ties made harmless; all in single precision. How a text
-is scored is in models/pseudo_likelihood.py; a further way of scoring, such as that of a masked diffusion model, is a
+is scored is in models/scoring_rules.py; a further way of scoring, such as that of a masked diffusion model, is a
 rule there, and its official name an entry of submission.BACKENDS.
 """
 
@@ -54,7 +54,7 @@ from bertkit.files import sha256_of
 from bertkit.metrics.regression import spearman_value
 from bertkit.metrics.statistics import bootstrap_interval
 from bertkit.models.headed import SCORING_RULE
-from bertkit.models.pseudo_likelihood import ScoringRule, choose_rule
+from bertkit.models.scoring_rules import ScoringRule, choose_rule
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv

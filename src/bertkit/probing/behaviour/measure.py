@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pseudo_likelihood import (
-    EncodedTexts,
-    MaskedRule,
-    Original,
-    ScoringRule,
-    WithinWordLeftToRight,
-)
+from bertkit.models.scoring_rules import EncodedTexts, MaskedRule, Original, ScoringRule, WithinWordLeftToRight
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
@@ -101,7 +95,8 @@ def score_blanks(
     Raises:
         DataError: a log-probability is not a number.
     """
-    predict = TokenPredictor(model, rule.head, causal=rule.causal, device=device)
+    predict = rule.predictor(model, device=device)
+    assert isinstance(predict, TokenPredictor), "check_distribution tells the user"
     texts = dict(zip(completions, _encoded(tokenizer, completions, ending), strict=True))
     room = model.encoder.max_tokens - rule.special_tokens
     readable = {

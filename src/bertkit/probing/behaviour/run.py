@@ -16,7 +16,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
-from bertkit.models.pseudo_likelihood import ScoringRule, check_distribution, choose_rule
+from bertkit.models.scoring_rules import ScoringRule, check_distribution, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
 from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, score_blanks, score_diagnostic
 from bertkit.probing.behaviour.report import DEFINITIONS, diagnostic_findings, diagnostic_summary, pair_findings

@@ -27,7 +27,7 @@ from bertkit.compression.head_importance import ExampleBatch, Int64s, Measure
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.pseudo_likelihood import MaskedRule, ScoringRule
+from bertkit.models.scoring_rules import MaskedRule, ScoringRule
 from bertkit.models.sentence import SentenceModel, pool
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.tasks.base import Task

@@ -36,7 +36,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
-from bertkit.models.pseudo_likelihood import check_distribution, choose_rule
+from bertkit.models.scoring_rules import QueryStream, check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss
@@ -142,6 +142,11 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel)
     """Words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     check_distribution(rule, source=subject.name)
+    if rule is QueryStream:
+        raise DataError(
+            f"{subject.name}: the heads of two streams are not told apart here; take a model without a query stream, or"
+            " this one fine-tuned for a task"
+        )
     parts = _two_parts(request, settings, subject)
     engine = request.engine()
     train, test = (

@@ -1,0 +1,376 @@
+"""How a text is scored: which copies of it a model reads, and where each token is predicted in them.
+
+Salazar et al. 2020, arXiv:1910.14659, section 2: the pseudo-log-likelihood is the sum of the log-probabilities of the
+tokens, each predicted from a copy of the text in which it alone is masked (`original`). Kauf and Ivanova 2023,
+arXiv:2305.10588: since the later tokens of a rare word give the earlier ones away, they are masked with them
+(`within_word_l2r`). Sibling rule `left_to_right` is the plain likelihood of a causal model.
+
+A model is scored by the rules that match its training. Masked next-token prediction (Charpentier and Samuel 2024,
+arXiv:2410.24159) predicts a masked token from the state before it: `masked_next_token`; a bidirectional encoder trained
+from left to right alone is scored by `encoder_left_to_right`, and XLNet, which has no mask, by `query_stream`. Where
+the head does not tell, the run that trained the model records its rule in config.json (`scoring_rule`), and rules that
+would read the wrong state are refused. Electric (Clark et al. 2020, arXiv:2012.08561, section 2.2) has no distribution
+over words but an energy for each token: `energy`, in one pass. Sibling pseudo_likelihood.py computes the scores.
+
+Shapes: K texts of N tokens each, L = N and the special tokens around, R copies of a batch, M predicted tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertkit.errors import DataError, UsageError
+from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.token_predictors import EnergyPredictor, QueryStreamPredictor, TokenPredictor
+from bertkit.text.tokenizer import Tokenizer
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_CPU = torch.device("cpu")
+_STARTS = ("<|endoftext|>", "<s>", "<bos>")
+"""First tokens of texts in the training of causal models without a [CLS]."""
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Texts of one length: their ids, for each token the number of its word, and of each the first that is scored."""
+
+    ids_KN: Int64s
+    word_KN: Int64s
+    first_K: Int64s
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of texts as the model reads them, with the positions to predict at and the ids of the predicted tokens."""
+
+    ids_RL: Int64s
+    position_RM: Int64s
+    target_RM: Int64s
+
+
+class ScoringRule(ABC):
+    """Which copies of a text its tokens are predicted from, and at which positions."""
+
+    name: ClassVar[str]
+    head: ClassVar[str]
+    """The head that predicts."""
+    statement: ClassVar[str]
+    """The rule in words, for reports."""
+    causal: ClassVar[bool] = False
+    """Whether a bidirectional encoder is run with causal attention."""
+    needs_words: ClassVar[bool] = False
+    """Whether it uses the words of the tokenizer's pre-tokenizer."""
+    shifted: ClassVar[bool] = False
+    """Whether a token is predicted from the state before it, not from its own."""
+    must_be_recorded: ClassVar[bool] = False
+    """Whether only a model whose config.json names the rule can be scored by it: the head alone does not tell."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor | EnergyPredictor:
+        """What gives the tokens of the copies their scores."""
+        return TokenPredictor(model, self.head, causal=self.causal, device=device)
+
+    @property
+    @abstractmethod
+    def special_tokens(self) -> int:
+        """The number of special tokens around the text."""
+
+    @property
+    def unscored_tokens(self) -> int:
+        """The number of first tokens of a text that are given, not predicted."""
+        return 0
+
+    @abstractmethod
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        """The copies with these numbers, counted from 0 over all texts, in the order of texts and tokens."""
+
+    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+        """The numbers of the copies that are needed, in order; here the one copy of each text."""
+        return np.arange(len(texts.ids_KN))
+
+    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+        """Of each text the scores of its tokens from `first_K` on, from those of all its copies."""
+        log_p_KN = log_p_C.reshape(len(texts.ids_KN), -1)
+        unscored = texts.ids_KN.shape[1] - log_p_KN.shape[1]
+        skipped_K = np.maximum(texts.first_K - unscored, 0)
+        return [log_p_N[skipped:] for log_p_N, skipped in zip(log_p_KN, skipped_K.tolist(), strict=True)]
+
+
+class MaskedRule(ScoringRule):
+    """A copy of the text for each of its tokens."""
+
+    head = "masked_lm"
+    special_before: ClassVar[int] = 1
+    """Special tokens before the text."""
+
+    @property
+    def special_tokens(self) -> int:
+        return 2
+
+    @property
+    def offset(self) -> int:
+        """From a token's position in its text to the one that predicts it, of all ids."""
+        return self.special_before - self.shifted
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor:
+        return TokenPredictor(model, self.head, device=device)
+
+    def around(self, ids_RN: Int64s) -> Int64s:
+        """Texts with the special tokens around, (R, L)."""
+        ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
+        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
+        return ids_RL
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        """One text, with the special tokens around."""
+        found: list[int] = self.around(np.array([ids], dtype=np.int64))[0].tolist()
+        return found
+
+    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+        count, length = texts.ids_KN.shape
+        token_C = np.tile(np.arange(length), count)
+        return np.flatnonzero(token_C >= np.repeat(texts.first_K, length))
+
+    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+        ends_K = np.cumsum(texts.ids_KN.shape[1] - texts.first_K)
+        return np.split(log_p_C, ends_K[:-1])
+
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        text_R, token_R = np.divmod(copy_R, texts.ids_KN.shape[1])
+        ids_RN, word_RN = texts.ids_KN[text_R], texts.word_KN[text_R]
+        masked_RN = np.where(self.masked(word_RN, token_R), self.tokenizer.mask_id, ids_RN)
+        token_R1 = token_R[:, None]
+        return Copies(self.around(masked_RN), token_R1 + self.offset, np.take_along_axis(ids_RN, token_R1, axis=1))
+
+    @abstractmethod
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        """Which tokens are masked in each copy when this token of it is predicted, (R, N)."""
+
+
+class Original(MaskedRule):
+    """Salazar et al. 2020: the token alone is masked."""
+
+    name = "original"
+    statement = "each token masked in turn, alone (Salazar et al. 2020)"
+
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
+
+
+class MaskedNextTokenScoring(Original):
+    """Charpentier and Samuel 2024: the token alone is masked, and predicted from the state before it.
+
+    The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
+    """
+
+    name = "masked_next_token"
+    statement = "each token masked in turn, alone, predicted from the state before it (Charpentier and Samuel 2024)"
+    shifted = True
+
+
+class QueryStream(Original):
+    """Yang et al. 2019, XLNet: the token alone is not there, and the query stream predicts it from all others.
+
+    There is no mask in its training: see models/query_stream.py. The special tokens are behind the text, as in XLNet's
+    template.
+    """
+
+    name = "query_stream"
+    head = "permutation_lm"
+    statement = "each token in turn predicted by the query stream from all others (Yang et al. 2019)"
+    special_before = 0
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor:
+        special_ids = [self.tokenizer.sep_id, self.tokenizer.cls_id]
+        return QueryStreamPredictor(
+            model, self.head, mask_id=self.tokenizer.mask_id, special_ids=special_ids, device=device
+        )
+
+    def around(self, ids_RN: Int64s) -> Int64s:
+        ids_RL = np.pad(ids_RN, ((0, 0), (0, 2)))
+        ids_RL[:, -2], ids_RL[:, -1] = self.tokenizer.sep_id, self.tokenizer.cls_id
+        return ids_RL
+
+
+class WithinWordLeftToRight(MaskedRule):
+    """Kauf and Ivanova 2023: the later tokens of its word are masked too.
+
+    Words are those of the tokenizer's pre-tokenizer, so a punctuation mark is a word of its own.
+    """
+
+    name = "within_word_l2r"
+    statement = "each token masked in turn, together with the later tokens of its word (Kauf and Ivanova 2023)"
+    needs_words = True
+
+    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+        own_word_R1 = np.take_along_axis(word_RN, token_R[:, None], axis=1)
+        return np.asarray((word_RN == own_word_R1) & (np.arange(word_RN.shape[1]) >= token_R[:, None]))
+
+
+class LeftToRight(ScoringRule):
+    """The likelihood of a causal model: each token from those before it.
+
+    The first one is predicted from the tokenizer's token for the start of a text; where it has none, it is given.
+
+    Attributes:
+        before: the id of that token; empty where there is none.
+    """
+
+    name = "left_to_right"
+    head = "causal_lm"
+    statement = "each token predicted from those before it"
+    shifted = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        known = [tokenizer.start_id] if tokenizer.start_id is not None else map(tokenizer.id, _STARTS)
+        self.before = [start_id for start_id in known if start_id is not None][:1]
+
+    @property
+    def special_tokens(self) -> int:
+        return len(self.before)
+
+    @property
+    def unscored_tokens(self) -> int:
+        return 1 - len(self.before)
+
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        start_R1 = np.tile(np.array(self.before, dtype=np.int64), (copy_R.size, 1))
+        ids_RL = np.concatenate([start_R1, texts.ids_KN[copy_R]], axis=1)
+        # The state of each token predicts the next one; the last one has none to predict.
+        position_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
+        return Copies(ids_RL, position_RM, ids_RL[:, 1:])
+
+
+class EncoderLeftToRight(LeftToRight):
+    """The same of an encoder trained for it: run with causal attention, and the head that also predicts masked tokens.
+
+    Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2.
+    """
+
+    name = "encoder_left_to_right"
+    head = "masked_lm"
+    causal = True
+    statement = "each token predicted from those before it, by an encoder that is read with causal attention"
+
+
+class Energy(ScoringRule):
+    """Clark et al. 2020, Electric: minus the energy of every token of the text as it is, all in one pass.
+
+    The sum estimates the pseudo-log-likelihood: noise-contrastive estimation makes the energies normalise themselves,
+    as far as the model has learnt to.
+    """
+
+    name = "energy"
+    head = "replaced_token"
+    statement = "minus the energy of each token, all in one pass (Clark et al. 2020, Electric)"
+    must_be_recorded = True
+
+    @property
+    def special_tokens(self) -> int:
+        return 2
+
+    def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> EnergyPredictor:
+        return EnergyPredictor(model, self.head, device=device)
+
+    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+        ids_RN = texts.ids_KN[copy_R]
+        ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
+        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
+        return Copies(ids_RL, np.tile(np.arange(1, ids_RN.shape[1] + 1), (copy_R.size, 1)), ids_RN)
+
+
+SCORING_RULES: dict[str, type[ScoringRule]] = {
+    rule.name: rule
+    for rule in (
+        *(Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight),
+        *(MaskedNextTokenScoring, QueryStream, Energy),
+    )
+}
+"""The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
+
+
+def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "the model") -> type[ScoringRule]:
+    """The rule of this name, or the one that the model's config.json names, or the first that it has a head for.
+
+    Raises:
+        UsageError: no rule has this name, or it reads a token from a state that was trained to predict the next one.
+        DataError: the model lacks the head.
+    """
+    if name is not None and name not in SCORING_RULES:
+        raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
+    fitting = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
+    if name is not None and fitting is not None and fitting.shifted and not SCORING_RULES[name].shifted:
+        raise UsageError(
+            f"{source}: its states were trained to predict the next token, and the rule {name} reads each token from"
+            f" its own state; take {fitting.name}, or leave the rule out"
+        )
+    if name is not None and SCORING_RULES[name].must_be_recorded and SCORING_RULES[name] is not fitting:
+        raise UsageError(
+            f"{source}: was not trained for the rule {name}, which a run records in config.json (scoring_rule); leave"
+            " the rule out"
+        )
+    if name is not None:
+        wanted = [SCORING_RULES[name]]
+    else:
+        told_by_head = [rule for rule in SCORING_RULES.values() if not rule.must_be_recorded]
+        wanted = told_by_head if fitting is None else [fitting]
+    for rule in wanted:
+        if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
+            return rule
+    *others, last = dict.fromkeys(rule.head for rule in wanted)
+    heads = f"{', '.join(others)} or {last}" if others else last
+    has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
+    raise DataError(
+        f"{source}: no {heads} head to score a text with ({has}); take a model as it was pretrained with that"
+        " objective, such as a run of `bertkit pretrain`, not one made for a task or for sentence vectors"
+    )
+
+
+def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRule]:
+    """The rule by which a model predicts a token that is masked alone.
+
+    Raises:
+        DataError: it does not fill in masks.
+    """
+    recorded = model.extras.get(SCORING_RULE)
+    if recorded == EncoderLeftToRight.name:
+        raise DataError(
+            f"{source} was trained from left to right alone and fills in no masks; take one that was pretrained with"
+            " masked_lm, or write with this one: bertkit generate --method sample, greedy or beam"
+        )
+    for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else Original, QueryStream):
+        if rule.head in model.head_names:
+            return rule
+    has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
+    raise DataError(
+        f"{source} has no head that fills in masks ({has}); take one that was pretrained with masked_lm or"
+        " permutation_lm, or write with a causal one: bertkit generate --method sample"
+    )
+
+
+def check_distribution(rule: type[ScoringRule], *, source: str) -> None:
+    """Raise DataError if a model that is scored by this rule has no distribution over the words."""
+    if HEAD_KINDS[rule.head] != "vocabulary":
+        raise DataError(
+            f"{source}: it gives a token an energy and no distribution over the words, which is asked for here; take a"
+            " model with a masked-LM or causal-LM head"
+        )
+
+
+def reads_causally(model: HeadedModel) -> bool:
+    """Whether an encoder was trained from left to right alone, by its config.json."""
+    rule = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
+    return rule is not None and rule.causal and model.encoder.config.causal_attention
