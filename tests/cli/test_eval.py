@@ -54,7 +54,11 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
     save_tiny(tiny_model(tiny_tokenizer(), heads=("pooler",)), tiny_tokenizer(), Path("headless"))
     Path("broken.jsonl").write_text('{"sentence_good": "A"')
     cases = [
-        (3, "no masked_lm, causal_lm or permutation_lm head", ["blimp", "--model", "headless", "--data-dir", "mine.jsonl"]),
+        (
+            3,
+            "no masked_lm, causal_lm or permutation_lm head",
+            ["blimp", "--model", "headless", "--data-dir", "mine.jsonl"],
+        ),
         (3, "broken.jsonl, line 1", ["blimp", "--model", "model", "--data-dir", "broken.jsonl"]),
         (3, "give --data-dir DIR", ["blimp", "--model", "model"]),
         (3, "./nowhere: does not exist", ["blimp", "--model", "./nowhere", "--data-dir", "mine.jsonl"]),
