@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, SourceTarget
-from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.cross_attention import CachedSource, PackedSource
 from bertkit.models.decoding import NextTokens
 from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.key_value_cache import CachedSequences, KeyValueCache
+from bertkit.models.packed_weights import StepProducts
 
 _CPU = torch.device("cpu")
 
@@ -54,6 +54,7 @@ class CachedSourceNextTokens(SourceNextTokens):
         positions_S, positions_U = pairs.sides(batch.positions_T)
         encoded_SD = self.stacks.encode(ids_S, positions_S, pairs.source)
         self.cache = KeyValueCache([len(row) for row in ids], room, self.device)
+        self.products = StepProducts(self.model, SEQ2SEQ, room - max(map(len, ids)))
         target = CachedSequences.prompts(pairs.target, self.cache)
         hidden_UD = self.stacks.decode(ids_U, positions_U, target, PackedSource(encoded_SD, pairs))
         self.source = CachedSource(self.stacks.cross_attentions, encoded_SD, [len(row) for row in self.sources])
@@ -62,10 +63,10 @@ class CachedSourceNextTokens(SourceNextTokens):
     def step(self, token_R: Tensor) -> Tensor:
         self.cache.begin_step()
         target = CachedSequences.next_tokens(self.cache)
-        with products_of_one_row(token_R.numel()):
+        with self.products.of(token_R.numel()):
             hidden_RD = self.stacks.decode(token_R, self.cache.lengths_R, target, self.source)
             self.cache.end_step()
-            return self._logits(hidden_RD)
+            return self.products.logits(hidden_RD)
 
     def select(self, row_R: Tensor) -> None:
         self.cache.select(row_R)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.key_value_cache import CachedSequences, KeyValueCache
+from bertkit.models.packed_weights import StepProducts
 from bertkit.models.scoring_rules import EncoderLeftToRight
 
 _CPU = torch.device("cpu")
@@ -60,9 +60,10 @@ class CachedNextTokens(NextTokens):
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
         batch = PackedBatch.from_ids(ids, causal=True).to(self.device)
         self.cache = KeyValueCache([len(row) for row in ids], room, self.device)
+        self.products = StepProducts(self.model, self.head, room - max(map(len, ids)))
         batch = replace(batch, sequences=CachedSequences.prompts(batch.sequences, self.cache))
         last_R = batch.sequences.cu_seqlens_B1[1:].long() - 1
-        return self._logits(self.model.encoder.forward_tokens(batch, last_R))
+        return self.model.token_logits(self.head, self.model.encoder.forward_tokens(batch, last_R)).float()
 
     def step(self, token_R: Tensor) -> Tensor:
         self.cache.begin_step()
@@ -74,16 +75,13 @@ class CachedNextTokens(NextTokens):
             targets={},
             labels={},
         )
-        with products_of_one_row(token_R.numel()):
+        with self.products.of(token_R.numel()):
             hidden_RD = self.model.encoder(batch)
             self.cache.end_step()
-            return self._logits(hidden_RD)
+            return self.products.logits(hidden_RD)
 
     def select(self, row_R: Tensor) -> None:
         self.cache.select(row_R)
-
-    def _logits(self, hidden_RD: Tensor) -> Tensor:
-        return self.model.token_logits(self.head, hidden_RD).float()
 
 
 class RecomputedNextTokens(NextTokens):
