@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,22 @@ def test_a_recipe_that_no_rule_fits_is_refused(changes: dict[str, Any], message:
     }
     with pytest.raises(UsageError, match=message):
         validate(read_tree(json.dumps({"name": "t", "title": "t", **recipe}), "r.yaml"), Recipe)
+
+
+@pytest.mark.parametrize("options", [[], ["--plan"]], ids=["run", "plan"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimisation.tuned_width=64", "no norm with weights before the output embeddings"),
+        ("optimisation.groups=[{parameters: [nothing], rate: 0.5}]", "no parameter or part called 'nothing'"),
+    ],
+    ids=["width", "groups"],
+)
+def test_rates_that_do_not_fit_the_model_are_told_before_any_text_is_read(
+    setting: str, message: str, options: list[str], bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = ["--data", tmp_path / "not-there.txt", "--run-dir", tmp_path / "run", "--set", setting, *options]
+    done = bertkit("pretrain", "fast-encoder", *words)
+    assert done.code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()

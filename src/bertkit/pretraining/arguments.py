@@ -28,6 +28,7 @@ from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.initial_model import decoder_config
+from bertkit.pretraining.rates import check_rates
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
@@ -105,7 +106,9 @@ class PretrainArguments(RunArguments[Recipe]):
             recipe = with_overrides(recipe, [Override("init_decoder", _recorded_name(recipe.init_decoder, directory))])
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
-        return completed(recipe, self.max_steps)
+        recipe = completed(recipe, self.max_steps)
+        check_rates(recipe)
+        return recipe
 
     @property
     def _given_steps(self) -> list[Override]:

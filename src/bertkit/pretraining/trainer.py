@@ -36,6 +36,7 @@ from bertkit.objectives.forward import (
 )
 from bertkit.pretraining.initial_model import Initial, initial_model
 from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.rates import stage_rates, width_transfer
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun, check_epochs
 from bertkit.pretraining.stages import stages_of
@@ -50,10 +51,9 @@ from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
 from bertkit.training.out_of_memory import MicroBatchMemoryError
 from bertkit.training.placement import refused_optimizer
-from bertkit.training.rates import ParameterRates, group_rates
+from bertkit.training.rates import ParameterRates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
-from bertkit.training.width_transfer import WidthTransfer
 
 log = logging.getLogger(__name__)
 
@@ -152,11 +152,7 @@ class Pretrainer(Trainer[PackedBatch]):
             UsageError: a group names no parameter of the model.
         """
         names = [name for name, _ in model.named_parameters()]
-        try:
-            return group_rates(names, stage_run.stage.recipe.optimisation.groups)
-        except UsageError as error:
-            stage = stage_run.stage.number
-            raise UsageError(f"stage {stage}: {error}" if len(self.stages) > 1 else str(error)) from None
+        return stage_rates(names, stage_run.stage, stages=len(self.stages))
 
     def _set_rates(self, stage_run: StageRun) -> None:
         """Let gradients reach what the stage trains, each parameter at its learning rate."""
@@ -168,19 +164,8 @@ class Pretrainer(Trainer[PackedBatch]):
 
     def _width_rates(self, model: HeadedModel) -> dict[str, float]:
         """The part of each parameter's factor that is due to the model's width."""
-        transfer = self._width_transfer(model)
+        transfer = width_transfer(model, self.recipe.optimisation)
         return {} if transfer is None else transfer.rates()
-
-    def _width_transfer(self, model: HeadedModel) -> WidthTransfer | None:
-        """The factors of `optimisation.tuned_width`; None without it.
-
-        Raises:
-            UsageError: there is no rule for the model.
-        """
-        optimisation = self.recipe.optimisation
-        if optimisation.tuned_width is None:
-            return None
-        return WidthTransfer.of(model, optimisation.optimizer, optimisation.tuned_width)
 
     def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
         """What a stage minimises."""
@@ -407,7 +392,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def draw_weights(self, model: HeadedModel) -> None:
         """Give a model its initial weights, by the recipe's seed and for its width."""
         model.initialise(self.recipe.seed)
-        transfer = self._width_transfer(model)
+        transfer = width_transfer(model, self.recipe.optimisation)
         if transfer is not None:
             transfer.scale_initial_weights(model)
 
