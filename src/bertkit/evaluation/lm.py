@@ -264,8 +264,13 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
         chosen = EncoderLeftToRight.name  # the same states are trained to predict the next token, masked or not
     rule = choose_rule(loaded.model, chosen, source=name)
     if not issubclass(rule, LeftToRight):
+        causally = (
+            ", and --rule encoder_left_to_right reads it with causal attention all the same"
+            if EncoderLeftToRight.head in loaded.model.head_names
+            else ""
+        )
         raise DataError(
-            f"{name}: was trained on masks and does not predict from left to right; `bertkit eval mlm --model {name}`"
-            " gives its pseudo-perplexity, and --rule encoder_left_to_right reads it with causal attention all the same"
+            f"{name}: was trained to predict tokens from both sides, not from left to right; `bertkit eval mlm --model"
+            f" {name}` gives its pseudo-perplexity{causally}"
         )
     return rule
