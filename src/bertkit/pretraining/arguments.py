@@ -107,7 +107,8 @@ class PretrainArguments(RunArguments[Recipe]):
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         recipe = completed(recipe, self.max_steps)
-        check_rates(recipe)
+        if recipe.init is None:
+            check_rates(stages_of(recipe))
         return recipe
 
     @property

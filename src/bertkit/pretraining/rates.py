@@ -12,8 +12,8 @@ import torch
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.forward import pretraining_model
-from bertkit.pretraining.recipe import PretrainingOptimisation, Recipe
-from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.pretraining.recipe import PretrainingOptimisation
+from bertkit.pretraining.stages import Stage
 from bertkit.training.rates import group_rates
 from bertkit.training.width_transfer import WidthTransfer
 
@@ -46,21 +46,21 @@ def width_transfer(model: HeadedModel, optimisation: PretrainingOptimisation) ->
     return WidthTransfer.of(model, optimisation.optimizer, optimisation.tuned_width)
 
 
-def check_rates(recipe: Recipe) -> None:
-    """Refuse a recipe whose groups or `tuned_width` do not fit its model, which is built without weights for that.
+def check_rates(stages: Sequence[Stage]) -> None:
+    """Refuse groups or a `tuned_width` that do not fit the model that is drawn, which is built without weights for that.
 
-    A run that starts from a model (`init`) may have another; its trainer checks it.
+    Args:
+        stages: all of a run that starts from no other model, whose parameters are known when it is read.
 
     Raises:
         UsageError: a group names no parameter, or there is no rule for the width.
     """
-    stages = stages_of(recipe)
-    is_needed = recipe.optimisation.tuned_width is not None or any(s.recipe.optimisation.groups for s in stages)
-    if recipe.init is not None or not is_needed:
+    whole = stages[0].recipe
+    if whole.optimisation.tuned_width is None and not any(stage.recipe.optimisation.groups for stage in stages):
         return
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     for stage in stages:
         with torch.device("meta"):
-            model = pretraining_model(stage.recipe.model, objectives, recipe.tokenizer.vocab_size)
-        width_transfer(model, recipe.optimisation)
+            model = pretraining_model(stage.recipe.model, objectives, whole.tokenizer.vocab_size)
+        width_transfer(model, whole.optimisation)
         stage_rates([name for name, _ in model.named_parameters()], stage, stages=len(stages))
