@@ -47,7 +47,7 @@ def width_transfer(model: HeadedModel, optimisation: PretrainingOptimisation) ->
 
 
 def check_rates(stages: Sequence[Stage]) -> None:
-    """Refuse groups or a `tuned_width` that do not fit the model that is drawn, which is built without weights for that.
+    """Refuse groups or a `tuned_width` that do not fit the model to be drawn, which is built without weights for that.
 
     Args:
         stages: all of a run that starts from no other model, whose parameters are known when it is read.
