@@ -181,9 +181,6 @@ class BertGpt2(EncoderDecoder):
         states_SD: Tensor = self.source(batch, recorder)
         return states_SD
 
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        raise NotImplementedError("BERT embeds its sources")
-
     def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
         """(U, D). Points: `hook_embed`, `hook_pos_embed`."""
         word_UD = scope.tap("hook_embed", self.target_words(ids_U))

@@ -198,24 +198,15 @@ class WordTable(nn.Module):
 
 
 class EncoderDecoder(Encoder):
-    """Both stacks; their layers and embeddings are the subclass's."""
+    """An encoder of any kind, and a decoder whose layers and embeddings are the subclass's."""
 
-    layers: nn.ModuleList
     decoder_layers: nn.ModuleList
     config: EncoderDecoderConfig
-    embeddings: nn.Module
-    """Has the words that both sides share, as `word`."""
 
     @property
-    def word_embedding(self) -> nn.Embedding:
-        word = self.embeddings.word
-        assert isinstance(word, nn.Embedding)
-        return word
-
-    @property
+    @abstractmethod
     def source_layers(self) -> Sequence[nn.Module]:
         """The encoder's layers as tokens pass through them; a shared one comes again."""
-        return list(self.layers)
 
     @property
     def target_layers(self) -> Sequence[nn.Module]:
@@ -241,16 +232,11 @@ class EncoderDecoder(Encoder):
         decoded_UD = self.decode(ids_U, positions_U, pairs.target, PackedSource(encoded_SD, pairs), recorder)
         return torch.cat([encoded_SD, decoded_UD]).index_select(0, pairs.place_T)
 
+    @abstractmethod
     def encode(
         self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
     ) -> Tensor:
         """The encoder's states of the source, (S, D)."""
-        scope = Scope(recorder, "")
-        hidden_SD = self.embed_source(ids_S, positions_S, scope)
-        biases = self.source_biases()
-        for number, layer in enumerate(self.layers):
-            hidden_SD = layer(hidden_SD, source, scope.within(f"blocks.{number}."), **biases)
-        return self.finish_source(hidden_SD, scope)
 
     def decode(
         self,
@@ -276,28 +262,56 @@ class EncoderDecoder(Encoder):
         return self.finish_target(hidden_UD, scope)
 
     @abstractmethod
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        """What the encoder's first layer reads, (S, D)."""
-
-    @abstractmethod
     def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
         """What the decoder's first layer reads, (U, D)."""
+
+    def target_biases(self) -> Mapping[str, Bias]:
+        """What all layers of the decoder read beside the states, made anew for each pass; nothing in most families."""
+        return {}
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        """A map applied to the decoder's last states: the identity in most families."""
+        return hidden_UD
+
+
+class StackedEncoderDecoder(EncoderDecoder):
+    """An encoder of layers of its own, and words that both sides share."""
+
+    layers: nn.ModuleList
+    embeddings: nn.Module
+    """Has the shared words, as `word`."""
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        word = self.embeddings.word
+        assert isinstance(word, nn.Embedding)
+        return word
+
+    @property
+    def source_layers(self) -> Sequence[nn.Module]:
+        return list(self.layers)
+
+    def encode(
+        self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
+    ) -> Tensor:
+        scope = Scope(recorder, "")
+        hidden_SD = self.embed_source(ids_S, positions_S, scope)
+        biases = self.source_biases()
+        for number, layer in enumerate(self.layers):
+            hidden_SD = layer(hidden_SD, source, scope.within(f"blocks.{number}."), **biases)
+        return self.finish_source(hidden_SD, scope)
+
+    @abstractmethod
+    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
+        """What the encoder's first layer reads, (S, D)."""
 
     def source_biases(self) -> Mapping[str, Bias]:
         """What all layers of the encoder read beside the states, made anew for each pass; nothing in most families."""
         return {}
 
-    def target_biases(self) -> Mapping[str, Bias]:
-        """The same of the decoder."""
-        return {}
-
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
         """A map applied to the encoder's last states: the identity in most families."""
         return hidden_SD
-
-    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
-        """A map applied to the decoder's last states: the identity in most families."""
-        return hidden_UD
 
     def hub_tied(self) -> Names:
         return {

@@ -29,9 +29,9 @@ from bertkit.models.distance_bias import BucketBias
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder_decoder import (
     SEQ2SEQ,
-    EncoderDecoder,
     EncoderDecoderConfig,
     PreNormDecoderLayer,
+    StackedEncoderDecoder,
     WordTable,
 )
 from bertkit.models.heads import HeadPlan
@@ -264,7 +264,7 @@ class T5EncoderLayer(PreNorm):
         return self.around(hidden_SD, lambda read_SD: self.attention(read_SD, source, within, bias=bias), scope)
 
 
-class T5(EncoderDecoder):
+class T5(StackedEncoderDecoder):
     """T5's two stacks."""
 
     config: T5Config

@@ -25,10 +25,10 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.cross_attention import CrossAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder_decoder import (
-    EncoderDecoder,
     EncoderDecoderConfig,
     InnerDropoutFeedForward,
     PostNormDecoderLayer,
+    StackedEncoderDecoder,
     WordTable,
 )
 from bertkit.models.fixed_attention import PATTERNS, FixedHeadsAttention
@@ -191,7 +191,7 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         return contents
 
 
-class PostNormEncoderDecoder(EncoderDecoder):
+class PostNormEncoderDecoder(StackedEncoderDecoder):
     """Both stacks of the Transformer and of BART."""
 
     config: PostNormConfig

@@ -28,10 +28,10 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.cross_attention import CrossAttention, EncodedSource
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder_decoder import (
-    EncoderDecoder,
     EncoderDecoderConfig,
     InnerDropoutFeedForward,
     PreNormDecoderLayer,
+    StackedEncoderDecoder,
     WordTable,
 )
 from bertkit.models.gpt import CausalSelfAttention
@@ -186,7 +186,7 @@ class Recurrence(nn.Module):
         return state_TD + position_TD + step_D
 
 
-class UniversalTransformer(EncoderDecoder):
+class UniversalTransformer(StackedEncoderDecoder):
     """Both sides, each one layer; points `blocks.N.` count its applications."""
 
     config: UniversalTransformerConfig
