@@ -6,32 +6,17 @@ import copy
 
 import pytest
 import torch
+from tests.models.small_gpt2 import small_gpt2
 from torch import nn
 
 from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once, products_of_one_row
 from bertkit.models.decoding import CachedNextTokens
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.headed import HeadedModel
 
 VOCABULARY = 61
 
 
-def gpt2() -> HeadedModel:
-    config = Gpt2Config(
-        hidden_size=36,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        intermediate_size=50,
-        max_position_embeddings=30,
-        initializer_range=0.2,
-    )
-    model = HeadedModel(config.build(VOCABULARY), ["causal_lm"])
-    model.initialise(1)
-    return model.eval()
-
-
 def test_maps_alone_or_words_too_become_bf16() -> None:
-    maps, both = gpt2(), gpt2()
+    maps, both = small_gpt2(VOCABULARY, positions=30), small_gpt2(VOCABULARY, positions=30)
     keep_in_bf16(maps)
     keep_in_bf16(both, words=True)
     kinds = {nn.Linear: (True, True), nn.Embedding: (False, True), nn.LayerNorm: (False, False)}
@@ -45,7 +30,7 @@ def test_maps_alone_or_words_too_become_bf16() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 @torch.inference_mode()
 def test_tokens_in_bf16_are_near_those_in_fp32(rows: int) -> None:
-    model = gpt2()
+    model = small_gpt2(VOCABULARY, positions=30)
     reduced = copy.deepcopy(model)
     keep_in_bf16(reduced, words=True)
     generator = torch.Generator().manual_seed(2)
