@@ -17,7 +17,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.mlm import Window, chosen_tokens, drawn_texts, drawn_windows, evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import MlmSettings
-from bertkit.models.headed import HeadedModel
+from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.run.verify import verify_run
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -60,9 +60,13 @@ def means(results: dict[str, Any]) -> dict[str, float]:
     return {name: figure["mean"] for name, figure in results["tasks"]["mlm"].items()}
 
 
-def test_figures_follow_from_single_predictions(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rule", "first"), [("original", 1), ("masked_next_token", 0)])
+def test_figures_follow_from_single_predictions(rule: str, first: int, tmp_path: Path) -> None:
+    """Each from the state that the model was trained to predict it from: a token's own, or the one before."""
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
+    if rule != "original":
+        model.extras[SCORING_RULE] = rule
     _, results = evaluate(tmp_path, model, sequence_length=31, sequences=9, pseudo_sequences=3, seed=6)
     draw = Draw(6, "mlm")
     windows = drawn_windows(open_corpus([str(tmp_path / "text.txt")]), tokenizer, 29, 9, draw)
@@ -71,7 +75,7 @@ def test_figures_follow_from_single_predictions(tmp_path: Path) -> None:
     def log_p_NV(ids_T: np.ndarray[Any, Any]) -> torch.Tensor:
         whole = [tokenizer.cls_id, *ids_T.tolist(), tokenizer.sep_id]
         with torch.no_grad():
-            hidden_ND = model(PackedBatch.from_ids([whole]))[1:-1]
+            hidden_ND = model(PackedBatch.from_ids([whole]))[first : first + ids_T.size]
             return torch.log_softmax(model.token_logits("masked_lm", hidden_ND), dim=-1)
 
     log_p, right, alone = [], [], []
@@ -188,6 +192,6 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"short.txt: no document of at least 8 tokens"):
         evaluate_mlm(request, [str(tmp_path / "short.txt")], MlmSettings())
     save_tiny(tiny_model(tokenizer, heads=("pooler",)), tokenizer, tmp_path / "headless")
-    with pytest.raises(DataError, match="headless: no masked_lm head"):
+    with pytest.raises(DataError, match="headless has no head that fills in masks"):
         evaluate_mlm(EvalArguments(model=str(tmp_path / "headless")), [str(tmp_path / "text.txt")], MlmSettings())
     assert not (tmp_path / "runs").exists()

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.models.small_gpt2 import small_gpt2
 from torch import nn
 
 from bertkit.models import packed_weights
 from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.decoding import CachedNextTokens, RecomputedNextTokens
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.headed import HeadedModel
 from bertkit.models.packed_weights import MOST_ROWS, WORTH_STEPS, OneDnnProduct, StepProducts, has_onednn
 
 VOCABULARY = 131
@@ -21,29 +20,15 @@ VOCABULARY = 131
 pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason="this processor's torch has no oneDNN")
 
 
-def gpt2(width: int = 45) -> HeadedModel:
-    config = Gpt2Config(
-        hidden_size=width,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        intermediate_size=77,
-        max_position_embeddings=90,
-        initializer_range=0.2,
-    )
-    model = HeadedModel(config.build(VOCABULARY), ["causal_lm"])
-    model.initialise(3)
-    return model.eval()
-
-
-@pytest.mark.parametrize("is_laid_out", [False, True])
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_product_is_torchs_for_any_number_of_rows(is_laid_out: bool, dtype: torch.dtype, with_bias: bool) -> None:
+def test_a_product_is_torchs_for_any_number_of_rows(is_packed: bool, dtype: torch.dtype, with_bias: bool) -> None:
     if not has_onednn(dtype):
         pytest.skip("this processor has no bfloat16")
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(51, 83, bias=with_bias).to(dtype)
-    product = OneDnnProduct.of(linear.weight, linear.bias, is_laid_out=is_laid_out)
+    product = OneDnnProduct.of(linear.weight, linear.bias, is_packed=is_packed)
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for rows in (1, 2, 7, 16, 33):
         input_RD = torch.randn(rows, 51, generator=generator)
@@ -56,7 +41,7 @@ def test_a_product_is_torchs_for_any_number_of_rows(is_laid_out: bool, dtype: to
 @pytest.mark.parametrize("steps", [WORTH_STEPS - 1, WORTH_STEPS])
 @torch.inference_mode()
 def test_steps_equal_those_of_torchs_products(rows: int, steps: int) -> None:
-    model = gpt2()
+    model = small_gpt2(VOCABULARY, positions=90)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, VOCABULARY, (rows, 5), generator=generator).tolist()
     cached, plain = CachedNextTokens(model, "causal_lm"), RecomputedNextTokens(model, "causal_lm")
@@ -74,7 +59,7 @@ def test_steps_equal_those_of_torchs_products(rows: int, steps: int) -> None:
 def test_bf16_is_torchs_bf16() -> None:
     if not has_onednn(torch.bfloat16):
         pytest.skip("this processor has no bfloat16")
-    model = gpt2()
+    model = small_gpt2(VOCABULARY, positions=90)
     keep_in_bf16(model, words=True)
     ids = [[3, 7, 11], [4, 1, 9]]
     packed, plain = CachedNextTokens(model, "causal_lm"), CachedNextTokens(model, "causal_lm")
@@ -88,7 +73,7 @@ def test_bf16_is_torchs_bf16() -> None:
 
 
 def test_what_does_not_pay_or_fit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = gpt2()
+    model = small_gpt2(VOCABULARY, positions=90)
     products = StepProducts(model, "causal_lm", 100)
     with products.of(MOST_ROWS + 1):
         assert not any("forward" in vars(part) for part in model.modules())
@@ -100,7 +85,7 @@ def test_what_does_not_pay_or_fit_is_left_to_torch(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_map_that_multiplies_in_its_own_way_keeps_it_and_an_error_leaves_nothing() -> None:
-    model = gpt2()
+    model = small_gpt2(VOCABULARY, positions=90)
     own = next(part for part in model.modules() if type(part) is nn.Linear)
     kept = own.forward
     own.forward = kept  # type: ignore[method-assign]

@@ -139,4 +139,4 @@ def test_a_run_goes_on_from_the_model_with_a_new_cloze_model(finished: tuple[Pat
 def test_masks_are_not_filled_by_a_model_without_words(finished: tuple[Path, dict[str, Any]], bertkit: Bertkit) -> None:
     done = bertkit("eval", "mlm", "--model", finished[0] / "run" / "model", "--data", finished[0] / "text.txt")
     assert done.code == 3
-    assert "no masked_lm head" in done.stderr
+    assert "no head that fills in masks" in done.stderr

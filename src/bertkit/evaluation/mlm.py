@@ -34,7 +34,7 @@ from bertkit.evaluation.run import (
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import score_ids
-from bertkit.models.scoring_rules import MaskedRule, Original, QueryStream, choose_rule
+from bertkit.models.scoring_rules import MaskedRule, mask_rule
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
@@ -88,12 +88,12 @@ def evaluate_mlm(
         progress: the display.
 
     Raises:
-        DataError: invalid text or model, or the model has no masked-LM head.
+        DataError: invalid text or model, or the model fills in no masks.
         UsageError: no source, or a window longer than the model reads.
     """
     corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
-    scoring = _rule(loaded, arguments.model)(loaded.tokenizer)
+    scoring = mask_rule(loaded.model, source=arguments.model)(loaded.tokenizer)
     most = loaded.model.encoder.max_tokens
     draw = Draw(settings.seed, SUITE)
     if settings.window_bytes is None:
@@ -123,7 +123,7 @@ def evaluate_mlm(
             if settings.window_bytes is not None:
                 nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
                 figures["pseudo_bits_per_byte"] = nats / math.log(2) / sum(window.bytes for window in scored)
-        protocol = _protocol(settings, length, windows, scored=len(scored))
+        protocol = _protocol(scoring, settings, length, windows, scored=len(scored))
         return {
             "suite": SUITE,
             "model": loaded.name,
@@ -134,18 +134,6 @@ def evaluate_mlm(
         }
 
     return measure_once(identity, arguments, compute)
-
-
-def _rule(loaded: LoadedModel, name: str) -> type[MaskedRule]:
-    """How tokens that are masked at once are predicted, each from its own position.
-
-    Raises:
-        DataError, UsageError: the model does not do that.
-    """
-    heads = loaded.model.head_names
-    rule = choose_rule(loaded.model, Original.name if QueryStream.head not in heads else QueryStream.name, source=name)
-    assert issubclass(rule, MaskedRule)
-    return rule
 
 
 def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:
@@ -275,12 +263,16 @@ def _batches(windows: Sequence[Window], max_batch_tokens: int) -> Iterator[list[
     yield batch
 
 
-def _protocol(settings: MlmSettings, length: int, windows: Sequence[Window], *, scored: int) -> dict[str, Any]:
+def _protocol(
+    scoring: MaskedRule, settings: MlmSettings, length: int, windows: Sequence[Window], *, scored: int
+) -> dict[str, Any]:
     unit = "tokens, [CLS] and [SEP] included" if settings.window_bytes is None else "bytes in whole words"
     return {
         "windows": f"{len(windows)} of at most {length} {unit}, none across documents, drawn with seed {settings.seed}"
         " (Philox)",
         "tokens": int(sum(window.ids_T.size for window in windows)),
+        "rule": scoring.name,
+        "statement": scoring.statement,
         "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, every one by the mask token",
         "perplexity": "exp of the mean negative log-probability of these tokens; per token, so not comparable between"
         " tokenizers",

@@ -1,18 +1,18 @@
 """Products of a few rows with weights that are multiplied again and again: those of a model that writes token by token.
 
-Nothing here follows a paper. oneDNN multiplies fastest with weights in an order of its own. torch lays them out anew
-for each product in bfloat16, and in float32 asks another library, which is slower for few rows. Weights that are laid
-out once are in memory twice.
+Nothing here follows a paper. oneDNN multiplies fastest with weights in a blocked layout of its own. torch packs them
+anew for each product in bfloat16, and in float32 asks another library, which is slower for few rows. Weights that are
+packed once are in memory twice.
 
 Measured on an AMD processor with AVX-512, torch 2.13, one thread, 31M weights (a layer of GPT-2 and its words), in ms:
 
-| rows | float32: torch's choice | oneDNN | laid out | bfloat16: torch's choice | laid out |
+| rows | float32: torch's choice | oneDNN | packed | bfloat16: torch's choice | packed |
 |---|---|---|---|---|---|
 | 1 | 9.4 | 7.6 | 7.7 | 6.8 (3.2 by `products_of_one_row`) | 3.8 |
 | 2 | 18.5 | 9.8 | 10.0 | 6.8 | 4.8 |
 | 16 | 27.9 | 17.5 | 11.9 | 11.1 | 6.4 |
 
-To lay out GPT-2's 124M weights takes 0.3 s in float32, half of it in bfloat16.
+Packing GPT-2's 124M weights takes 0.3 s in float32, half of it in bfloat16.
 
 Shapes: R rows, D width, V vocabulary.
 """
@@ -34,10 +34,10 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.vocabulary import VocabularyHead
 
 WORTH_STEPS = 32
-"""Laying the weights out costs as much as it saves in fewer steps."""
+"""Packing costs as much as it saves in fewer steps."""
 MOST_ROWS = 64
 """More rows are multiplied as usual."""
-_LAYOUT_ROWS = 16
+_PACKED_FOR_ROWS = 16
 """The layout is the one that oneDNN chooses for so many rows."""
 _MEMORY_SHARE = 0.25
 """Of the memory that is free, for the second copy."""
@@ -54,16 +54,16 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class OneDnnProduct:
-    """x W^T + b by oneDNN; the weight may be in its layout."""
+    """x W^T + b by oneDNN; the weight may be packed."""
 
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, *, is_laid_out: bool) -> OneDnnProduct:
+    def of(cls, weight: Tensor, bias: Tensor | None, *, is_packed: bool) -> OneDnnProduct:
         weight = weight.detach()
-        own = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS) if is_laid_out else weight
+        own = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS) if is_packed else weight
         return cls(own, None if bias is None else bias.detach().to(weight.dtype), weight.dtype)
 
     def __call__(self, input_RD: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class _Products:
     """Those of a model's linear maps, and of the words of its head once they were needed."""
 
     maps: dict[nn.Linear, OneDnnProduct]
-    is_laid_out: bool
+    is_packed: bool
     words: tuple[Tensor, OneDnnProduct] | None = field(default=None)
 
 
@@ -124,28 +124,28 @@ class StepProducts:
             return self.model.token_logits(self.head, hidden_RD).float()
         projection = self.model.projection(self.head, hidden_RD)
         if active.words is None:
-            own = OneDnnProduct.of(projection.weight_VE, projection.bias_V, is_laid_out=active.is_laid_out)
+            own = OneDnnProduct.of(projection.weight_VE, projection.bias_V, is_packed=active.is_packed)
             active.words = projection.weight_VE, own
         weight_VE, product = active.words
         return (product(projection.states_ME) if projection.weight_VE is weight_VE else projection.logits()).float()
 
     def _products(self, rows: int, dtype: torch.dtype) -> _Products:
-        is_laid_out = rows > 1 and self.steps >= WORTH_STEPS and self._fits_twice
+        is_packed = rows > 1 and self.steps >= WORTH_STEPS and self._fits_twice
         words = self.model.encoder.word_embedding.weight
         is_plain = (
             rows > MOST_ROWS
-            or (dtype is torch.bfloat16 and not is_laid_out)  # then oneDNN is torch's choice, too
+            or (dtype is torch.bfloat16 and not is_packed)  # then oneDNN is torch's choice, too
             or words.device.type != "cpu"
             or words.dtype is not dtype
             or not has_onednn(dtype)
         )
         if is_plain:
-            return _Products({}, is_laid_out=False)
-        if is_laid_out not in self._made:
+            return _Products({}, is_packed=False)
+        if is_packed not in self._made:
             parts = [part for part in self.model.modules() if _is_map(part, dtype)]
-            maps = {part: OneDnnProduct.of(part.weight, part.bias, is_laid_out=is_laid_out) for part in parts}
-            self._made[is_laid_out] = _Products(maps, is_laid_out)
-        return self._made[is_laid_out]
+            maps = {part: OneDnnProduct.of(part.weight, part.bias, is_packed=is_packed) for part in parts}
+            self._made[is_packed] = _Products(maps, is_packed)
+        return self._made[is_packed]
 
     @property
     def _fits_twice(self) -> bool:

@@ -1,4 +1,4 @@
-"""Texts with gaps as XLNet reads them: which tokens its query stream predicts, and what those see.
+"""Texts with missing tokens as XLNet reads them: its query stream predicts those from the tokens that are there.
 
 Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3. XLNet is trained without masks: a token that is missing is one
 that no other attends to, and is predicted from those that are there. Objective permutation_lm.py draws the orders of
@@ -18,20 +18,22 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch, TokenTargets
 from bertkit.models.xlnet import PERMUTATION
 
-_SHOWN, _SPECIAL, _GAP = (-1, 0), (0, 1), (1, 1)
-"""Ranks as key and as query (`PermutationOrder`): a gap sees the special tokens and those that are shown, no gap."""
+_PRESENT, _SPECIAL, _MISSING = (-1, 0), (0, 1), (1, 1)
+"""Ranks as key and as query (`PermutationOrder`): a missing token sees the present and the special ones, and no other
+missing one."""
 
 
-def with_gaps(batch: PackedBatch, index_M: Tensor, *, gap_id: int, special_ids: Sequence[int]) -> PackedBatch:
+def with_missing_tokens(
+    batch: PackedBatch, index_M: Tensor, *, mask_id: int, special_ids: Sequence[int]
+) -> PackedBatch:
     """The batch, of which the query stream predicts the tokens `index_M`, (M,), in ascending order.
 
-    They and all tokens with the id `gap_id`, the mask's, are seen by no other token. `special_ids` are those of the
-    tokens around a text.
+    They and all masks are missing: no other token sees them. `special_ids` are of the tokens around a text.
     """
-    is_gap_T = batch.ids_T == gap_id
-    is_gap_T[index_M] = True
+    is_missing_T = batch.ids_T == mask_id
+    is_missing_T[index_M] = True
     is_special_T = torch.isin(batch.ids_T, torch.tensor(special_ids, device=batch.ids_T.device))
-    place_T = torch.where(is_gap_T, 2, is_special_T.long())
-    ranks_T2 = torch.tensor([_SHOWN, _SPECIAL, _GAP], device=batch.ids_T.device)[place_T]
+    place_T = torch.where(is_missing_T, 2, is_special_T.long())
+    ranks_T2 = torch.tensor([_PRESENT, _SPECIAL, _MISSING], device=batch.ids_T.device)[place_T]
     targets = TokenTargets(index_M, batch.ids_T.index_select(0, index_M))
     return replace(batch, ranks_T2=ranks_T2, targets={PERMUTATION: targets})

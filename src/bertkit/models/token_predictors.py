@@ -19,7 +19,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.query_stream import with_gaps
+from bertkit.models.query_stream import with_missing_tokens
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -126,7 +126,9 @@ class QueryStreamPredictor(TokenPredictor):
         self.special_ids = special_ids
 
     def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
-        return with_gaps(super().batch(ids, index_M), index_M, gap_id=self.mask_id, special_ids=self.special_ids)
+        return with_missing_tokens(
+            super().batch(ids, index_M), index_M, mask_id=self.mask_id, special_ids=self.special_ids
+        )
 
 
 class EnergyPredictor:
