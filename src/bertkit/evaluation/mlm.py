@@ -273,7 +273,7 @@ def _protocol(
         "tokens": int(sum(window.ids_T.size for window in windows)),
         "rule": scoring.name,
         "statement": scoring.statement,
-        "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, every one by the mask token",
+        "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, none replaced at random",
         "perplexity": "exp of the mean negative log-probability of these tokens; per token, so not comparable between"
         " tokenizers",
         "pseudo_perplexity": f"the same for every token of {scored} windows, each masked in turn, alone (Salazar et al."
