@@ -34,7 +34,7 @@ with run.recording():
 def identity(recipe: str = "bert-tiny", what_hash: str = HASH) -> RunIdentity:
     return RunIdentity(
         kind="pretrain",
-        recipe=recipe,
+        name=recipe,
         recipe_yaml=f"name: {recipe}\nseed: 3\n",
         what_hash=what_hash,
         seed=3,

@@ -19,6 +19,7 @@ from bertkit.errors import UsageError
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.progress import Progress
+from bertkit.recipe.hashing import named_and_hashed
 from bertkit.tasks.encoding import Template
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
@@ -90,4 +91,4 @@ def static_plan(arguments: StaticArguments) -> dict[str, Any]:
         memory={"teacher_weights": 4.0 * count_weights(model), "states": 3 * states, "weights": 4.0 * weights},
         disk_bytes=4.0 * weights,
     )
-    return plan_document(recipe, resolve_engine(EngineConfig(device="cpu", precision="fp32")), cost)
+    return named_and_hashed(recipe) | plan_document(resolve_engine(EngineConfig(device="cpu", precision="fp32")), cost)

@@ -84,7 +84,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
         arguments.runs_root,
         RunIdentity(
             kind="eval",
-            recipe=f"eval-{SUITE}",
+            name=f"eval-{SUITE}",
             recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
             what_hash=digest.hexdigest(),
             seed=0,

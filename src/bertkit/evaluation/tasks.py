@@ -200,7 +200,7 @@ def _identity(
     }
     return RunIdentity(
         kind="eval",
-        recipe=f"eval-{evaluation.suite}",
+        name=f"eval-{evaluation.suite}",
         recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
         what_hash=digest(json.dumps(deciding, sort_keys=True)),
         seed=evaluation.seeds[0],

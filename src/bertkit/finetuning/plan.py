@@ -21,6 +21,7 @@ from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
+from bertkit.recipe.hashing import named_and_hashed
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
@@ -91,7 +92,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
     )
-    document = plan_document(recipe, engine, cost, teacher=arguments.planned_teacher(prepared, read))
+    document = named_and_hashed(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(prepared, read))
     prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
     counts = {
         f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()

@@ -22,6 +22,7 @@ from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.recipe.hashing import named_and_hashed
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -112,7 +113,7 @@ def pretraining_plan(
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4 * models),
         text_bytes=text_bytes,
     )
-    document = plan_document(recipe, engine, cost, vocabulary=vocabulary, teacher=teacher)
+    document = named_and_hashed(recipe) | plan_document(engine, cost, vocabulary=vocabulary, teacher=teacher)
     if text_tokens:
         document["text_passes"] = tokens / text_tokens
     return document | ({"steps_estimated": True} if steps_estimated else {})

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bertkit.errors import UsageError
+from bertkit.recipe.header import RecipeHeader
 
 NOT_DECIDING = frozenset({"engine", "metrics", "name", "title", "paper", "arxiv", "table"})
 
@@ -36,6 +37,11 @@ def what_hash(recipe: BaseModel) -> str:
     """SHA-256 in hexadecimal of the deciding half's canonical JSON (sorted keys, no blanks)."""
     canonical = json.dumps(deciding_half(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def named_and_hashed(recipe: RecipeHeader) -> dict[str, str]:
+    """Which recipe it is, for the document of `--plan`: its name and its hash."""
+    return {"recipe": recipe.name, "what_hash": what_hash(recipe)}
 
 
 def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, Any]]:

@@ -44,7 +44,7 @@ class RunIdentity:
 
     Attributes:
         kind: `pretrain`, `finetune`, ...
-        recipe: the recipe's name.
+        name: the recipe's, or of what is measured.
         recipe_yaml: the resolved recipe; rerunning it reproduces the run.
         what_hash: hash of the result-deciding half of the recipe; names the directory.
         seed: of all randomness.
@@ -53,7 +53,7 @@ class RunIdentity:
     """
 
     kind: str
-    recipe: str
+    name: str
     recipe_yaml: str
     what_hash: str
     seed: int
@@ -65,22 +65,22 @@ class RunIdentity:
         cls,
         kind: str,
         name: str,
-        recipe: Mapping[str, Any],
+        settings: Mapping[str, Any],
         deciding: Mapping[str, Any],
         *,
         seed: int,
         command: Sequence[str],
         fingerprints: Mapping[str, str | None],
     ) -> RunIdentity:
-        """Of a run that measures and has no recipe file: `recipe` holds the arguments, `deciding` all that decides the
-        result, which is hashed."""
+        """Of a run that measures and has no recipe: `settings` are what recipe.yaml holds then, `deciding` all that
+        decides the result, which is hashed."""
         import yaml  # here, for listing runs need not wait for it
 
         canonical = json.dumps(deciding, sort_keys=True)
         return cls(
             kind=kind,
-            recipe=f"{kind}-{name}",
-            recipe_yaml=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
+            name=f"{kind}-{name}",
+            recipe_yaml=yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True),
             what_hash=hashlib.sha256(canonical.encode()).hexdigest(),
             seed=seed,
             command=command,
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
-        """Make a new run `root/<recipe>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
+        """Make a new run `root/<name>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
 
         This process holds the new run's lock until the end of `recording`.
 
@@ -112,7 +112,7 @@ class RunDirectory:
             UsageError: `path` holds a run or other files already.
         """
         if path is None:
-            path = _new_directory(root, f"{identity.recipe}-{identity.what_hash[:8]}")
+            path = _new_directory(root, f"{identity.name}-{identity.what_hash[:8]}")
         else:
             _claim(path)
         lock = RunLock(path)
@@ -346,7 +346,7 @@ def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
         "format": FORMAT,
         "id": path.resolve().name,
         "kind": identity.kind,
-        "recipe": identity.recipe,
+        "recipe": identity.name,
         "command": _shareable(identity.command),
         "status": "running",
         "exit_reason": None,

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.header import RecipeHeader
 from bertkit.training.cost import REACHED_SHARE, ParameterCount
 from bertkit.training.engine import Engine
 from bertkit.training.memory import MemoryTerms, peak_memory, program_memory
@@ -72,7 +70,6 @@ class PlannedCost:
 
 
 def plan_document(
-    recipe: RecipeHeader,
     engine: Engine,
     cost: PlannedCost,
     *,
@@ -82,15 +79,12 @@ def plan_document(
     """Parameters, steps, tokens, FLOPs, memory, disk and time.
 
     Args:
-        recipe: resolved.
         engine: that computes.
         cost: of the runs.
-        vocabulary: where the recipe leaves its size to the text.
+        vocabulary: where its size is left to the text.
         teacher: beside the student, if there is one.
     """
     document: dict[str, Any] = {
-        "recipe": recipe.name,
-        "what_hash": what_hash(recipe),
         "parameters": {"total": cost.parameters.total, "backbone": cost.parameters.backbone},
         "steps": cost.steps,
         "tokens": int(cost.tokens),

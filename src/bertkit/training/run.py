@@ -271,7 +271,7 @@ def identity_of(
     """The record of a new run of this recipe."""
     return RunIdentity(
         kind=recipe.kind,
-        recipe=recipe.name,
+        name=recipe.name,
         recipe_yaml=dump_recipe(recipe),
         what_hash=what_hash(recipe),
         seed=recipe.seed,
