@@ -212,10 +212,23 @@ def test_plan_costs_nothing_and_names_everything(
     assert 0.9 < plan["flops"] / (6 * 85e6 * plan["tokens"]) < 1.3
     assert plan["vocabulary"] == {"size": 30_522, "at_most": True}
     assert all(plan[key] > 0 for key in ("memory_mb", "disk_mb", "seconds"))
+    assert plan["optimizer_flops"] == 0
     messages = bertkit("pretrain", "bert", "--plan").stdout.splitlines()
     assert "parameters  at most 110,106,428 (109,482,240 without heads)" in messages
     assert re.fullmatch(r"time here   \d+ d \d+ h", messages[-1])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_muon_counts_its_products_beside_the_models(bertkit: Bertkit) -> None:
+    plans = [
+        json.loads(bertkit("pretrain", "fast-encoder", "--data", "builtin:pydocs", "--plan", "--json", *more).stdout)
+        for more in ([], ["--set", "optimisation.optimizer={name: adamw}"])
+    ]
+    # Five iterations on four layers: four maps of 256 x 256, and two of 256 x 1024.
+    square, wide = 6 * 256**3, 4 * 256**2 * 1024 + 2 * 256**3
+    assert plans[0]["optimizer_flops"] == 3200 * 4 * 5 * (4 * square + 2 * wide)
+    assert plans[1]["optimizer_flops"] == 0
+    assert plans[0]["flops"] == plans[1]["flops"]
 
 
 BAD = [

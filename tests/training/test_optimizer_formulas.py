@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.headed import HeadedModel
@@ -24,11 +25,13 @@ from bertkit.training.optimizers import (
     AdamWConfig,
     LambConfig,
     MuonConfig,
+    OptimizerConfig,
     StableAdamWConfig,
     optimizer_tensors,
 )
 from bertkit.training.optimizers.muon import hidden_matrices
 from tests.training.optimizer_cases import (
+    ALL,
     BETAS,
     Moments,
     Rule,
@@ -36,6 +39,7 @@ from tests.training.optimizer_cases import (
     Weights,
     gradients_of,
     is_decayed,
+    label,
     set_rate,
     small_bert,
     update,
@@ -313,6 +317,18 @@ def test_muons_matrices_are_those_of_layers(config: AlbertConfig | MobileBertCon
     groups = MuonConfig().build(model).param_groups
     in_groups = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(in_groups) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_the_products_of_an_update_are_those_that_are_planned(config: OptimizerConfig) -> None:
+    model = small_bert()
+    optimizer = config.build(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        optimizer.step()
+    of_single_weights = 2 * sum(parameter.numel() for parameter in model.parameters())  # Adafactor's outer products
+    assert 0 <= counted.get_total_flops() - config.update_flops(model) <= of_single_weights
 
 
 def test_muon_refuses_a_model_without_layers() -> None:

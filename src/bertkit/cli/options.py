@@ -373,7 +373,7 @@ class Training(Common):
             "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
             "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
             "tokens": f"{plan['tokens']:,}{_passes(plan)}",
-            "FLOPs": f"{plan['flops']:.3g}",
+            "FLOPs": flops_in_words(plan),
             "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
             "disk": f"{plan['disk_mb']:,.0f} MB",
             "time here": duration(plan["seconds"]),
@@ -460,6 +460,12 @@ def keep_log(run: RunDirectory) -> None:
 
 MANY_PASSES = 200
 """Passes over a text beyond which a plan names the option for fewer; BERT made about 40."""
+
+
+def flops_in_words(plan: Mapping[str, Any]) -> str:
+    """The model's floating-point operations, and what the optimiser's own matrix products add, if it has any."""
+    added = f", and {own:.3g} of the optimizer" if (own := plan["optimizer_flops"]) else ""
+    return f"{plan['flops']:.3g}{added}"
 
 
 def _passes(plan: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from bertkit.cli.options import (
     RunDir,
     SetOption,
     SideBySide,
+    flops_in_words,
     keep_log,
     option,
     runs_root,
@@ -114,7 +115,7 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
         "runs": f"{plan['runs']:,}",
         "steps": f"about {plan['steps']:,}",
-        "FLOPs": f"{plan['flops']:.3g}",
+        "FLOPs": flops_in_words(plan),
         "time here": f"{duration(plan['seconds'])}, and what the measures take",
     }.items():
         result(f"{name:<12}{value}")

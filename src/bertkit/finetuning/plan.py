@@ -91,6 +91,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
         },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
+        optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
     )
     document = named_and_hashed(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(prepared, read))
     prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]

@@ -66,6 +66,7 @@ def pretraining_plan(
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, vocabulary.size)
     parameters = count_parameters(model)
+    optimizer_flops = recipe.optimisation.optimizer.update_flops(model)
     memory: MemoryTerms = {}
     stretches: list[_Stretch] = []
     for stage in stages:
@@ -96,13 +97,14 @@ def pretraining_plan(
     whole = stretches
     if (hours := recipe.optimisation.schedule.hours) is not None:
         beside = 0.0 if teacher is None else teacher.flops / _flops(whole)
-        stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside))
+        stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside), optimizer_flops)
         teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
     kept, models = engine.intervals.keep_checkpoints + 1, 1 + len(recipe.engine.models_at_words)
+    steps = sum(each.steps for each in stretches)
     tokens = sum(each.steps * each.step_tokens for each in stretches)
     cost = PlannedCost(
         parameters=parameters,
-        steps=sum(each.steps for each in stretches),
+        steps=steps,
         tokens=tokens,
         flops=_flops(stretches),
         memory={
@@ -112,6 +114,7 @@ def pretraining_plan(
         },
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * kept + 4 * models),
         text_bytes=text_bytes,
+        optimizer_flops=steps * optimizer_flops,
     )
     document = named_and_hashed(recipe) | plan_document(engine, cost, vocabulary=vocabulary, teacher=teacher)
     if text_tokens:
@@ -186,13 +189,14 @@ def _flops(stretches: Sequence[_Stretch]) -> float:
     return total
 
 
-def _within(stretches: Sequence[_Stretch], flops: float) -> list[_Stretch]:
-    """The first updates that fit into this many operations; at least one."""
+def _within(stretches: Sequence[_Stretch], flops: float, optimizer_flops: float) -> list[_Stretch]:
+    """The first updates that fit into this many operations, the optimiser's included; at least one."""
     found: list[_Stretch] = []
     for each in stretches:
-        fitting = min(each.steps, int(flops / each.step_flops + 1e-6))
+        update = each.step_flops + optimizer_flops
+        fitting = min(each.steps, int(flops / update + 1e-6))
         found.append(replace(each, steps=max(fitting, 0 if found else 1)))
-        flops -= fitting * each.step_flops
+        flops -= fitting * update
         if fitting < each.steps:
             break
     return found

@@ -26,6 +26,7 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         steps = [(costs[str(dict(study_run.setting))], study_run) for study_run in study_runs]
         counted = [(cost, cost.steps(study.budget, study_run.share)) for cost, study_run in steps]
         first = next(iter(plans.values()))
+        share = sum(cost.flops * number for cost, number in counted) / first["flops"]
         arms[arm] = {
             "candidates": sum(study_run.candidate is not None for study_run in study_runs),
             "runs": len(study_runs),
@@ -34,7 +35,9 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
             "tokens": int(sum(cost.tokens * number for cost, number in counted)),
             "flops": sum(cost.flops * number for cost, number in counted),
             "parameters": first["parameters"],
-            "seconds": sum(cost.flops * number for cost, number in counted) * first["seconds"] / first["flops"],
+            "optimizer_flops": share * first["optimizer_flops"],
+            "seconds": share * first["seconds"],
         }
-    totals = {key: sum(own[key] for own in arms.values()) for key in ("runs", "steps", "tokens", "flops", "seconds")}
+    summed = ("runs", "steps", "tokens", "flops", "optimizer_flops", "seconds")
+    totals = {key: sum(own[key] for own in arms.values()) for key in summed}
     return {"recipe": study.name, "what_hash": what_hash(study), **totals, "arms": arms}

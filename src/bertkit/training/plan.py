@@ -58,6 +58,8 @@ class PlannedCost:
         memory: terms of the largest update.
         disk_bytes: at most.
         text_bytes: of the sample that a vocabulary is learnt from.
+        optimizer_flops: of the optimiser's own matrix products, if it has any; they are not in `flops`, which are the
+            model's, as budgets and MFU count them.
     """
 
     parameters: ParameterCount
@@ -67,6 +69,7 @@ class PlannedCost:
     memory: Mapping[str, float]
     disk_bytes: float
     text_bytes: float = 0.0
+    optimizer_flops: float = 0.0
 
 
 def plan_document(
@@ -100,10 +103,11 @@ def plan_document(
     terms = peak_memory(memory, program=program_memory(engine), text_bytes=cost.text_bytes)
     return document | {
         "flops": flops,
+        "optimizer_flops": cost.optimizer_flops,
         "memory_mb": sum(terms.values()) / 1e6,
         "memory_terms_mb": {name: round(value / 1e6, 1) for name, value in terms.items()},
         "disk_mb": disk_bytes / 1e6,
-        "seconds": flops / planned_rate(engine),
+        "seconds": (flops + cost.optimizer_flops) / planned_rate(engine),
     }
 
 

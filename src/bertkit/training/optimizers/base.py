@@ -77,6 +77,11 @@ class OptimizerConfig(Settings, ABC):
     state_bytes: ClassVar[float] = 8.0
     """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""
 
+    def update_flops(self, model: nn.Module) -> float:
+        """Floating-point operations of the matrix products in one update, for `--plan`; those of each weight by itself
+        are too few to count."""
+        return 0.0
+
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
         decayed, others = decay_groups(model)

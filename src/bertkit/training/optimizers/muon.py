@@ -18,6 +18,9 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
 from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups, loss_of
 
+_ITERATIONS = 5
+"""Of Newton and Schulz's method, by which a matrix is made orthogonal: torch's default, and Jordan et al.'s."""
+
 
 class MuonConfig(OptimizerConfig):
     """Orthogonalised momentum on the matrices of the encoder's layers, AdamW elsewhere."""
@@ -38,6 +41,11 @@ class MuonConfig(OptimizerConfig):
     def width_power(self) -> float:
         """An orthogonal update has a spectral norm of 1 at every width; 0.2 sqrt(max(A, B)) grows with its root."""
         return 0.5 if self.adjustment == "match_rms_adamw" else 0.0
+
+    def update_flops(self, model: nn.Module) -> float:
+        """Of five iterations of Newton and Schulz, each with three products of m x n and m x m matrices (m <= n)."""
+        sides = [sorted(matrix.shape) for matrix in hidden_matrices(model)]
+        return _ITERATIONS * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Three groups: matrices, other decayed parameters, and those without decay.
@@ -60,6 +68,7 @@ class MuonConfig(OptimizerConfig):
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             adjust_lr_fn=self.adjustment,
+            ns_steps=_ITERATIONS,
         )
         adamw = torch.optim.AdamW(
             [
