@@ -41,7 +41,10 @@ ELECTRA = {
     ],
 }
 MEASURES: dict[str, Any] = {
-    "accuracy": {"kind": "held-out", "metric": ["accuracy/causal_lm", "accuracy/masked_lm"]},
+    "accuracy": {
+        "kind": "held-out",
+        "metric": ["accuracy/causal_lm", "accuracy/masked_lm", "accuracy/masked_next_token"],
+    },
     "pairs": {"kind": "blimp", "directory": "pairs.jsonl"},
     "pos": {"kind": "layers", "data": "t.conllu", "sentences": 30, "test_sentences": 20},
     "rte": {
@@ -61,7 +64,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(directory)
         patch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
         changes = {"choose": None, "claims": [], "budget": {"steps": 2}, "engine": {"keep": "checkpoints"}}
-        write_study(directory, study(arms={"replaced": {"set": ELECTRA}}, measures=MEASURES, **changes))
+        arms = {"replaced": {"set": ELECTRA}, "shifted": {"set": {"objective": ["masked_next_token"]}}}
+        write_study(directory, study(arms=arms, measures=MEASURES, **changes))
         rows = [("The cat reads a list.", "The cat read a list."), ("A paper holds words.", "A paper hold words.")]
         lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in rows]
         (directory / "pairs.jsonl").write_text("\n".join(lines) + "\n")
@@ -77,12 +81,13 @@ def answers(home: Path, arm: str) -> dict[str, Any]:
 
 
 def test_every_arm_is_asked_what_it_can_be(home: Path) -> None:
-    found = {arm: answers(home, arm) for arm in ("masked", "causal", "replaced")}
+    found = {arm: answers(home, arm) for arm in ("masked", "causal", "replaced", "shifted")}
     missing = {(arm, name) for arm, own in found.items() for name, answer in own.items() if answer["score"] is None}
     assert missing == {("causal", "other")}
     assert {own["accuracy"]["more"]["metric"] for own in found.values()} == {
         "accuracy/masked_lm",
         "accuracy/causal_lm",
+        "accuracy/masked_next_token",
     }
 
 

@@ -34,7 +34,7 @@ ALL: list[OptimizerConfig] = [
     AdafactorConfig(weight_decay=0.02),
     AdagradConfig(weight_decay=0.02),
     MuonConfig(),
-    MuonConfig(adjustment="original", matrix_rate=7.0),
+    MuonConfig(adjustment="original", matrix_rate=7.0, iterations=3),
     StableAdamWConfig(),
 ]
 BETAS = (0.8, 0.95)

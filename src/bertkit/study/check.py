@@ -17,7 +17,7 @@ from bertkit.evaluation.settings import BlimpSettings
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import files_of
-from bertkit.models.scoring_rules import SCORING_RULES, QueryStream
+from bertkit.models.scoring_rules import SCORING_RULES, MaskedNextTokenScoring, QueryStream
 from bertkit.objectives.base import CompanionObjective
 from bertkit.objectives.forward import scoring_rule
 from bertkit.pretraining.recipe import Recipe
@@ -100,10 +100,11 @@ def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
     """Why a measure cannot be computed for a run of this recipe; None where it can."""
     objectives = stages_of(recipe)[-1].recipe.objectives
     rule = SCORING_RULES.get(str(scoring_rule(objectives)))
-    fills_masks = any(each.fills_masks for each in objectives) and (rule is None or not rule.shifted)
+    in_place = any(each.fills_masks for each in objectives) and (rule is None or not rule.shifted)
     learnt = {head for each in objectives for head in each.heads}
-    if isinstance(measure, MlmMeasure) and not fills_masks and QueryStream.head not in learnt:
-        return "it does not learn to predict a masked token from its own state"
+    fills_masks = in_place or rule is MaskedNextTokenScoring or QueryStream.head in learnt
+    if isinstance(measure, MlmMeasure) and not fills_masks:
+        return "it does not learn to predict a masked token"
     if isinstance(measure, BlimpMeasure) and rule is None and not _HEADS & learnt:
         return "it learns no language model"
     if isinstance(measure, FinetuneMeasure):

@@ -18,15 +18,13 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
 from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups, loss_of
 
-_ITERATIONS = 5
-"""Of Newton and Schulz's method, by which a matrix is made orthogonal: torch's default, and Jordan et al.'s."""
-
 
 class MuonConfig(OptimizerConfig):
     """Orthogonalised momentum on the matrices of the encoder's layers, AdamW elsewhere."""
 
     name: Literal["muon"] = "muon"
     can_shard: ClassVar[bool] = False
+    later_fields: ClassVar[frozenset[str]] = OptimizerConfig.later_fields | {"iterations"}
     momentum: float = Field(0.95, ge=0, lt=1, description="Of the matrices' gradients, in Nesterov's form.")
     adjustment: Literal["match_rms_adamw", "original"] = Field(
         "match_rms_adamw",
@@ -34,6 +32,13 @@ class MuonConfig(OptimizerConfig):
         " rates, or, as first published, sqrt(max(1, A / B)).",
     )
     matrix_rate: float = Field(1.0, gt=0, description="The matrices' learning rate as a multiple of the schedule's.")
+    iterations: int = Field(
+        5,
+        ge=1,
+        lt=100,
+        description="Of Newton and Schulz's method, which makes a matrix orthogonal. With small batches they cost as"
+        " much as the model (`--plan`).",
+    )
     betas: Betas = Field((0.9, 0.999), description="AdamW's decay of the running means.")
     eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
 
@@ -43,9 +48,9 @@ class MuonConfig(OptimizerConfig):
         return 0.5 if self.adjustment == "match_rms_adamw" else 0.0
 
     def update_flops(self, model: nn.Module) -> float:
-        """Of five iterations of Newton and Schulz, each with three products of m x n and m x m matrices (m <= n)."""
+        """Of the iterations, each with three products of m x n and m x m matrices (m <= n)."""
         sides = [sorted(matrix.shape) for matrix in hidden_matrices(model)]
-        return _ITERATIONS * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
+        return self.iterations * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """Three groups: matrices, other decayed parameters, and those without decay.
@@ -68,7 +73,7 @@ class MuonConfig(OptimizerConfig):
             weight_decay=self.weight_decay,
             momentum=self.momentum,
             adjust_lr_fn=self.adjustment,
-            ns_steps=_ITERATIONS,
+            ns_steps=self.iterations,
         )
         adamw = torch.optim.AdamW(
             [
