@@ -224,9 +224,9 @@ def test_the_plan_of_muon_counts_its_products_beside_the_models(bertkit: Bertkit
         json.loads(bertkit("pretrain", "fast-encoder", "--data", "builtin:pydocs", "--plan", "--json", *more).stdout)
         for more in ([], ["--set", "optimisation.optimizer={name: adamw}"])
     ]
-    # Five iterations on four layers: four maps of 256 x 256, and two of 256 x 1024.
-    square, wide = 6 * 256**3, 4 * 256**2 * 1024 + 2 * 256**3
-    assert plans[0]["optimizer_flops"] == 3200 * 4 * 5 * (4 * square + 2 * wide)
+    # Five iterations on four layers: four maps of 64 x 64, and two of 64 x 256.
+    square, wide = 6 * 64**3, 4 * 64**2 * 256 + 2 * 64**3
+    assert plans[0]["optimizer_flops"] == plans[0]["steps"] * 4 * 5 * (4 * square + 2 * wide)
     assert plans[1]["optimizer_flops"] == 0
     assert plans[0]["flops"] == plans[1]["flops"]
 
