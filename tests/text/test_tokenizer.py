@@ -122,6 +122,19 @@ def test_word_starts_are_as_many_as_words(kind: str, mark: str) -> None:
     assert np.array_equal(starts_V[5:], ~marked if kind == "wordpiece" else marked)
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("wordpiece", ""), ("bpe", "▁"), ("byte-bpe", "Ġ"), ("unigram", "▁")])
+def test_a_token_is_shown_as_it_is_read(kind: str, mark: str) -> None:
+    tokenizer = learnt(kind)
+    (ids,) = tokenizer.encode_batch(["the"])
+    assert tokenizer.token(ids[0]).startswith(mark)
+    assert tokenizer.shown(ids[0]) == tokenizer.token(ids[0]).removeprefix(mark)
+    assert tokenizer.shown(tokenizer.mask_id) == tokenizer.token(tokenizer.mask_id)
+    for i in range(tokenizer.vocab_size):
+        shown = tokenizer.shown(i)
+        assert shown == shown.strip() != ""
+        assert "\N{REPLACEMENT CHARACTER}" not in shown
+
+
 def test_wordpiece_lowercases_and_strips_accents_together_unless_told() -> None:
     uncased, cased = learnt("wordpiece"), learnt("wordpiece", lowercase=False)
     kept = learnt("wordpiece", strip_accents=False)

@@ -83,7 +83,7 @@ def test_fill_prints_tokens_and_text_with_escapes(
     import bertkit.models.fill_mask as fill_mask
     from tests.inference.test_export import small_model
 
-    guesses = [{"token": HOSTILE, "id": 1, "probability": 0.5}]
+    guesses = [{"token": HOSTILE, "text": HOSTILE, "id": 1, "probability": 0.5}]
     monkeypatch.setattr(fill_mask, "fill_masks", lambda *_, **__: [{"text": HOSTILE, "masks": [guesses]}])
     shown = bertkit("fill", "--model", small_model(tmp_path / "model"), "x")
     assert shown.code == 0

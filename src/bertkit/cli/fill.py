@@ -35,4 +35,4 @@ def fill(
     for text in filled:
         result(text["text"])
         for guesses in text["masks"]:
-            result("  " + "  ".join(f"{guess['token']} {guess['probability']:.1%}" for guess in guesses))
+            result("  " + "  ".join(f"{guess['text']} {guess['probability']:.1%}" for guess in guesses))

@@ -105,5 +105,9 @@ def print_held_out(results: dict[str, Any]) -> None:
     if size is not None and not size.suffices:
         console.warn(size.in_words)
     for example in results.get("examples", ()):
-        masks = ["  ".join(f"{word['token']} {word['probability']:.0%}" for word in mask) for mask in example["masks"]]
+        masks = [
+            # Runs of earlier versions have the token alone.
+            "  ".join(f"{word.get('text', word['token'])} {word['probability']:.0%}" for word in mask)
+            for mask in example["masks"]
+        ]
         console.line(f"  {example['text']}  ->  {' | '.join(masks)}")

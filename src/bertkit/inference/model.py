@@ -166,8 +166,8 @@ class Model:
             top: tokens for each mask.
 
         Returns:
-            For each mask, in order, the tokens with their probability, the most probable first: `token`, `id`,
-            `probability`.
+            For each mask, in order, the tokens with their probability, the most probable first: `token`, as the
+            vocabulary has it, `text`, as it is read, `id`, `probability`.
 
         Raises:
             DataError: the model has no masked-LM head, or the text has no mask or is too long.

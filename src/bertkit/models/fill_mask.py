@@ -54,7 +54,10 @@ def fill_masks(
         probability_MV = torch.softmax(logits_MV, dim=-1)
         best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
         masks = [
-            [{"token": tokenizer.token(n), "id": n, "probability": p} for n, p in zip(*candidates, strict=True)]
+            [
+                {"token": tokenizer.token(n), "text": tokenizer.shown(n), "id": n, "probability": p}
+                for n, p in zip(*candidates, strict=True)
+            ]
             for candidates in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         results.append({"text": text, "masks": masks})

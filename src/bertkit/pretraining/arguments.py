@@ -286,10 +286,11 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         stage["set"] = shorter_schedule(stage["set"], "optimisation.schedule.")
         if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
             stage["set"]["optimisation.schedule"] = shorter_schedule(own)
-    warmup = schedule.get("warmup_steps", 0)
-    log.info("%s steps in place of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
-    return with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
+    found = with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
+    warmup = found.optimisation.schedule.warmup(max_steps)
+    log.info("%s steps in place of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
+    return found
 
 
 class _ModelNoun(Settings):

@@ -278,6 +278,11 @@ class Tokenizer:
             raise DataError(f"id {token_id} is not in the vocabulary of {self.vocab_size} entries")
         return str(token)
 
+    def shown(self, token_id: int) -> str:
+        """A token as it is read: without the mark of a word's beginning, its bytes as characters where whole."""
+        text = self.decode([token_id]).strip()
+        return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.token(token_id)
+
     def id(self, token: str) -> int | None:
         """The id of a token, None if the vocabulary lacks it."""
         found = self.backend.token_to_id(token)
