@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertkit.pretraining.plan import pretraining_plan
-from bertkit.recipe.hashing import what_hash
+from bertkit.recipe.hashing import named_and_hashed
 from bertkit.study.budget import StepCost
 from bertkit.study.planned import PlannedStudy
 
@@ -40,4 +40,4 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         }
     summed = ("runs", "steps", "tokens", "flops", "optimizer_flops", "seconds")
     totals = {key: sum(own[key] for own in arms.values()) for key in summed}
-    return {"recipe": study.name, "what_hash": what_hash(study), **totals, "arms": arms}
+    return {**named_and_hashed(study), **totals, "arms": arms}
