@@ -23,8 +23,8 @@ SCORES = st.lists(st.tuples(*[st.floats(-1, 1).map(lambda score: round(score, 4)
 def document(arm: str, seed: int, **scores: float | None) -> dict[str, Any]:
     """What is known of a finished run."""
     answers = {name: {"score": score} for name, score in scores.items()}
-    about = {"arm": arm, "seed": seed, "setting": {PEAK: 1e-3}, "steps": 6, "tokens": 900, "diverged": None}
-    return {**about, "run": f"runs/{arm}-seed={seed}", "answers": answers}
+    about = {"arm": arm, "seed": seed, "setting": {PEAK: 1e-3}, "steps": 6, "tokens": 900, "flops": 1_234_567 + seed}
+    return {**about, "diverged": None, "run": f"runs/{arm}-seed={seed}", "answers": answers}
 
 
 @given(SCORES)
@@ -157,7 +157,7 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
     text = report(of, study_results(of, chosen, documents), ["scores.png", "scores.svg"])
     assert "among 3 candidates (causal 6, by its further keys), at 0.5 of the budget on seed 9" in text
     assert "peak 0.01 (at the edge: peak)" in text
-    assert "| causal | 2 | 6 | 0.00 M | 4.000 ± 0.707 | – |" in text
+    assert "| causal | 2 | 6 | 0.00 M | 1.23e+06 | 4.000 ± 0.707 | – |" in text
     assert "| causal | +0.500 (+0.500 to +0.500) | – |" in text
     assert "causal lower than masked in held_out | +0.500 (+0.500 to +0.500) | **contradicted** |" in text
     assert "![scores.png](figures/scores.png)" in text

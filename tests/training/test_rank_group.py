@@ -32,6 +32,7 @@ from tests.training.tiny_run import RECIPE, write_text
 
 SECONDS = 900
 """For processes to end, on a machine that others use too."""
+COUNTS = ("steps", "tokens", "flops")
 MACHINE = {"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"}
 WITHOUT_DROPOUT = (
     RECIPE.replace("  max_position_embeddings: 40\n", "  max_position_embeddings: 40\n  hidden_dropout_prob: 0.0\n"
@@ -268,6 +269,8 @@ def test_two_ranks_make_the_run_of_one_and_one_that_differs_is_refused_before_th
     assert stdout == f"{alone / 'two'}\n", "one result, of the first rank"
     assert_same_losses(alone / "two", alone / "alone")
     assert (alone / "two" / "model" / "model.safetensors").exists()
+    counts = [[json.loads((alone / run / "run.json").read_text())[key] for key in COUNTS] for run in ("two", "alone")]
+    assert counts[0] == counts[1]
     stories = [each.communicate(timeout=SECONDS)[1] for each in differing]
     assert [each.returncode for each in differing] == [2, 2], stories
     assert "recipe.seed: 0, there 1" in stories[0]

@@ -27,6 +27,8 @@ from bertkit.training.trainer import Trainer
 from tests.training.stopping import stopping_at
 
 STEPS = 11
+FLOPS = 2**53 + 2
+"""Of an update: three times this is no floating-point number, so a total must be a whole number to be exact."""
 IDENTITY = RunIdentity("pretrain", "falling", "name: falling\n", "0" * 64, 3, ["test"])
 
 
@@ -71,7 +73,7 @@ class Falling(Trainer[Any]):
         return StepOutcome({"fall": TermTotal(value, 1, 0)}, 1.0, tokens=7, finite=finite)
 
     def flops(self, batches: Sequence[float]) -> float:
-        return 1.0
+        return float(FLOPS)
 
     def losses(self) -> dict[str, Any]:
         terms = self.meter.terms
@@ -156,6 +158,22 @@ def test_stopped_again_and_again_it_ends_where_the_straight_run_ends(tmp_path: P
             trained(loop)
         loop = Falling(RunDirectory.open(loop.run.path))
     assert trained(loop) == straight
+    assert (loop.run.record["steps"], loop.run.record["flops"]) == (STEPS, STEPS * FLOPS)
+
+
+def test_the_flops_of_a_run_that_an_earlier_version_began_are_not_known(tmp_path: Path) -> None:
+    loop = begun(tmp_path)
+    with stopping_at(4), pytest.raises(StoppedError):
+        trained(loop)
+    assert loop.run.record["flops"] == 4 * FLOPS
+    state = loop.run.checkpoints / "step-00000004" / "state.json"
+    document = json.loads(state.read_text())
+    assert document.pop("flops") == 4 * FLOPS
+    loop.flop_total.restore(document)
+    assert loop.flop_total.total is None
+    loop.flop_total.add(1.0)
+    loop.flop_total.gather()
+    assert loop.flop_total.total is None
 
 
 def test_a_request_to_stop_at_the_last_step_comes_too_late(tmp_path: Path) -> None:

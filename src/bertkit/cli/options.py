@@ -355,6 +355,7 @@ class Training(Common):
             "status": "done",
             "steps": run.record["steps"],
             "tokens": run.record["tokens"],
+            "flops": run.record.get("flops"),
             "results": results,
         }
         result(document if self.as_json else shown, as_json=self.as_json)

@@ -37,7 +37,7 @@ def factor(higher: bool) -> float:
 def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
     """One panel a measure, one line an arm."""
     names = [name for name in study.measures if any(own[name] for own in results["scores"].values())]
-    columns = ["arm", "seed", "steps", "tokens", *study.measures]
+    columns = ["arm", "seed", "steps", "tokens", "flops", *study.measures]
     rows = [{**run, **run["scores"]} for run in results["runs"]]
     _write(stem, columns, [[row.get(column) for column in columns] for row in rows])
     if not names:

@@ -85,10 +85,12 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
         steps = f"{runs[0]['steps']:,}" if runs else NONE
         read = [run["tokens"] for run in runs if run["tokens"]]
         tokens = f"{sum(read) / len(read) / 1e6:.2f} M" if read else NONE
+        computed = [run["flops"] for run in runs if run["flops"]]
+        flops = f"{sum(computed) / len(computed):.3g}" if computed else NONE
         cells = [_summary(own[name], factor(measure.higher)) for name, measure in study.measures.items()]
-        rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, *cells])
+        rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, flops, *cells])
     titles = [measure["title"] for measure in results["measures"].values()]
-    return table(["arm", "seeds", "steps", "tokens", *titles], rows)
+    return table(["arm", "seeds", "steps", "tokens", "FLOPs", *titles], rows)
 
 
 def _missing(results: Mapping[str, Any]) -> str:

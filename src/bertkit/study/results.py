@@ -109,6 +109,7 @@ def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: 
         "runs": [
             {
                 **{key: document[key] for key in ("arm", "seed", "setting", "steps", "tokens", "run", "diverged")},
+                "flops": document.get("flops"),
                 "scores": _scores(document),
                 "answers": document["answers"],
             }

@@ -96,6 +96,7 @@ class Workplace:
             "setting": dict(study_run.setting),
             "steps": steps,
             "tokens": None,
+            "flops": None,
             "diverged": None,
             "answers": {},
         }
@@ -105,7 +106,8 @@ class Workplace:
             document["diverged"] = str(error)
         else:
             trained = time.monotonic()
-            document |= {"tokens": run.record["tokens"], "training_seconds": round(trained - started, 1)}
+            document |= {key: run.record.get(key) for key in ("tokens", "flops")}
+            document["training_seconds"] = round(trained - started, 1)
             measurer = Measurer(directory, self.command, progress, self.offline, self.minutes_left)
             for name in self.measures_of(study_run):
                 answer = measurer.measure(name, self.study.measure(name), run, recipe)

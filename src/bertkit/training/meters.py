@@ -1,6 +1,7 @@
 """The figures of a log line: losses, speed, memory, and the share of time spent waiting for input.
 
-Own design. A meter sums over the steps between two log lines; speed excludes evaluation and checkpoints.
+Own design. A meter sums over the steps between two log lines; speed excludes evaluation and checkpoints. The total of
+a run's FLOPs is kept beside.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bertkit.ranks import Ranks
 from bertkit.training.loss_terms import LossTerms, TermTotal
 from bertkit.training.step import StepOutcome
 
@@ -89,6 +92,41 @@ class WindowMeter:
             "peak_memory_mb": peak_memory_mb(),
             **({"skipped_steps": self.skipped} if self.skipped else {}),
         }
+
+
+class FlopTotal:
+    """Floating-point operations of the updates that made the model, counted as in cost.py, over all ranks.
+
+    Args:
+        ranks: each of which adds what it computes itself.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._before: int | None = 0
+        self._own = 0
+
+    def add(self, flops: float) -> None:
+        """Count this rank's part of an update."""
+        self._own += round(flops)  # whole numbers have the same sum wherever a run is stopped
+
+    def gather(self) -> None:
+        """Sum over the ranks, all of which call this together."""
+        if self._before is not None:
+            self._before += sum(self._ranks.gathered(self._own))
+        self._own = 0
+
+    @property
+    def total(self) -> int | None:
+        """Of all ranks; None where an earlier version, which did not count, made some of the updates.
+
+        Of the updates since the last `gather` the others' parts are taken to cost what this rank's do.
+        """
+        return None if self._before is None else self._before + self._own * self._ranks.count
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the total of a checkpoint's JSON."""
+        self._before, self._own = state.get("flops"), 0
 
 
 class Stopwatch:

@@ -45,7 +45,7 @@ from bertkit.training.failing_updates import FailingUpdates
 from bertkit.training.generators import generator_states, restore_generators
 from bertkit.training.interrupt import StoppingMeter, StopRequest
 from bertkit.training.loss_terms import Batch
-from bertkit.training.meters import Stopwatch, WindowMeter
+from bertkit.training.meters import FlopTotal, Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
@@ -84,6 +84,7 @@ class Trainer(TrainerHooks[Batch]):
         self.ranks = current()
         self.placement = placement_of(shard=engine.shard, device=engine.device)
         self.meter = WindowMeter()
+        self.flop_total = FlopTotal(self.ranks)
         self.average: WeightAverage | None = None
         self.clock: RunClock | None = None
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
@@ -142,21 +143,19 @@ class Trainer(TrainerHooks[Batch]):
                 waited_seconds = watch.lap()
                 with self._saved_where_a_rank_is_lost():
                     outcome = self._step_of_all(batches)
-                    self.meter.add(
-                        outcome,
-                        computed_seconds=watch.lap(),
-                        waited_seconds=waited_seconds,
-                        flops=self.flops(batches) if batches else 0.0,
-                    )
+                    flops = self.flops(batches) if batches else 0.0
+                    self.flop_total.add(flops)
+                    self.meter.add(outcome, computed_seconds=watch.lap(), waited_seconds=waited_seconds, flops=flops)
                     self._after_step(meter)
                     reason = self._reason_to_stop()
                     if reason is not None and self.step < self.steps:
                         self._stop(reason)
                 watch.lap()
+            self.flop_total.gather()
             with self.placement.whole(), self._trained_weights_kept():
                 results = self.finish()
                 self.run.write_results(results)
-        self.run.update(steps=self.step, tokens=self.tokens)
+        self.run.update(**self._counts())
         if not self.engine.intervals.keep_checkpoints and self.ranks.is_first:
             remove_checkpoints(self.run.checkpoints)
         return results
@@ -379,6 +378,7 @@ class Trainer(TrainerHooks[Batch]):
         self.after_update()
         if not last and not self.failing.may_be_unsound and self.step % intervals.save_every_steps == 0:
             self.failing.last_sound = self.step
+            self.flop_total.gather()
             self.save_checkpoint()
 
     def _note(self) -> str:
@@ -418,6 +418,7 @@ class Trainer(TrainerHooks[Batch]):
         return {"tokens": self.tokens, "lr": self.rate(self.step - 1), **self.losses(), **costs}
 
     def _stop(self, reason: str) -> None:
+        self.flop_total.gather()
         # The others end after it, for the first would be killed then.
         self.placement.write_and_wait(self.save_checkpoint)
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
@@ -462,11 +463,16 @@ class Trainer(TrainerHooks[Batch]):
         spare = self.failing.last_sound if self.failing.rolls_back else None
         save_checkpoint(self.run.checkpoints, self.step, tensors, self._state(), keep=keep, spare=spare)
         self.run.seal_growing_files()
-        self.run.update(steps=self.step, tokens=self.tokens)
+        self.run.update(**self._counts())
+
+    def _counts(self) -> dict[str, Any]:
+        """Of the record of a run."""
+        return {"steps": self.step, "tokens": self.tokens, "flops": self.flop_total.total}
 
     def _state(self) -> dict[str, Any]:
         """A checkpoint's JSON."""
-        return {"step": self.step, "tokens": self.tokens, **self.failing.state(), **self.state()}
+        counts = {"step": self.step, "tokens": self.tokens, "flops": self.flop_total.total}
+        return {**counts, **self.failing.state(), **self.state()}
 
     def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A checkpoint's tensors."""
@@ -488,4 +494,5 @@ class Trainer(TrainerHooks[Batch]):
         restore_generators(checkpoint.tensors["generators"], self.engine.device)
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
+        self.flop_total.restore(checkpoint.state)
         self.failing.restore(checkpoint.state)
