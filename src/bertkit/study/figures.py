@@ -1,4 +1,5 @@
-"""Figures of a study: the scores of every arm with every seed, and the score of every candidate by what was chosen.
+"""Figures of a study: the scores of every arm with every seed, the score of every candidate by what was chosen, and
+scores by FLOPs with the power law through the best of them.
 
 Own design, in the style of evaluation/figures.py. Each figure has the CSV that drew it beside it.
 """
@@ -13,7 +14,7 @@ from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plai
 from bertkit.study.settings import Study
 from bertkit.tables import write_csv
 
-SCORES, CHOICE = "scores", "choice"
+SCORES, CHOICE, CURVES = "scores", "choice", "curves"
 _PANEL, _LINE = 2.9, 0.36
 """Inches of a panel, and of an arm in it."""
 _LOGARITHMIC = 4
@@ -26,6 +27,8 @@ def draw_figures(directory: Path, study: Study, results: Mapping[str, Any]) -> l
     drawn = _draw_scores(directory / SCORES, study, results)
     if study.choose is not None:
         drawn += _draw_choice(directory / CHOICE, study, results)
+    if "curves" in results:
+        drawn += _draw_curves(directory / CURVES, study, results)
     return drawn
 
 
@@ -104,6 +107,51 @@ def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
         by = " and ".join(study.measure(name).title or name for name in study.choose.names)
         mean = "mean of " if len(study.choose.names) > 1 else ""
         plain(panel, x=key, y=f"{mean}{by}" + (" (x 100)" if higher else ""))
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right center")
+    return save(figure, stem)
+
+
+def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
+    """One panel a measure, one line a curve in the shade of its frontier, and each frontier's power law."""
+    found: Mapping[str, Any] = results["curves"]
+    columns = ["measure", "frontier", "curve", "arm", "flops", "score"]
+    points = [
+        [name, frontier, *(point[column] for column in columns[2:])]
+        for name, frontiers in found.items()
+        for frontier, own in frontiers.items()
+        for point in own["points"]
+    ]
+    _write(stem, columns, points)
+    title = f"{study.title or study.name}: scores by training FLOPs"
+    figure, axes = new_figure(title, panels=len(found), width=4.9 * len(found) + 1.6, height=4.4)
+    panels = [axes] if len(found) == 1 else list(axes)
+    for panel, (name, frontiers) in zip(panels, found.items(), strict=True):
+        about = results["measures"][name]
+        scale = factor(about["higher_is_better"])
+        for number, (frontier, own) in enumerate(frontiers.items()):
+            shade, dash = SHADES[number % len(SHADES)], DASHES[1 + number % (len(DASHES) - 1)]
+            for place, curve in enumerate(dict.fromkeys(point["curve"] for point in own["points"])):
+                ours = [point for point in own["points"] if point["curve"] == curve]
+                panel.plot(
+                    [point["flops"] for point in ours],
+                    [scale * point["score"] for point in ours],
+                    label=curve,
+                    color=shade,
+                    linewidth=0.8,
+                    marker=MARKERS[place % len(MARKERS)],
+                    markersize=5,
+                    markerfacecolor=shade if number % 2 == 0 else "white",
+                )
+            if own["law"] is not None:
+                ends = [own["points"][place]["flops"] for place in (0, -1)]
+                law = [(own["law"]["scale"] / flops) ** own["law"]["exponent"] for flops in ends]
+                panel.plot(ends, law, label=f"{frontier}, power law", color=shade, linestyle=dash, linewidth=1.8)
+        panel.set_xscale("log")
+        if not about["higher_is_better"]:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("{x:g}")
+        plain(panel, x="training FLOPs", y=about["title"] + (" (x 100)" if scale > 1 else ""))
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right center")
     return save(figure, stem)
 

@@ -27,6 +27,8 @@ def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> s
     if study.choose is not None:
         parts += ["## What was chosen", _choice(study, results)]
     parts += ["## Scores", _scores(study, results), _missing(results)]
+    if "curves" in results:
+        parts += ["## Scores by FLOPs", _curves(results)]
     if len(study.seeds) > 1:
         parts += ["## Differences", _differences(study, results)]
     if results["claims"]:
@@ -91,6 +93,20 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
         rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, flops, *cells])
     titles = [measure["title"] for measure in results["measures"].values()]
     return table(["arm", "seeds", "steps", "tokens", "FLOPs", *titles], rows)
+
+
+def _curves(results: Mapping[str, Any]) -> str:
+    """Each frontier with its power law, and how many times as many FLOPs the baseline's needs."""
+    rows = []
+    for name, frontiers in results["curves"].items():
+        about = results["measures"][name]
+        for frontier, own in frontiers.items():
+            law = own["law"]
+            fit = NONE if law is None else f"({law['scale']:.3g} / FLOPs)^{law['exponent']:.4f}"
+            ratio = NONE if own["ratio"] is None else f"{own['ratio']:.2f}"
+            rows.append([about["title"], frontier, len(own["points"]), ", ".join(own["best"]), fit, ratio])
+    columns = ["measure", "frontier", "arms", "best of all that cost as little", "power law", "baseline's FLOPs / its"]
+    return table(columns, rows)
 
 
 def _missing(results: Mapping[str, Any]) -> str:

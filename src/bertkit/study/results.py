@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from bertkit.metrics.statistics import mean_interval, summarise
+from bertkit.study.curves import curves
 from bertkit.study.settings import Claim, Study
 from bertkit.study.study_runs import shown_setting
 
@@ -87,7 +88,7 @@ def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: 
         documents: of the scored runs.
     """
     by_arm = {arm: [each for each in documents if each["arm"] == arm] for arm in study.arms}
-    return {
+    results = {
         "study": study.name,
         "title": study.title,
         "recipe": study.recipe,
@@ -116,6 +117,7 @@ def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: 
             for document in documents
         ],
     }
+    return {**results, "curves": found} if (found := curves(study, results)) else results
 
 
 def difference(

@@ -86,8 +86,21 @@ class Arm(Settings):
         description="Share of the budget that a run of this arm gets, such as 0.1 where it is to reach in a tenth of"
         " the FLOPs what the others reach.",
     )
+    budget_shares: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = Field(
+        None,
+        description="Several shares of the budget: an arm for each in place of this one, named ARM-SHARE, which are the"
+        " points of a curve of scores by FLOPs.",
+    )
+    curve: str | None = Field(
+        None, description="The curve that this arm is a point of (default: the arm's name, where it has budget_shares)."
+    )
+    frontier: str | None = Field(
+        None,
+        description="Curves of one frontier are sizes of one model; a power law goes through the best of their points"
+        " (default: each curve is one of its own).",
+    )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"recipe", "budget_share"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"recipe", "budget_share", "budget_shares", "curve", "frontier"})
 
 
 class SettingChoice(Settings):
@@ -237,6 +250,10 @@ class Study(RecipeHeader):
                 elif any(value in values[:place_] for place_, value in enumerate(values)):
                     yield f"{place}.{key} names a value twice"
         for name, arm in self.arms.items():
+            if arm.budget_shares is not None:
+                yield f"arms.{name}.budget_shares goes without budget_share; leave one of the two out"
+            if arm.frontier is not None and arm.curve is None:
+                yield f"arms.{name}.frontier goes with budget_shares or curve, whose points it is made of"
             for key in common.keys() & arm.grid.keys():
                 yield f"arms.{name}.grid.{key} is a key of choose.grid, too; every arm has the same values of those"
 
@@ -297,7 +314,7 @@ def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[
     Args:
         name: a file, or the name of a shipped study.
         overrides: of its settings; below `set` and `grid` the rest of a key is one key of the recipe.
-        arms: those to keep, with the claims about them; empty for all.
+        arms: those to keep, or curves, with the claims about them; empty for all.
 
     Raises:
         UsageError: no such file, one of another kind, or errors in it (all of them at once).
@@ -306,9 +323,7 @@ def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[
     require_kind(tree, name, KIND)
     if kind_of(tree) != KIND:
         raise UsageError(f"{name}: kind is {kind_of(tree)!r}; a study file has the line `kind: {KIND}`")
-    if arms:
-        tree = _with_arms(tree, arms)
-    return validate(tree, Study, what="the study")
+    return from_tree(_with_arms(_with_points(tree), arms) if arms else tree)
 
 
 def from_tree(tree: Located) -> Study:
@@ -317,7 +332,7 @@ def from_tree(tree: Located) -> Study:
     Raises:
         UsageError: errors in the settings, all of them at once.
     """
-    return validate(tree, Study, what="the study")
+    return validate(_with_points(tree), Study, what="the study")
 
 
 def changed_study(study: Study, overrides: Sequence[Override]) -> Study:
@@ -351,12 +366,13 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
     """Only these arms, and the claims between them."""
     arms = tree.child("arms")
     known = arms.value if arms is not None and isinstance(arms.value, dict) else {}
-    errors = list(_unknown("--arms", names, known, "arm"))
+    curves = {name: arm.plain().get("curve") if isinstance(arm.value, dict) else None for name, arm in known.items()}
+    errors = list(_unknown("--arms", names, {**known, **dict.fromkeys(map(str, filter(None, curves.values())))}, "arm"))
     if errors:
         raise UsageError("; ".join(errors))
     assert arms is not None
     assert isinstance(tree.value, dict)
-    kept = {name: arm for name, arm in known.items() if name in names}
+    kept = {name: arm for name, arm in known.items() if name in names or curves[name] in names}
     baseline, claims = tree.child("baseline"), tree.child("claims")
     against = next(iter(known)) if baseline is None or baseline.value is None else baseline.plain()
     value = {**tree.value, "arms": Located(kept, arms.place)}
@@ -369,6 +385,25 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
             if isinstance(each.value, dict) and each.child("against") is None:
                 each.value["against"] = Located(against, each.place)
     return Located(value, tree.place)
+
+
+def _with_points(tree: Located) -> Located:
+    """With an arm for each of an arm's `budget_shares`."""
+    arms = tree.child("arms")
+    if arms is None or not isinstance(arms.value, dict) or not isinstance(tree.value, dict):
+        return tree
+    points: dict[str, Located] = {}
+    for name, arm in arms.value.items():
+        shares = arm.child("budget_shares")
+        if shares is None or not isinstance(shares.value, list) or not shares.value or "budget_share" in arm.plain():
+            points[name] = arm  # whatever is wrong with it is told where it is validated
+            continue
+        assert isinstance(arm.value, dict)
+        common = {"curve": Located(name, arm.place), **arm.value}
+        del common["budget_shares"]
+        for share in shares.value:
+            points[f"{name}-{share.plain()}"] = Located({**common, "budget_share": share}, arm.place)
+    return Located({**tree.value, "arms": Located(points, arms.place)}, tree.place)
 
 
 def _arms_of(claim: Located, baseline: str) -> set[str]:
