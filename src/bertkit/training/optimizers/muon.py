@@ -2,7 +2,7 @@
 
 Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (the rule; embeddings, heads, norms and biases go by
 AdamW). Liu et al. 2025, arXiv:2502.16982, section 2.2 (weight decay, and updates of the size of AdamW's). Both rules
-are torch's own, `torch.optim.Muon` and `torch.optim.AdamW`; here they are made one optimiser.
+are torch's, `torch.optim.Muon` (stacked_muon.py) and `torch.optim.AdamW`; here they are made one optimiser.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
 from bertkit.training.optimizers.base import Betas, OptimizerConfig, decay_groups, loss_of
+from bertkit.training.optimizers.stacked_muon import StackedMuon
 
 
 class MuonConfig(OptimizerConfig):
@@ -67,7 +68,7 @@ class MuonConfig(OptimizerConfig):
                 " none; take adamw"
             )
         others = [parameter for parameter in decayed if id(parameter) not in hidden]
-        muon = torch.optim.Muon(
+        muon = StackedMuon(
             [{"params": matrices, "lr_scale": self.matrix_rate}],
             lr=0.0,
             weight_decay=self.weight_decay,
