@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from bertkit.kernels.loading import KernelError, Kernels, activated, active, bui
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import drawn, dropout
+from bertkit.models.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
@@ -106,6 +109,40 @@ def test_norm_of_a_residual_sum(kernels: Kernels, rate: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(13, 24), (7, 3, 5), (0, 8)])
+def test_norm_by_the_root_of_the_mean_square(kernels: Kernels, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    states = normal(*shape, dtype=dtype)
+    plain = rms_norm(states, 1e-3)
+    with activated(kernels):
+        compiled = rms_norm(states, 1e-3)
+    assert compiled.dtype == plain.dtype
+    assert_near(compiled, plain, dtype)
+    assert_near(gradients(compiled, [states])[0], gradients(plain, [states])[0], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("each_side", [1, 3])
+@pytest.mark.parametrize("lengths", [[5, 1, 9, 2], [1], [70]])
+def test_each_token_with_its_neighbours(
+    kernels: Kernels, lengths: list[int], each_side: int, causal: bool, dtype: torch.dtype
+) -> None:
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    sequences = PackedSequences.from_lengths(lengths)
+    if causal:
+        sequences = replace(sequences, causal_B=np.array([number % 2 == 0 for number in range(len(lengths))]))
+    near = Neighbours(positions, sequences, each_side)
+    states, factors = normal(sum(lengths), 6, dtype=dtype), normal(2 * each_side, 6, seed=1)
+    plain = near.mixed(states.float(), factors).to(dtype)  # bf16 would round after each neighbour
+    with activated(kernels):
+        compiled = near.mixed(states, factors)
+    assert_near(compiled, plain, dtype)
+    inputs = [states, factors]
+    for found, expected in zip(gradients(compiled, inputs), gradients(plain, inputs), strict=True):
+        assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (1e-2, 0.0), (0.0, 0.1)])
 def test_cross_entropy_over_a_vocabulary(
@@ -163,6 +200,7 @@ def test_what_is_not_finite_stays_so(kernels: Kernels, dtype: torch.dtype, bad: 
     assert torch.equal(ops.gelu(kernels, values, "tanh").isfinite(), plain.isfinite())
     scores = values.view(1, 1, 3, 17)
     softmax = ops.softmax_dropout(kernels, scores, None, None)
+    assert not ops.rms_norm(kernels, values, 1e-5)[1].isfinite().all()
     assert torch.equal(softmax.isnan(), torch.softmax(scores, dim=-1).isnan())
     loss, _ = ops.cross_entropy(
         kernels, values.clone(), torch.zeros(3, dtype=torch.int64), weight_m=None, z_loss=0.0, label_smoothing=0.0,
@@ -180,16 +218,24 @@ def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
         normed = ops.residual_norm(kernels, residual, branch, weight, bias, epsilon=1e-5, drop=None)
         scores = normal(3, 2, 5, 33, dtype=torch.bfloat16)
         softmax = ops.softmax_dropout(kernels, scores, torch.tensor([33, 7, 1]), None)
+        near = Neighbours(torch.arange(70), PackedSequences.from_lengths([70]), 2)
+        factors = normal(4, 24, seed=4)
+        mixed = ops.neighbours(kernels, ops.rms_norm(kernels, residual, 1e-5), factors, near.inside_WT)
         found = [normed, softmax, *gradients(normed, [residual, branch, weight, bias]), *gradients(softmax, [scores])]
+        found += [mixed, *gradients(mixed, [residual, factors])]
         outputs.append(found)
     for other in outputs[1:]:
         assert all(torch.equal(first, second) for first, second in zip(outputs[0], other, strict=True))
 
 
-def test_a_whole_model_trains_alike(kernels: Kernels) -> None:
-    config = BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, hidden_act="gelu_new"
-    )
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    "config", [BertConfig(**SMALL, hidden_act="gelu_new"), FastEncoderConfig(**SMALL, zero_outputs=False)]
+)
+def test_a_whole_model_trains_alike(kernels: Kernels, config: Any) -> None:
+    torch.manual_seed(0)
     encoder = config.build(60).train()
     batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in (9, 2, 17)])
     outputs = []

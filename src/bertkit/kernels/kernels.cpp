@@ -307,6 +307,100 @@ void residual_norm_backward(const float *gradient, const float *sum, const float
     }
 }
 
+// x / sqrt(mean(x^2) + epsilon) of each row; `inverse` is what a row is multiplied by, kept for the backward pass.
+template <class T>
+void rms_norm(const T *x, float epsilon, int64_t rows, int64_t width, float *inverse, T *out, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *own = x + row * width;
+        float square = 0.0f;
+#pragma omp simd reduction(+ : square)
+        for (int64_t i = 0; i < width; ++i) square += widen(own[i]) * widen(own[i]);
+        const float rate = 1.0f / std::sqrt(square / static_cast<float>(width) + epsilon);
+        inverse[row] = rate;
+#pragma omp simd
+        for (int64_t i = 0; i < width; ++i) narrow(rate * widen(own[i]), out[row * width + i]);
+    }
+}
+
+template <class T>
+void rms_norm_backward(const T *gradient, const T *x, const float *inverse, int64_t rows, int64_t width, T *result,
+                       int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *own = x + row * width, *given = gradient + row * width;
+        const float rate = inverse[row];
+        float dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t i = 0; i < width; ++i) dot += widen(given[i]) * widen(own[i]);
+        const float along = dot * rate * rate / static_cast<float>(width);
+#pragma omp simd
+        for (int64_t i = 0; i < width; ++i) {
+            narrow(rate * (widen(given[i]) - along * widen(own[i])), result[row * width + i]);
+        }
+    }
+}
+
+// Each row plus those near it, times a factor for every column: of `each_side` rows before it, from the farthest, then
+// of as many behind it. `inside` says of each of these, and each row, whether it counts.
+template <class T>
+void neighbours(const T *x, const float *factors, const uint8_t *inside, int64_t each_side, int64_t rows,
+                int64_t width, T *out, int threads) {
+    const int64_t rows_each = (rows + kParts - 1) / kParts;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t part = 0; part < kParts; ++part) {
+        std::vector<float> sum(static_cast<size_t>(width));
+        for (int64_t row = part * rows_each; row < std::min(rows, (part + 1) * rows_each); ++row) {
+            for (int64_t i = 0; i < width; ++i) sum[i] = widen(x[row * width + i]);
+            for (int64_t near = 0; near < 2 * each_side; ++near) {
+                if (!inside[near * rows + row]) continue;
+                const T *other = x + (row + near - each_side + (near >= each_side)) * width;
+                const float *factor = factors + near * width;
+#pragma omp simd
+                for (int64_t i = 0; i < width; ++i) sum[i] += factor[i] * widen(other[i]);
+            }
+            for (int64_t i = 0; i < width; ++i) narrow(sum[i], out[row * width + i]);
+        }
+    }
+}
+
+template <class T>
+void neighbours_backward(const T *gradient, const T *x, const float *factors, const uint8_t *inside, int64_t each_side,
+                         int64_t rows, int64_t width, T *result, float *factor_gradient, int threads) {
+    const int64_t size = 2 * each_side * width, rows_each = (rows + kParts - 1) / kParts;
+    std::vector<float> parts(static_cast<size_t>(kParts * size), 0.0f);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t part = 0; part < kParts; ++part) {
+        std::vector<float> sum(static_cast<size_t>(width));
+        for (int64_t row = part * rows_each; row < std::min(rows, (part + 1) * rows_each); ++row) {
+            const T *given = gradient + row * width;
+            for (int64_t i = 0; i < width; ++i) sum[i] = widen(given[i]);
+            for (int64_t near = 0; near < 2 * each_side; ++near) {
+                const int64_t shift = near - each_side + (near >= each_side);
+                if (inside[near * rows + row]) {
+                    const T *other = x + (row + shift) * width;
+                    float *own = parts.data() + part * size + near * width;
+#pragma omp simd
+                    for (int64_t i = 0; i < width; ++i) own[i] += widen(given[i]) * widen(other[i]);
+                }
+                const int64_t reader = row - shift;
+                if (reader >= 0 && reader < rows && inside[near * rows + reader]) {
+                    const T *back = gradient + reader * width;
+                    const float *factor = factors + near * width;
+#pragma omp simd
+                    for (int64_t i = 0; i < width; ++i) sum[i] += factor[i] * widen(back[i]);
+                }
+            }
+            for (int64_t i = 0; i < width; ++i) narrow(sum[i], result[row * width + i]);
+        }
+    }
+    for (int64_t part = 0; part < kParts; ++part) {
+        for (int64_t i = 0; i < size; ++i) {
+            factor_gradient[i] = (part == 0 ? 0.0f : factor_gradient[i]) + parts[part * size + i];
+        }
+    }
+}
+
 }  // namespace
 
 // One function for each type of element, named by it.
@@ -350,6 +444,23 @@ void residual_norm_backward(const float *gradient, const float *sum, const float
         T *branch_gradient, float *weight_gradient, float *bias_gradient, int threads) {                              \
         (random == nullptr ? residual_norm_backward<false, T> : residual_norm_backward<true, T>)(gradient, sum, mean, inverse, weight, random, threshold, scale, rows, width,           \
                                residual_gradient, branch_gradient, weight_gradient, bias_gradient, threads);          \
+    }                                                                                                                 \
+    extern "C" void rms_norm_##NAME(const T *x, float epsilon, int64_t rows, int64_t width, float *inverse, T *out,   \
+                                    int threads) {                                                                    \
+        rms_norm(x, epsilon, rows, width, inverse, out, threads);                                                     \
+    }                                                                                                                 \
+    extern "C" void rms_norm_backward_##NAME(const T *gradient, const T *x, const float *inverse, int64_t rows,       \
+                                             int64_t width, T *result, int threads) {                                 \
+        rms_norm_backward(gradient, x, inverse, rows, width, result, threads);                                        \
+    }                                                                                                                 \
+    extern "C" void neighbours_##NAME(const T *x, const float *factors, const uint8_t *inside, int64_t each_side,     \
+                                      int64_t rows, int64_t width, T *out, int threads) {                             \
+        neighbours(x, factors, inside, each_side, rows, width, out, threads);                                         \
+    }                                                                                                                 \
+    extern "C" void neighbours_backward_##NAME(const T *gradient, const T *x, const float *factors,                   \
+                                               const uint8_t *inside, int64_t each_side, int64_t rows, int64_t width, \
+                                               T *result, float *factor_gradient, int threads) {                      \
+        neighbours_backward(gradient, x, factors, inside, each_side, rows, width, result, factor_gradient, threads);  \
     }
 
 BERTKIT_EXPORT(float32, float)

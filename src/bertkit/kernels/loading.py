@@ -146,6 +146,15 @@ def active(values: torch.Tensor) -> Kernels | None:
     return None if torch.compiler.is_compiling() else kernels
 
 
+def in_use(values: torch.Tensor) -> Kernels | None:
+    """The kernels, if this run computes with any: for the states that layers add to, which are float32 in a run in
+    bfloat16, too."""
+    kernels = _active
+    if kernels is None or values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
+        return None
+    return None if torch.compiler.is_compiling() else kernels
+
+
 def activate(kernels: Kernels | None) -> None:
     """Use these kernels in this process from now on; None: torch's operators alone."""
     global _active

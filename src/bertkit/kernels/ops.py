@@ -3,7 +3,8 @@
 Each takes the place of several operators of torch where `loading.active` gives kernels, and is tied by tests to those,
 which stay beside it in models/. What the formulas are is said there.
 
-Shapes: T rows, D width, V vocabulary; m rows of logits; b sequences, N heads, Q queries, S keys.
+Shapes: T rows, D width, V vocabulary; m rows of logits; b sequences, N heads, Q queries, S keys;
+W neighbours on both sides.
 """
 
 from __future__ import annotations
@@ -181,6 +182,73 @@ class _ResidualNorm(torch.autograd.Function):
             *(residual, branch, weight_grad, bias_grad),
         )
         return residual, branch, weight_grad, bias_grad, None, None, None
+
+
+def rms_norm(kernels: Kernels, states: Tensor, epsilon: float) -> Tensor:
+    """Each row of the last dimension over the root of its mean square, of any shape; in float32 arithmetic.
+
+    Args:
+        states: of any type that the kernels have.
+        epsilon: added to the mean square.
+    """
+    result: Tensor = _RmsNorm.apply(states, epsilon, kernels)  # type: ignore[no-untyped-call]  # see gelu
+    return result
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, epsilon: float, kernels: Kernels) -> Tensor:
+        states = states.contiguous()
+        width = states.shape[-1]
+        inverse = torch.empty(states.numel() // width if width else 0)
+        out = torch.empty_like(states)
+        kernels.call("rms_norm", states.dtype, states, epsilon, inverse.numel(), width, inverse, out)
+        ctx.save_for_backward(states, inverse)
+        ctx.kernels = kernels
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        states, inverse = ctx.saved_tensors
+        given, result = gradients[0].contiguous(), torch.empty_like(states)
+        rows, width = inverse.numel(), states.shape[-1]
+        ctx.kernels.call("rms_norm_backward", states.dtype, given, states, inverse, rows, width, result)
+        return result, None, None
+
+
+def neighbours(kernels: Kernels, states_TD: Tensor, near_WD: Tensor, inside_WT: Tensor) -> Tensor:
+    """Each row plus its neighbours times their factors: (T, D) in the states' type.
+
+    Args:
+        states_TD: of any type that the kernels have.
+        near_WD: float32; factors of the rows before, from the farthest, then of as many behind.
+        inside_WT: bool; whether each of them counts.
+    """
+    result: Tensor = _Neighbours.apply(states_TD, near_WD, inside_WT, kernels)  # type: ignore[no-untyped-call]  # see gelu
+    return result
+
+
+class _Neighbours(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states_TD: Tensor, near_WD: Tensor, inside_WT: Tensor, kernels: Kernels) -> Tensor:
+        states, near, inside = states_TD.contiguous(), near_WD.contiguous(), inside_WT.contiguous()
+        out = torch.empty_like(states)
+        rows, width = states.shape
+        kernels.call("neighbours", states.dtype, states, near, inside, len(near) // 2, rows, width, out)
+        ctx.save_for_backward(states, near, inside)
+        ctx.kernels = kernels
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, near, inside = ctx.saved_tensors
+        given, result, factors = gradients[0].contiguous(), torch.empty_like(states), torch.empty_like(near)
+        rows, width = states.shape
+        sizes = (len(near) // 2, rows, width)
+        ctx.kernels.call("neighbours_backward", states.dtype, given, states, near, inside, *sizes, result, factors)
+        return result, factors, None, None
 
 
 def cross_entropy(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.kernels import ops
+from bertkit.kernels.loading import in_use
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, TransformerConfig
@@ -136,6 +139,9 @@ class FastEncoderConfig(TransformerConfig):
 
 def rms_norm(states: Tensor, eps: float) -> Tensor:
     """States over the root of their mean square along the last dimension; no weights."""
+    kernels = in_use(states)
+    if kernels is not None:
+        return ops.rms_norm(kernels, states, eps)
     return functional.rms_norm(states, (states.shape[-1],), eps=eps)
 
 
@@ -182,9 +188,17 @@ class Neighbours:
         rolled_TX = torch.roll(states_TX, -shift, 0)
         return torch.where(self.inside[shift], rolled_TX, rolled_TX.new_zeros(()))
 
+    @cached_property
+    def inside_WT(self) -> Tensor:
+        """Whether each token has each neighbour, from the farthest before it: what `mixed` reads in turn."""
+        return torch.stack([self.inside[shift][:, 0] for shift in sorted(self.inside)])
+
     def mixed(self, states_TD: Tensor, near_WD: Tensor) -> Tensor:
         """Each state and its neighbours' times their factors: (T, D)."""
-        mixed_TD, each_side = states_TD, len(near_WD) // 2
+        kernels, each_side = in_use(states_TD), len(near_WD) // 2
+        if kernels is not None:
+            return ops.neighbours(kernels, states_TD, near_WD.float(), self.inside_WT)
+        mixed_TD = states_TD
         for row, shift in enumerate((*range(-each_side, 0), *range(1, each_side + 1))):
             mixed_TD = torch.addcmul(mixed_TD, self.shifted(states_TD, shift), near_WD[row].to(states_TD.dtype))
         return mixed_TD
