@@ -5,7 +5,7 @@ fifteen products each: at 64 x 64 a product takes less time than its call. A sta
 does. On a processor with bfloat16 instructions 24 matrices of a model of 64 wide take a fifth of the time, at 128 wide
 two thirds, at 256 as long; the results are the same bits, which tests/training/test_stacked_muon.py checks.
 
-Shapes: N matrices of A rows and B columns, m = min(A, B).
+Shapes: N matrices of A rows and B columns.
 """
 
 from __future__ import annotations
