@@ -15,6 +15,7 @@ from statistics import fmean
 import pytest
 
 from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.files import read_json
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stage_run import StageRun
@@ -318,6 +319,22 @@ def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
         arms=["third", "causal"],
     ).requested()
     assert given.against == "causal"
+
+
+def test_an_arm_alone_is_carried_out_on_its_seeds(place: Path) -> None:
+    write_study(place, study(choose=None))
+    outcome = run_study(arguments(place, "run", arms=["causal"]), progress=silent_progress)
+    assert [(run["arm"], run["seed"]) for run in outcome.results["runs"]] == [("causal", 0), ("causal", 1)]
+    assert outcome.results["scores"]["causal"]["held_out"]["n"] == 2
+    assert "paired by seed" not in (place / "run" / "report.md").read_text(encoding="utf-8")
+    costs = [read_json(outcome.run.path / run["run"] / "run.json")["flops"] for run in outcome.results["runs"]]
+    assert [run["flops"] for run in outcome.results["runs"]] == costs
+    assert all(cost > 0 for cost in costs)
+
+
+def test_seeds_carried_out_by_themselves_have_the_cost_of_all(place: Path) -> None:
+    of_all, of_one = (_planned(arguments(place, "unused", *sets)) for sets in ([], ["seeds=[1]", "claims=[]"]))
+    assert of_all.costs({}, silent_progress) == of_one.costs({}, silent_progress)
 
 
 def test_an_arm_may_start_from_a_recipe_of_its_own(place: Path) -> None:

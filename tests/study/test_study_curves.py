@@ -126,7 +126,10 @@ def test_results_report_and_figure_have_the_curves(tmp_path: Path) -> None:
             "flops": int(1e12 * own.budget_share) + seed,
             "diverged": None,
             "run": f"runs/{arm}-seed={seed}",
-            "answers": {"held_out": {"score": scores[str(own.curve)] * own.budget_share**-0.1}, "other": {"score": None}},
+            "answers": {
+                "held_out": {"score": scores[str(own.curve)] * own.budget_share**-0.1},
+                "other": {"score": None},
+            },
         }
         for arm, own in of.arms.items()
         for seed in (0, 1)

@@ -37,7 +37,7 @@ ONE_LAYER = {"set": {"model.num_hidden_layers": 1}}
         ({"arms": {"third": {"grid": {"model.num_hidden_layers": [1]}}}}, UsageError, "has one value"),
         ({"arms": {"third": {"set": {"seed": 4}}}}, UsageError, r"arms\.third\.set\.seed is set by the study"),
         ({"set": {"optimisation.steps": 4}}, UsageError, "set.optimisation.steps is set by the study, from budget"),
-        ({"arms": {"causal": None}, "claims": []}, UsageError, "arms has fewer than two"),
+        ({"arms": {"causal": None, "masked": None}, "claims": []}, UsageError, "arms is empty; name what is to be"),
         ({"arms": {"a/b": {}}}, UsageError, "the name 'a/b' has other signs"),
         ({"baseline": "mask"}, UsageError, "baseline: no arm 'mask'; did you mean masked"),
         ({"claims": [CLAIM | {"arm": "casual"}]}, UsageError, r"claims\.0\.arm: no arm 'casual'; did you mean causal"),

@@ -60,7 +60,7 @@ def study(
         ),
     ] = None,
     arms: Annotated[
-        list[str] | None, option("--arms", metavar="ARM,ARM", help="Compare these arms alone. Repeatable.")
+        list[str] | None, option("--arms", metavar="ARM,ARM", help="Carry out these arms alone. Repeatable.")
     ] = None,
     *,
     side_by_side: SideBySide,

@@ -29,7 +29,7 @@ def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> s
     parts += ["## Scores", _scores(study, results), _missing(results)]
     if "curves" in results:
         parts += ["## Scores by FLOPs", _curves(results)]
-    if len(study.seeds) > 1:
+    if len(study.seeds) > 1 and results["differences"]:
         parts += ["## Differences", _differences(study, results)]
     if results["claims"]:
         parts += ["## Claims", _claims(study, results)]

@@ -225,8 +225,8 @@ class Study(RecipeHeader):
             )
 
     def _grid_errors(self) -> Iterable[str]:
-        if len(self.arms) < 2:
-            yield "arms has fewer than two; there is nothing to compare"
+        if not self.arms:
+            yield "arms is empty; name what is to be trained, such as `plain: {}`"
         for name in self.arms:
             if not re.fullmatch(r"[\w.+-]+", name):
                 yield f"arms: the name {name!r} has other signs than letters, digits and _ . + -"
