@@ -21,6 +21,7 @@ from bertkit.kernels.loading import KernelError, Kernels, activated, active, bui
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import drawn, dropout
+from bertkit.models.encoder import initialise
 from bertkit.models.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
@@ -235,8 +236,8 @@ SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
     "config", [BertConfig(**SMALL, hidden_act="gelu_new"), FastEncoderConfig(**SMALL, zero_outputs=False)]
 )
 def test_a_whole_model_trains_alike(kernels: Kernels, config: Any) -> None:
-    torch.manual_seed(0)
     encoder = config.build(60).train()
+    initialise(encoder, config, seed=0)
     batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in (9, 2, 17)])
     outputs = []
     for chosen in (None, kernels):
