@@ -252,7 +252,7 @@ class Study(RecipeHeader):
         for name, arm in self.arms.items():
             if arm.budget_shares is not None:
                 yield f"arms.{name}.budget_shares goes without budget_share; leave one of the two out"
-            if arm.frontier is not None and arm.curve is None:
+            elif arm.frontier is not None and arm.curve is None:
                 yield f"arms.{name}.frontier goes with budget_shares or curve, whose points it is made of"
             for key in common.keys() & arm.grid.keys():
                 yield f"arms.{name}.grid.{key} is a key of choose.grid, too; every arm has the same values of those"
