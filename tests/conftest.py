@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,10 @@ settings.register_profile("bertkit", deadline=None, derandomize=True, print_blob
 settings.load_profile("bertkit")
 
 CHECKOUT = Path(__file__).parents[1]
+
+# A shell makes what it starts in the background ignore SIGINT, and commands that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
