@@ -138,21 +138,18 @@ def _output_of(command: list[str]) -> str:
 _active: Kernels | None = None
 
 
-def active(values: torch.Tensor) -> Kernels | None:
-    """The kernels, if they compute with tensors like this one."""
-    kernels = _active
-    if kernels is None or values.dtype not in kernels.dtypes or values.device.type != "cpu":
-        return None
-    return None if torch.compiler.is_compiling() else kernels
-
-
 def in_use(values: torch.Tensor) -> Kernels | None:
     """The kernels, if this run computes with any: for the states that layers add to, which are float32 in a run in
     bfloat16, too."""
-    kernels = _active
-    if kernels is None or values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
+    if _active is None or values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
         return None
-    return None if torch.compiler.is_compiling() else kernels
+    return None if torch.compiler.is_compiling() else _active
+
+
+def active(values: torch.Tensor) -> Kernels | None:
+    """The kernels, if they compute with tensors like this one."""
+    kernels = in_use(values)
+    return kernels if kernels is not None and values.dtype in kernels.dtypes else None
 
 
 def activate(kernels: Kernels | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def curves(study: Study, results: Mapping[str, Any]) -> dict[str, dict[str, Any]
         study: resolved.
         results: the scores and runs of `study_results`.
     """
-    flops = {arm: _mean([run["flops"] for run in results["runs"] if run["arm"] == arm]) for arm in study.arms}
+    flops = {arm: mean_of([run for run in results["runs"] if run["arm"] == arm], "flops") for arm in study.arms}
     found: dict[str, dict[str, Any]] = {}
     for name, measure in study.measures.items():
         frontiers: dict[str, list[Point]] = {}
@@ -110,6 +111,7 @@ def _flops_at(score: float, points: Sequence[Point]) -> float | None:
     return float(np.exp(np.interp(score, scores[order], logs[order])))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def mean_of(runs: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The mean of what runs cost, such as `tokens` or `flops`, over those that have it; None where none has."""
+    known = [run[key] for run in runs if run[key]]
+    return fmean(known) if known else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertkit.study.curves import mean_of
 from bertkit.study.figures import factor
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import short_key, shown_setting
@@ -85,10 +86,9 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
     for arm, own in results["scores"].items():
         runs = [run for run in results["runs"] if run["arm"] == arm]
         steps = f"{runs[0]['steps']:,}" if runs else NONE
-        read = [run["tokens"] for run in runs if run["tokens"]]
-        tokens = f"{sum(read) / len(read) / 1e6:.2f} M" if read else NONE
-        computed = [run["flops"] for run in runs if run["flops"]]
-        flops = f"{sum(computed) / len(computed):.3g}" if computed else NONE
+        read, computed = mean_of(runs, "tokens"), mean_of(runs, "flops")
+        tokens = NONE if read is None else f"{read / 1e6:.2f} M"
+        flops = NONE if computed is None else f"{computed:.3g}"
         cells = [_summary(own[name], factor(measure.higher)) for name, measure in study.measures.items()]
         rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, flops, *cells])
     titles = [measure["title"] for measure in results["measures"].values()]
