@@ -440,6 +440,7 @@ def test_the_command_line_gives_the_document_of_the_contract(place: Place, bertk
     planned = bertkit("finetune", run / "recipe.yaml", "--seeds", "0-2", "--plan", "--json")
     assert json.loads(planned.stdout)["steps"] == 12
     assert bertkit("runs", "verify", run).code == 0
+    assert bertkit("runs", "replay", run).code == 0
 
 
 def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
-from bertkit.run.metrics import read_metrics
+from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
 from bertkit.run.verify import verify_run
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import RECIPE, write_text
@@ -33,7 +33,6 @@ from tests.training.tiny_run import RECIPE, write_text
 SECONDS = 900
 """For processes to end, on a machine that others use too."""
 COUNTS = ("steps", "tokens", "flops")
-MACHINE = {"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"}
 WITHOUT_DROPOUT = (
     RECIPE.replace("  max_position_embeddings: 40\n", "  max_position_embeddings: 40\n  hidden_dropout_prob: 0.0\n"
     "  attention_probs_dropout_prob: 0.0\n")
@@ -152,7 +151,7 @@ def started(words: Sequence[str], directory: Path, **environment: str) -> subpro
 
 def logged(run: Path) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in line.items() if key not in MACHINE}
+        {key: value for key, value in line.items() if key not in MACHINE_FIGURES}
         for line in read_metrics(run / "metrics.jsonl")
     ]
 

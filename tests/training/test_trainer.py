@@ -18,6 +18,7 @@ from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.progress import silent_progress
 from bertkit.run.checkpoint import list_checkpoints
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.loss_terms import TermTotal
@@ -109,6 +110,11 @@ def trained(loop: Falling, **limits: Any) -> dict[str, Any]:
         return loop.train(progress=silent_progress, **limits)
 
 
+def logged(run: RunDirectory) -> list[dict[str, Any]]:
+    """The log lines, without the figures of the machine."""
+    return [{key: line[key] for key in line.keys() - MACHINE_FIGURES} for line in read_metrics(run.metrics)]
+
+
 def test_it_logs_evaluates_and_saves_at_its_intervals(tmp_path: Path) -> None:
     loop = begun(tmp_path)
     results = trained(loop)
@@ -151,7 +157,8 @@ def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) 
 
 @pytest.mark.parametrize("stops", [1, 2, 7])
 def test_stopped_again_and_again_it_ends_where_the_straight_run_ends(tmp_path: Path, stops: int) -> None:
-    straight = trained(begun(tmp_path / "straight"))
+    first = begun(tmp_path / "straight")
+    straight = trained(first)
     loop = begun(tmp_path / "stopped")
     for stop in range(1, (STEPS - 1) // stops + 1):
         with stopping_at(stops), pytest.raises(StoppedError, match=f"at step {stop * stops} of {STEPS}.*--resume"):
@@ -159,6 +166,7 @@ def test_stopped_again_and_again_it_ends_where_the_straight_run_ends(tmp_path: P
         loop = Falling(RunDirectory.open(loop.run.path))
     assert trained(loop) == straight
     assert (loop.run.record["steps"], loop.run.record["flops"]) == (STEPS, STEPS * FLOPS)
+    assert logged(loop.run) == logged(first.run)
 
 
 def test_the_flops_of_a_run_that_an_earlier_version_began_are_not_known(tmp_path: Path) -> None:

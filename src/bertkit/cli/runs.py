@@ -1,4 +1,4 @@
-"""`bertkit runs`: list, show, compare and verify runs, and free the disk that they take.
+"""`bertkit runs`: list, show, compare, verify and replay runs, and free the disk that they take.
 
 Nothing here follows a paper. Sibling recipes.py does the same for recipes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
@@ -19,19 +20,19 @@ from bertkit.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from bertkit.run.directory import RunDirectory
 
 
 class Runs(CommandGroup):
-    """List the runs, show one, compare two, verify that a run's files are what it wrote, or free disk space."""
+    """List runs, show one, compare two, verify a run's files, train one again and compare, or free disk space."""
 
     table: ClassVar = {
         "list": "bertkit.cli.runs:list_runs",
         "show": "bertkit.cli.runs:show_run",
         "diff": "bertkit.cli.runs:diff",
         "verify": "bertkit.cli.runs:verify",
+        "replay": "bertkit.cli.runs:replay",
         "delete": "bertkit.cli.runs:delete",
         "prune": "bertkit.cli.runs:prune",
     }
@@ -143,6 +144,57 @@ def verify(run: RunName, *, common: Output) -> None:
     report.raise_for_errors()
     if not common.as_json:
         result(report.path)
+
+
+def replay(
+    run: RunName,
+    steps: Annotated[
+        int | None,
+        option("--steps", metavar="N", min=1, help="Compare this many updates (default: all, and the model)."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            min=0,
+            max=1,
+            help="Largest relative difference of a figure, as for another machine; 0: the same bits, the model's too.",
+        ),
+    ] = 0.0,
+    run_dir: Annotated[
+        Path | None, option("--run-dir", metavar="DIR", help="Keep what is trained here (default: it is deleted).")
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """Train a run again from its own recipe, and compare every figure and the model; exit code 5 where they differ.
+
+    Examples:
+    `bertkit runs replay bert-tiny-01234567`
+    `bertkit runs replay RUN --steps 100`
+    `bertkit runs replay RUN --tolerance 1e-3`
+    """
+    from dataclasses import asdict
+    from tempfile import TemporaryDirectory
+
+    from bertkit.errors import CheckError
+    from bertkit.run.find import find_run
+    from bertkit.training.rerun import rerun
+
+    found = find_run(run, runs_root())
+    with TemporaryDirectory(prefix="bertkit-replay-") as temporary:
+        directory = run_dir or Path(temporary) / found.id
+        again = rerun(found, directory, steps=steps, tolerance=tolerance, offline=common.offline)
+    if again.environment:
+        console.table(("differs", "then", "now"), again.environment)
+    if common.as_json:
+        result({"run": found.path, "ok": again.same, **asdict(again), "replayed": run_dir}, as_json=True)
+    if not again.same:
+        raise CheckError(f"{found.path}: {again.in_words}")
+    console.info(again.in_words)
+    if not common.as_json:
+        result(found.path)
 
 
 def delete(

@@ -21,6 +21,8 @@ from bertkit.files import finite
 from bertkit.json_input import parse_json
 
 METRICS_FILE = "metrics.jsonl"
+MACHINE_FIGURES = frozenset({"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"})
+"""Figures of speed and memory, which differ from one time to the next; all others are the run's."""
 _TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)

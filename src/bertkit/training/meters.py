@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def peak_memory_mb() -> float:
         return int(own.split()[1]) * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+_SUMS = ("steps", "tokens", "skipped", "seconds", "waited_seconds", "flops", "gradient_norm")
+"""What a meter keeps beside its terms."""
 
 
 class WindowMeter:
@@ -57,6 +62,22 @@ class WindowMeter:
         self.seconds += computed_seconds + waited_seconds
         self.waited_seconds += waited_seconds
         self.flops += flops
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint's JSON, so that a resumed run logs what one without a stop does; empty behind a log line."""
+        if not self.steps:
+            return {}
+        sums = {name: getattr(self, name) for name in _SUMS}
+        return {"window": {"terms": {name: asdict(term) for name, term in self.terms.items()}, **sums}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint's; those of an earlier version have none."""
+        self.reset()
+        window = state.get("window")
+        if window is not None:
+            self.terms = {name: TermTotal(**term) for name, term in window["terms"].items()}
+            for name in _SUMS:
+                setattr(self, name, window[name])
 
     @property
     def tokens_per_second(self) -> float:

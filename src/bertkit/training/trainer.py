@@ -472,7 +472,7 @@ class Trainer(TrainerHooks[Batch]):
     def _state(self) -> dict[str, Any]:
         """A checkpoint's JSON."""
         counts = {"step": self.step, "tokens": self.tokens, "flops": self.flop_total.total}
-        return {**counts, **self.failing.state(), **self.state()}
+        return {**counts, **self.meter.state(), **self.failing.state(), **self.state()}
 
     def _tensors(self, generators: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A checkpoint's tensors."""
@@ -495,4 +495,5 @@ class Trainer(TrainerHooks[Batch]):
         self.step = int(checkpoint.state["step"])
         self.tokens = int(checkpoint.state["tokens"])
         self.flop_total.restore(checkpoint.state)
+        self.meter.restore(checkpoint.state)
         self.failing.restore(checkpoint.state)

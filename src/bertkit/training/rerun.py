@@ -1,0 +1,279 @@
+"""Train a run again from its own recipe, and compare what comes out: `bertkit runs replay`.
+
+Own design (contract: `runs replay`). Another process trains in a directory of its own, with as many threads as the run
+had; its metrics are compared line by line as they come, then its model. Siblings: replay.py computes one saved batch
+again, run/verify.py reads hashes and computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, CheckError, DataError, UsageError
+from bertkit.files import read_json, sha256_of
+from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RunDirectory
+from bertkit.run.find import run_of_suite
+from bertkit.run.metrics import MACHINE_FIGURES, METRICS_FILE, read_metrics
+from bertkit.training.clock import TIMES_FILE
+
+TRAINING = ("pretrain", "finetune", "distill")
+"""The commands whose runs can be trained again."""
+
+_ARITHMETIC = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables that change the last bits of a product."""
+_ENVIRONMENT = ("bertkit", "python", "packages", "platform", "cpu", "threads", "gpus")
+"""Of environment.json: what can change a result."""
+_POLL_SECONDS = 0.3
+_ENDING_SECONDS = 60.0
+_ERRORS: dict[int, type[BertkitError]] = {each.exit_code: each for each in (UsageError, DataError)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure that came out otherwise; None where there is no such figure."""
+
+    step: int
+    name: str
+    before: Any
+    again: Any
+
+
+@dataclass
+class Comparison:
+    """Metrics of a run beside those of its repetition.
+
+    Attributes:
+        lines: the run's, those of the updates that are compared.
+        tolerance: largest relative difference of two figures that are taken to be the same; 0: the same bits.
+        compared: how many lines have been compared.
+        figures: how many figures were in them.
+        difference: the first one.
+    """
+
+    lines: Sequence[Mapping[str, Any]]
+    tolerance: float = 0.0
+    compared: int = 0
+    figures: int = 0
+    difference: Difference | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to compare."""
+        return self.difference is not None or self.compared == len(self.lines)
+
+    @property
+    def step(self) -> int:
+        """The last update of which all figures were compared."""
+        return int(self.lines[self.compared - 1]["step"]) if self.compared else 0
+
+    def take(self, again: Sequence[Mapping[str, Any]]) -> None:
+        """Compare the lines that the repetition has written since the last call; `again` is all of them."""
+        for line in again[self.compared : len(self.lines)]:
+            before = self.lines[self.compared]
+            names = [name for name in {**before, **line} if name not in MACHINE_FIGURES]
+            differing = (name for name in names if not self._same(before.get(name), line.get(name)))
+            name = next(differing, None)
+            if name is not None:
+                self.difference = Difference(int(before["step"]), name, before.get(name), line.get(name))
+                return
+            self.compared += 1
+            self.figures += len(names)
+
+    def _same(self, before: Any, again: Any) -> bool:
+        if self.tolerance and isinstance(before, float) and isinstance(again, float):
+            return math.isclose(before, again, rel_tol=self.tolerance)
+        return bool(before == again)
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What came out.
+
+    Attributes:
+        steps: the last update that was compared.
+        figures: of the metrics, compared.
+        difference: the first one of a figure, if there is one.
+        files: of the finished model and its predictions: those that differ; None where they were not compared.
+        environment: what is another than when the run was trained: key, then, now.
+    """
+
+    steps: int
+    figures: int
+    difference: Difference | None
+    files: tuple[str, ...] | None
+    environment: tuple[tuple[str, Any, Any], ...] = field(default=())
+
+    @property
+    def same(self) -> bool:
+        return self.difference is None and not self.files
+
+    @property
+    def in_words(self) -> str:
+        """One sentence for people."""
+        if self.difference is not None:
+            each = self.difference
+            same = f"the {self.figures} figures before are the same"
+            return f"step {each.step}: {each.name} was {each.before} and is {each.again}; {same}"
+        if self.files:
+            return f"all {self.figures} figures are the same, and {', '.join(self.files)} not"
+        model = "" if self.files is None else ", the model and its predictions"
+        return f"the same up to step {self.steps}: {self.figures} figures{model}"
+
+
+def rerun(
+    run: RunDirectory, directory: Path, *, steps: int | None = None, tolerance: float = 0.0, offline: bool = False
+) -> Rerun:
+    """Train a run again in another directory, as far as it is compared.
+
+    Args:
+        run: of `pretrain`, `finetune` or `distill`; one that was stopped is compared as far as it got.
+        directory: where; not there yet.
+        steps: compare this many updates; None: all, and the model.
+        tolerance: see Comparison.
+        offline: use no network.
+
+    Raises:
+        UsageError: the run trains nothing, or is a suite; there is nothing to compare.
+        DataError: its text, its examples or its models are not what they were.
+        CheckError: the training did not get as far.
+    """
+    _check(run)
+    comparison = Comparison(_lines(run, steps), tolerance)
+    options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
+    if (run.path / TIMES_FILE).is_file():
+        options += ["--set", f"engine.follow_times={run.path.resolve()}"]
+    command = [sys.executable, "-m", "bertkit", run.record["kind"], str(run.path / RECIPE), *options]
+    compares_files = steps is None and run.status == "done"
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
+        process = subprocess.Popen(command, stdout=printed, env=_environment(run))
+        try:
+            code = _followed(process, comparison, run, directory, to_the_end=compares_files)
+        finally:
+            _end(process)
+        if code not in (None, 0) or not comparison.is_complete:
+            printed.seek(0)
+            raise _failure(run, comparison, code, printed.read())
+    files = tuple(_differing_files(run, directory)) if compares_files and not tolerance else None
+    if comparison.difference is not None:
+        files = None
+    changes = tuple(_changes(run.path, directory))
+    return Rerun(comparison.step, comparison.figures, comparison.difference, files, changes)
+
+
+def _check(run: RunDirectory) -> None:
+    kind = run.record["kind"]
+    if kind not in TRAINING:
+        raise UsageError(f"{run.path}: is a run of `bertkit {kind}`, which trains nothing")
+    inner = (run.results or {}).get("runs", ())
+    if inner:
+        first = run_of_suite(run.path, inner[0]["run"])
+        raise UsageError(f"{run.path}: has {len(inner)} runs of its own; replay one of them, such as {first}")
+
+
+def _lines(run: RunDirectory, steps: int | None) -> list[dict[str, Any]]:
+    lines = list(read_metrics(run.metrics))
+    chosen = [line for line in lines if steps is None or line["step"] <= steps]
+    if not chosen:
+        first = f"; its first is of step {lines[0]['step']}: give --steps {lines[0]['step']} or more" if lines else ""
+        raise UsageError(f"{run.metrics}: has no figures to compare{first}")
+    return chosen
+
+
+def _environment(run: RunDirectory) -> dict[str, str]:
+    """The variables of this process, those that change last bits as the run had them."""
+    path = run.path / ENVIRONMENT
+    recorded = read_json(path) if path.exists() else {}
+    variables = recorded.get("variables", {})
+    found = {name: value for name, value in os.environ.items() if name not in _ARITHMETIC}
+    found |= {name: str(variables[name]) for name in _ARITHMETIC if name in variables}
+    if threads := recorded.get("threads", {}).get("intra_op"):
+        found["OMP_NUM_THREADS"] = str(threads)
+    return found
+
+
+def _followed(
+    process: subprocess.Popen[bytes], comparison: Comparison, run: RunDirectory, directory: Path, *, to_the_end: bool
+) -> int | None:
+    """Compare while the process trains; its exit code, None where it is not needed any more."""
+    checked = False
+    while True:
+        code = process.poll()  # before reading, so that nothing is missed
+        if not checked and (directory / RECORD).is_file():
+            checked = True
+            _check_inputs(run, RunDirectory.open(directory))
+        if (directory / METRICS_FILE).is_file():
+            comparison.take(list(read_metrics(directory / METRICS_FILE)))
+        if comparison.difference is not None or (comparison.is_complete and not to_the_end):
+            return None
+        if code is not None:
+            return code
+        time.sleep(_POLL_SECONDS)
+
+
+def _check_inputs(run: RunDirectory, again: RunDirectory) -> None:
+    before, now = run.record["fingerprints"], again.record["fingerprints"]
+    changed = [name for name in before if before[name] != now.get(name)]
+    if changed:
+        raise DataError(f"{run.path}: {' and '.join(f'the {name}' for name in changed)} changed since; restore it")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process that trains; it may write a checkpoint first, which is given up after a minute."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failure(run: RunDirectory, comparison: Comparison, code: int | None, printed: str) -> BertkitError:
+    try:
+        message = str(json.loads(printed)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = "it wrote fewer figures" if code in (None, 0) else f"exit code {code}"
+    kind = _ERRORS.get(code or 0, CheckError)
+    return kind(f"{run.path}: trained again, it got to step {comparison.step}: {message}")
+
+
+def _differing_files(run: RunDirectory, directory: Path) -> Iterator[str]:
+    """Files of the model and of the predictions that are not the same."""
+    for folder in ("model", "predictions"):
+        for path in sorted(each for each in (run.path / folder).rglob("*") if each.is_file()):
+            name = path.relative_to(run.path)
+            again = directory / name
+            if not again.is_file() or sha256_of(again) != sha256_of(path):
+                yield name.as_posix()
+
+
+def _changes(path: Path, directory: Path) -> Iterator[tuple[str, Any, Any]]:
+    """What both runs have recorded otherwise of code, packages and machine."""
+    then, now = (read_json(each / RECORD).get("code_sha256") for each in (path, directory))
+    if then != now:
+        yield "code_sha256", then, now
+    if not ((path / ENVIRONMENT).exists() and (directory / ENVIRONMENT).exists()):
+        return
+    before, here = (dict(_flat(read_json(each / ENVIRONMENT))) for each in (path, directory))
+    for key in dict.fromkeys([*before, *here]):
+        if before.get(key) != here.get(key):
+            yield key, before.get(key), here.get(key)
+
+
+def _flat(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in _ENVIRONMENT:
+        value = environment.get(name)
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", each) for key, each in value.items())
+        else:
+            yield name, value

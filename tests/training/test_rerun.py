@@ -1,0 +1,131 @@
+"""`runs replay`: a run that is trained again gives the same figures and the same model, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import StoppedError
+from bertkit.run.directory import RunDirectory
+from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
+from bertkit.training.rerun import Comparison, Difference
+from tests.training.stopping import stopping_at
+from tests.training.tiny_run import write_recipe
+
+Bertkit = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of 20 updates that was stopped between two log lines, and resumed."""
+    from bertkit.pretraining.arguments import PretrainArguments
+    from bertkit.pretraining.run import run_pretraining
+    from bertkit.progress import silent_progress
+
+    home = tmp_path_factory.mktemp("rerun")
+    recipe, text = write_recipe(home)
+    arguments = PretrainArguments(
+        recipe=str(recipe), sources=(str(text),), max_steps=20, run_dir=home / "run", cache=home / "cache"
+    )
+    with stopping_at(10), pytest.raises(StoppedError):
+        run_pretraining(arguments, progress=silent_progress)
+    resumed = PretrainArguments(resume=str(home / "run"), cache=home / "cache")
+    return run_pretraining(resumed, progress=silent_progress).run
+
+
+@pytest.fixture
+def run(made: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of it, to be changed."""
+    shutil.copytree(made.path, tmp_path / "run")
+    return RunDirectory.open(tmp_path / "run")
+
+
+def test_a_resumed_run_logs_what_a_straight_one_does_and_has_its_model(
+    run: RunDirectory, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    again = bertkit("runs", "replay", run.path, "--run-dir", tmp_path / "again", "--json")
+    assert again.code == 0, again.stderr
+    document = json.loads(again.stdout)
+    lines = list(read_metrics(run.metrics))
+    assert (document["ok"], document["difference"], document["files"]) == (True, None, [])
+    assert document["steps"] == 20
+    assert document["figures"] == sum(len(line.keys() - MACHINE_FIGURES) for line in lines)
+    assert (tmp_path / "again" / "model" / "model.safetensors").is_file()
+    assert "the same up to step 20" in again.stderr
+
+
+def test_what_differs_is_named_and_the_exit_code_is_5(run: RunDirectory, bertkit: Bertkit, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    changed = next(line for line in lines if line["step"] == 8)
+    right, changed["grad_norm"] = changed["grad_norm"], changed["grad_norm"] * (1 + 1e-6)
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = bertkit("runs", "replay", run.path)
+    assert again.code == 5
+    assert f"step 8: grad_norm was {changed['grad_norm']} and is {right}" in again.stderr
+    assert bertkit("runs", "replay", run.path, "--steps", "7").code == 0
+    within = bertkit("runs", "replay", run.path, "--tolerance", "1e-5", "--json")
+    assert within.code == 0
+    assert json.loads(within.stdout)["files"] is None
+
+
+def test_a_model_that_another_run_wrote_is_named(run: RunDirectory, bertkit: Bertkit) -> None:
+    weights = run.model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    again = bertkit("runs", "replay", run.path)
+    assert again.code == 5
+    assert "figures are the same, and model/model.safetensors not" in again.stderr
+
+
+def test_a_text_that_changed_is_told_before_anything_is_compared(
+    run: RunDirectory, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text("The cat reads a list.\n\nA list is read.\n" * 80)
+    recipe = run.path / "recipe.yaml"
+    recipe.write_text(re.sub(r"sources: \[.*\]", f"sources: [{text}]", run.recipe_yaml))
+    again = bertkit("runs", "replay", run.path)
+    assert again.code == 3
+    assert "the data" in again.stderr
+    assert "changed since" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "said"),
+    [
+        ({"kind": "eval"}, [], "trains nothing"),
+        ({}, ["--steps", "3"], "its first is of step 4: give --steps 4 or more"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    run: RunDirectory, bertkit: Bertkit, record: dict[str, Any], options: list[str], said: str
+) -> None:
+    path = run.path / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **record}))
+    refused = bertkit("runs", "replay", run.path, *options)
+    assert refused.code == 2
+    assert said in refused.stderr
+
+
+def test_a_suite_names_its_runs(run: RunDirectory, bertkit: Bertkit) -> None:
+    (run.path / "results.json").write_text(json.dumps({"runs": [{"run": "runs/seed=0"}, {"run": "runs/seed=1"}]}))
+    refused = bertkit("runs", "replay", run.path)
+    assert refused.code == 2
+    assert "has 2 runs of its own; replay one of them, such as runs/seed=0" in refused.stderr
+
+
+def test_lines_are_compared_as_they_come() -> None:
+    lines = [{"step": 4, "loss": 2.0, "mfu": 0.1}, {"step": 8, "loss": None}, {"step": 8, "held_out/loss": 1.0}]
+    comparison = Comparison(lines)
+    comparison.take(lines[:1])
+    assert (comparison.step, comparison.figures, comparison.is_complete) == (4, 2, False)
+    comparison.take([{**lines[0], "mfu": 0.3}, lines[1]])
+    assert (comparison.step, comparison.figures) == (8, 4)
+    comparison.take([*lines[:2], {"step": 8, "held_out/loss": 1.0, "held_out/perplexity": 2.7}])
+    assert comparison.difference == Difference(8, "held_out/perplexity", None, 2.7)
+    assert comparison.is_complete
