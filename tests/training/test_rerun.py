@@ -14,7 +14,7 @@ import pytest
 from bertkit.errors import StoppedError
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
-from bertkit.training.rerun import Comparison, Difference
+from bertkit.training.rerun import Difference, MetricsComparison
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_recipe
 
@@ -121,7 +121,7 @@ def test_a_suite_names_its_runs(run: RunDirectory, bertkit: Bertkit) -> None:
 
 def test_lines_are_compared_as_they_come() -> None:
     lines = [{"step": 4, "loss": 2.0, "mfu": 0.1}, {"step": 8, "loss": None}, {"step": 8, "held_out/loss": 1.0}]
-    comparison = Comparison(lines)
+    comparison = MetricsComparison(lines)
     comparison.take(lines[:1])
     assert (comparison.step, comparison.figures, comparison.is_complete) == (4, 2, False)
     comparison.take([{**lines[0], "mfu": 0.3}, lines[1]])

@@ -49,6 +49,7 @@ COMMANDS = {
     "export": "bertkit.cli.export:export",
     "serve": "bertkit.cli.serve:serve",
     "bench": "bertkit.cli.bench:bench",
+    "report": "bertkit.cli.report:report",
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",

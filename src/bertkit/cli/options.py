@@ -106,7 +106,7 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
     return sorted(path.parent.name for path in runs_root().glob(f"{incomplete}*/run.json"))
 
 
@@ -127,7 +127,7 @@ RecipeName = Annotated[
 RunName = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=_complete_run
+        metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=complete_run
     ),
 ]
 Metrics = Annotated[

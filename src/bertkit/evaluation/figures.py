@@ -8,6 +8,7 @@ is imported when a figure is made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,12 +134,18 @@ def heat_map(
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write `stem.svg` and `stem.png`; the same figure gives the same bytes."""
-    import matplotlib
-
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
-    with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.set_layout_engine("none")  # what the first drawing has laid out stays
-        figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    paths[0].write_bytes(svg_of(figure))
+    figure.set_layout_engine("none")  # what the first drawing has laid out stays
+    figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return paths
+
+
+def svg_of(figure: Figure) -> bytes:
+    """A figure as SVG; the same figure gives the same bytes."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}), BytesIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()

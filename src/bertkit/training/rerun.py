@@ -49,7 +49,7 @@ class Difference:
 
 
 @dataclass
-class Comparison:
+class MetricsComparison:
     """Metrics of a run beside those of its repetition.
 
     Attributes:
@@ -139,7 +139,7 @@ def rerun(
         run: of `pretrain`, `finetune` or `distill`; one that was stopped is compared as far as it got.
         directory: where; not there yet.
         steps: compare this many updates; None: all, and the model.
-        tolerance: see Comparison.
+        tolerance: see MetricsComparison.
         offline: use no network.
 
     Raises:
@@ -148,7 +148,7 @@ def rerun(
         CheckError: the training did not get as far.
     """
     _check(run)
-    comparison = Comparison(_lines(run, steps), tolerance)
+    comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
     if (run.path / TIMES_FILE).is_file():
         options += ["--set", f"engine.follow_times={run.path.resolve()}"]
@@ -202,7 +202,12 @@ def _environment(run: RunDirectory) -> dict[str, str]:
 
 
 def _followed(
-    process: subprocess.Popen[bytes], comparison: Comparison, run: RunDirectory, directory: Path, *, to_the_end: bool
+    process: subprocess.Popen[bytes],
+    comparison: MetricsComparison,
+    run: RunDirectory,
+    directory: Path,
+    *,
+    to_the_end: bool,
 ) -> int | None:
     """Compare while the process trains; its exit code, None where it is not needed any more."""
     checked = False
@@ -238,7 +243,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _failure(run: RunDirectory, comparison: Comparison, code: int | None, printed: str) -> BertkitError:
+def _failure(run: RunDirectory, comparison: MetricsComparison, code: int | None, printed: str) -> BertkitError:
     try:
         message = str(json.loads(printed)["error"])
     except (ValueError, KeyError, TypeError):

@@ -1,0 +1,54 @@
+"""`bertkit report`: runs as one page of HTML.
+
+Nothing here follows a paper. Sibling runs.py prints a run in the terminal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Output, complete_run, option, runs_root
+
+PAGE = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run directories, or ids of runs.", autocompletion=complete_run),
+    ],
+    out: Annotated[
+        Path | None,
+        option(
+            "--out",
+            metavar="FILE",
+            help="The page (default: report.html in the run's directory, of several runs in the working directory).",
+        ),
+    ] = None,
+    title: Annotated[str, option("--title", metavar="TEXT", help="Heading (default: the runs' names).")] = "",
+    *,
+    common: Output,
+) -> None:
+    """Write one page of HTML on runs of any kind: results, curves, figures, and what their recipes differ in.
+
+    The page needs no network and no other file. Of several runs the results stand side by side.
+
+    Examples:
+    `bertkit report bert-tiny-01234567`
+    `bertkit report runs/bert-* --out compared.html --title "Masking rates"`
+    """
+    from bertkit.files import write_text
+    from bertkit.report.gather import ReportedRun
+    from bertkit.report.page import page
+    from bertkit.run.find import find_run
+
+    found = [find_run(name, runs_root()) for name in dict.fromkeys(runs)]
+    path = out or (found[0].path / PAGE if len(found) == 1 else Path(PAGE))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page([ReportedRun.of(run) for run in found], title))
+    console.info(f"{len(found)} {'run' if len(found) == 1 else 'runs'} in {path}: open it in a browser")
+    result({"report": path, "runs": [run.path for run in found]} if common.as_json else path, as_json=common.as_json)

@@ -1,0 +1,1 @@
+"""Pages that show runs to people: `bertkit report`."""

@@ -1,0 +1,86 @@
+"""One page of HTML for one or several runs: facts, scores, what their recipes differ in, curves and figures.
+
+Own design (contract: `bertkit report`: one self-contained page). No script, no network, no time of day: the same runs
+give the same bytes. Figures are images within the page, so that nothing in an SVG can act.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from bertkit import __version__
+from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plain, svg_of
+from bertkit.report.gather import ReportedRun, different_settings
+
+_TEMPLATE = "page.html"
+_MANY = 24
+"""Rows of a table above which it is folded."""
+_MOST_POINTS = 600
+"""Points of a line; of a longer run every so many steps are drawn."""
+_FEW_POINTS = 40
+"""Points of a line up to which each has a mark; one alone is nothing else."""
+_HELD_OUT = {"held_out/loss": "held-out loss", "dev/loss": "dev loss"}
+"""Losses of text or examples that are not trained on, the first that a run has."""
+
+
+def page(runs: Sequence[ReportedRun], title: str = "") -> str:
+    """The page.
+
+    Args:
+        runs: at least one.
+        title: of the page; the runs' names where empty.
+
+    Raises:
+        DataError: there are no runs.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("bertkit.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
+    names = dict.fromkeys(name for run in runs for name in run.scores)
+    facts = dict.fromkeys(name for run in runs for name in run.facts)
+    return template.render(
+        title=title or ", ".join(run.name for run in runs),
+        version=__version__,
+        runs=runs,
+        facts={name: [run.facts.get(name, "") for run in runs] for name in facts},
+        scores={name: [run.scores[name].in_words if name in run.scores else "" for run in runs] for name in names},
+        many=_MANY,
+        differences=different_settings(runs) if len(runs) > 1 else {},
+        curves=_curves(runs) if len(runs) > 1 else "",
+        figures=[[(path.stem, _data(path.read_bytes())) for path in run.figures] for run in runs],
+    )
+
+
+def _data(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
+
+
+def _curves(runs: Sequence[ReportedRun]) -> str:
+    """Loss in training and of held-out data by step, a line for each run; empty where fewer than two have any."""
+    held_out = next((name for name in _HELD_OUT for run in runs if any(name in row for row in run.curve)), None)
+    panels = [("loss", "training loss"), *([] if held_out is None else [(held_out, _HELD_OUT[held_out])])]
+    found = {name: {run.path: _points(run, name) for run in runs} for name, _ in panels}
+    if sum(bool(steps) for steps, _ in found["loss"].values()) < 2:
+        return ""
+    figure, axes = new_figure("", panels=len(panels), height=3.6 + 0.25 * len(runs))
+    places = [axes] if len(panels) == 1 else list(axes)
+    for place, (name, label) in zip(places, panels, strict=True):
+        for number, run in enumerate(runs):
+            steps, values = found[name][run.path]
+            style = {"color": SHADES[number % len(SHADES)], "linestyle": DASHES[number % len(DASHES)]}
+            marker = MARKERS[number % len(MARKERS)] if len(steps) <= _FEW_POINTS else ""
+            place.plot(steps, values, label=run.name, linewidth=1.2, marker=marker, markersize=4, **style)
+        plain(place, x="step", y=label)
+    handles, labels = places[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside lower left", ncols=1, handlelength=4)
+    return _data(svg_of(figure))
+
+
+def _points(run: ReportedRun, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values, where a run has them; of many every so many."""
+    rows = [row for row in run.curve if row.get(name) is not None]
+    rows = rows[:: max(1, len(rows) // _MOST_POINTS)]
+    return [row["step"] for row in rows], [row[name] for row in rows]
