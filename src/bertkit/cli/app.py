@@ -48,6 +48,7 @@ COMMANDS = {
     "mine-negatives": "bertkit.cli.search:mine_negatives",
     "export": "bertkit.cli.export:export",
     "serve": "bertkit.cli.serve:serve",
+    "doctor": "bertkit.cli.doctor:doctor",
     "bench": "bertkit.cli.bench:bench",
     "report": "bertkit.cli.report:report",
     "runs": "bertkit.cli.runs:Runs",

@@ -1,0 +1,88 @@
+"""`bertkit doctor`: what works is said, what does not is named with its remedy, and the exit code tells them apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit import doctor
+from bertkit.kernels.loading import KernelError
+
+Bertkit = Callable[..., Any]
+NAMES = ["installation", "processor", "other processes", "memory", "GPU", "compiled kernels", "cache", "runs", "Hub"]
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_trained", lambda directory, name, **limits: "the same")
+
+
+def found(bertkit: Bertkit, name: str, *, code: int) -> dict[str, str]:
+    done = bertkit("doctor", "--offline", "--json")
+    assert done.code == code, done.stderr
+    document = json.loads(done.stdout)
+    assert document["ok"] == (code == 0)
+    (check,) = (each for each in document["checks"] if each["name"] == name)
+    assert not check["remedy"] or check["remedy"] in done.stderr
+    return check
+
+
+def test_everything_is_looked_at_and_a_stopped_training_ends_alike(bertkit: Bertkit, tmp_path: Path) -> None:
+    done = bertkit("doctor", "--offline")
+    assert done.code == 0, done.stderr
+    lines = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
+    assert list(lines) == [*NAMES, "training"]
+    assert lines["training"].endswith("the same weights to the bit")
+    assert lines["Hub"].startswith("offline")
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_place_that_cannot_be_written_is_a_fault(
+    bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "file" / "cache"))
+    check = found(bertkit, "cache", code=5)
+    assert check["verdict"] == "fault"
+    assert "BERTKIT_CACHE" in check["remedy"]
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_missing_package_is_a_fault(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch": "2.13.0", "safetensors": None}
+    monkeypatch.setattr("bertkit.run.environment.dependency_versions", lambda: versions)
+    assert found(bertkit, "installation", code=5)["found"].endswith("missing: safetensors")
+
+
+@pytest.mark.usefixtures("no_training")
+def test_no_compiler_is_a_warning(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> Path:
+        raise KernelError("no C++ compiler was found")
+
+    monkeypatch.setattr("bertkit.kernels.loading.build", build)
+    assert found(bertkit, "compiled kernels", code=0)["verdict"] == "warning"
+
+
+def test_other_weights_after_a_stop_are_a_fault(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_trained", lambda directory, name, **limits: name)
+    assert found(bertkit, "training", code=5)["found"].endswith("other weights")
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_check_that_fails_is_a_fault_and_the_others_go_on(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> float:
+        raise OSError("no such counter")
+
+    monkeypatch.setattr("psutil.virtual_memory", fails)
+    assert found(bertkit, "memory", code=5)["found"] == "no such counter"
+
+
+def test_a_hub_out_of_reach_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertkit.hub.is_offline", lambda offline: False)
+    check = doctor._hub(offline=False)
+    assert check.verdict == "warning", "tests run with HF_HUB_OFFLINE, which the client obeys"
+    assert "HF_HUB_OFFLINE=1" in check.remedy
