@@ -54,6 +54,7 @@ COMMANDS = {
     "runs": "bertkit.cli.runs:Runs",
     "cache": "bertkit.cli.cache:Cache",
     "recipes": "bertkit.cli.recipes:Recipes",
+    "init": "bertkit.cli.init:init",
 }
 """Each subcommand and its function, or its class of commands, in the order of the help page."""
 

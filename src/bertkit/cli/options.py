@@ -100,7 +100,7 @@ def _offline(value: bool) -> bool:
     return value
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
+def complete_recipe(incomplete: str) -> list[str]:
     from bertkit.recipe.find import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
@@ -121,7 +121,7 @@ RecipeName = Annotated[
     typer.Argument(
         metavar="RECIPE",
         help="A recipe: a YAML file, or the name of a shipped one (`bertkit recipes list`).",
-        autocompletion=_complete_recipe,
+        autocompletion=complete_recipe,
     ),
 ]
 RunName = Annotated[

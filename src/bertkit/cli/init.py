@@ -1,0 +1,52 @@
+"""`bertkit init`: a recipe of one's own, each setting explained.
+
+Nothing here follows a paper. Sibling recipes.py shows the shipped ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertkit.cli.console import console, result
+from bertkit.cli.options import Output, complete_recipe, option
+from bertkit.errors import UsageError
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="The recipe to write; its name becomes the run's.")
+    ] = Path("my-recipe.yaml"),
+    source: Annotated[
+        str,
+        option(
+            "--from",
+            metavar="RECIPE",
+            help="Begin with the settings of this one (default: bert-tiny; `bertkit recipes list` shows all).",
+            autocompletion=complete_recipe,
+        ),
+    ] = "bert-tiny",
+    *,
+    common: Output,
+) -> None:
+    """Write a recipe to begin with: every setting of a shipped one, with what it means above it.
+
+    Examples:
+    `bertkit init my-model.yaml --from fast-encoder`
+    """
+    from bertkit.files import write_text
+    from bertkit.recipe.commented import commented_recipe
+    from bertkit.recipe.resolve import load_any
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"{file}: a recipe's name ends in .yaml")
+    if file.exists():
+        raise UsageError(f"{file}: is there already; choose another name, or delete it first")
+    recipe = load_any(source, [])
+    heading = f"# Begun with `bertkit init {file} --from {source}`. A key that is left out has the package's default."
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, f"{heading}\n#\n#   bertkit {recipe.kind} {file}\n\n{commented_recipe(recipe)}")
+    console.info(f"change it, then run `bertkit {recipe.kind} {file}`; --plan shows what that would cost")
+    result({"recipe": file, "from": source, "kind": recipe.kind} if common.as_json else file, as_json=common.as_json)

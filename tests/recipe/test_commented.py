@@ -1,0 +1,65 @@
+"""`bertkit init`: the file that it writes is the recipe it was begun with, and explains its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.recipe.commented import commented_recipe
+from bertkit.recipe.find import recipe_names
+from bertkit.recipe.hashing import what_hash
+from bertkit.recipe.resolve import load_any
+
+Bertkit = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_file_gives_the_same_result_as_the_recipe(name: str, tmp_path: Path) -> None:
+    recipe = load_any(name, [])
+    file = tmp_path / "mine.yaml"
+    file.write_text(commented_recipe(recipe), encoding="utf-8")
+    mine = load_any(str(file), [])
+    assert mine.name == "mine"
+    assert what_hash(mine) == what_hash(recipe)
+    assert mine.arxiv is None
+
+
+def test_each_setting_stands_below_what_it_means() -> None:
+    lines = commented_recipe(load_any("fast-encoder", [])).splitlines()
+    for key, above in {
+        "  hidden_size: 64": "  # Width D of the hidden states.",
+        "  sequence_length: 128": "  # Tokens of the longest sample, special tokens included.",
+        "  batch_sequences: 8": "  # Sequences per update, over all micro-batches and ranks.",
+    }.items():
+        assert lines[lines.index(key) - 1] == above
+    (item,) = (number for number, line in enumerate(lines) if line.startswith("- masked_lm:"))
+    assert lines[item - 1].startswith("# ")
+    bare = [
+        line
+        for above, line in pairwise(lines)
+        if line.strip() and not line.strip().startswith("#") and not above.strip().startswith("#")
+    ]
+    assert len(bare) <= 3, bare
+    assert max(map(len, lines)) <= 140
+
+
+def test_it_overwrites_nothing_and_tells_where_it_wrote(
+    bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bertkit("init", "sub/mine.yaml", "--from", "quickstart", "--json")
+    assert json.loads(done.stdout) == {"recipe": "sub/mine.yaml", "from": "quickstart", "kind": "pretrain"}
+    assert "bertkit pretrain sub/mine.yaml" in (tmp_path / "sub" / "mine.yaml").read_text()
+    again = bertkit("init", "sub/mine.yaml")
+    assert again.code == 2
+    assert "is there already" in again.stderr
+    assert bertkit("init", "mine.txt").code == 2
+    unknown = bertkit("init", "other.yaml", "--from", "bert-tinny")
+    assert unknown.code == 2
+    assert "bert-tiny" in unknown.stderr
+    assert not (tmp_path / "other.yaml").exists()
