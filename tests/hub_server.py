@@ -2,11 +2,13 @@
 
 Protocol of huggingface.co as `huggingface_hub` asks it: `/api/models/ID/revision/REV` names the commit, `/tree/` lists
 the files, `/paths-info/` those asked for, and `/ID/resolve/REV/FILE` gives one, with its etag and commit in headers,
-and byte ranges. Of data sets it is `/api/datasets/ID` and `/datasets/ID/resolve/`.
+and byte ranges. Of data sets it is `/api/datasets/ID` and `/datasets/ID/resolve/`. Uploads are those of the Large File
+Storage: `/api/repos/create`, `/preupload/`, `/info/lfs/objects/batch`, a PUT of each object, and `/commit/`.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -31,6 +33,8 @@ class Hub:
         revisions: other branches and tags that exist; all of them are one commit.
         gated, private: ids that are refused.
         cut_after: bytes after which the connection of a file breaks off; each cut happens once.
+        writers: tokens that may write; others are not known.
+        objects: uploaded large files by sha256.
         log: method, path and range of each request.
         url: where it listens.
     """
@@ -40,6 +44,8 @@ class Hub:
     gated: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     cut_after: dict[str, int] = field(default_factory=dict)
+    writers: tuple[str, ...] = ()
+    objects: dict[str, bytes] = field(default_factory=dict)
     log: list[tuple[str, str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -61,6 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.answer()
 
+    def do_PUT(self) -> None:
+        self.answer()
+
     def log_message(self, *_arguments: object) -> None:
         """Quiet: the tests look at `Hub.log`."""
 
@@ -68,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.hub.log.append((self.command, path, self.headers.get("Range")))
         asked = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.take(path, asked):
+            return
         match = re.fullmatch(r"/api/(?:models/|(?=datasets/))(.+?)(?:/(revision|tree|paths-info)/([^/]+)(/.+)?)?", path)
         if match:
             found = self.find(match[1], unquote(match[3] or "main"))
@@ -81,6 +92,71 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.find(match[1], unquote(match[2]))
         if found is not None:
             self.give(*found, unquote(match[3]))
+
+    def take(self, path: str, asked: bytes) -> bool:
+        """Answer a request of an upload; whether it is one."""
+        if (stored := re.fullmatch(r"/objects/([0-9a-f]{64})", path)) and self.command == "PUT":
+            assert hashlib.sha256(asked).hexdigest() == stored[1]
+            self.hub.objects[stored[1]] = asked
+            self.send({}, b"")
+            return True
+        if path == "/api/validate-yaml":
+            self.tell({"errors": [], "warnings": []})
+            return True
+        match = re.fullmatch(
+            r"/api/repos/create|/(?:api/models/)?(.+?)(/preupload|/commit|/branch|\.git/info/lfs)/.+", path
+        )
+        if match is None or self.command != "POST":
+            return False
+        if (self.headers.get("Authorization") or "").removeprefix("Bearer ") not in self.hub.writers:
+            self.fault(401, "", "Invalid username or password.")
+            return True
+        if match[1] is None:
+            made = json.loads(asked)
+            name = f"{made['organization']}/{made['name']}" if made.get("organization") else made["name"]
+            exists = name in self.hub.files
+            self.hub.files.setdefault(name, {})
+            self.tell({"url": f"{self.hub.url}/{name}", "name": name}, status=409 if exists else 200)
+        else:
+            self.store(match[1], match[2], path.rpartition("/")[2], asked)
+        return True
+
+    def store(self, repository: str, what: str, branch: str, asked: bytes) -> None:
+        """A step of an upload to a repository that exists."""
+        if what == "/branch":
+            self.hub.files.setdefault(f"{repository}@{branch}", dict(self.hub.files[repository]))
+            self.tell({})
+        elif what == "/preupload":
+            large = {True: "lfs", False: "regular"}
+            files = [
+                {
+                    "path": each["path"],
+                    "uploadMode": large[each["path"].endswith(".safetensors")],
+                    "shouldIgnore": False,
+                }
+                for each in json.loads(asked)["files"]
+            ]
+            self.tell({"files": files})
+        elif what == "/commit":
+            name = repository if branch == "main" else f"{repository}@{branch}"
+            for line in asked.splitlines():
+                entry = json.loads(line)
+                value = entry["value"]
+                if entry["key"] == "file":
+                    self.hub.files[name][value["path"]] = base64.b64decode(value["content"])
+                elif entry["key"] == "lfsFile":
+                    self.hub.files[name][value["path"]] = self.hub.objects[value["oid"]]
+            url = f"{self.hub.url}/{repository}/commit/{COMMIT}"
+            self.tell({"commitUrl": url, "commitOid": COMMIT, "pullRequestUrl": None, "success": True})
+        else:
+            upload = [
+                {**each, "actions": {"upload": {"href": f"{self.hub.url}/objects/{each['oid']}", "header": {}}}}
+                for each in json.loads(asked)["objects"]
+            ]
+            self.tell({"transfer": "basic", "objects": upload}, kind="application/vnd.git-lfs+json")
+
+    def tell(self, contents: object, *, status: int = 200, kind: str = "application/json") -> None:
+        self.send({"Content-Type": kind}, json.dumps(contents).encode(), status=status)
 
     def find(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """The commit and the files of a revision; None where the answer was a refusal."""

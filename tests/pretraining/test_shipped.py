@@ -94,6 +94,7 @@ PUBLISHED = {
     "babylm-bert": (27_947_776, 27_930_624),
     "babylm-diffusion": (27_698_944, 27_534_720),
     "babylm-tiny": (1_565_696, 1_540_992),
+    "babylm-fast-encoder": (6_536_192, 6_491_136),
     # 117M as published, 116.5M by its released weights; 124M.
     "gpt": (116_534_784, 116_534_784),
     "gpt2": (124_439_808, 124_439_808),

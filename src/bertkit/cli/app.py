@@ -47,6 +47,7 @@ COMMANDS = {
     "search": "bertkit.cli.search:search",
     "mine-negatives": "bertkit.cli.search:mine_negatives",
     "export": "bertkit.cli.export:export",
+    "push": "bertkit.cli.push:push",
     "serve": "bertkit.cli.serve:serve",
     "doctor": "bertkit.cli.doctor:doctor",
     "bench": "bertkit.cli.bench:bench",

@@ -1,0 +1,130 @@
+"""Upload a finished model to the Hugging Face Hub, with a model card: `bertkit push`.
+
+Own design (contract: `bertkit push`). Protocol and login are those of `huggingface_hub`. The files go up in one commit,
+so that the repository has all of them or none; a card that is there is somebody's work and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertkit.errors import CheckError, DataError, UsageError, first_line
+from bertkit.files import sha256_of
+from bertkit.hub import hub_errors, is_offline
+from bertkit.models.model_files import find_model
+from bertkit.report.card import model_card
+from bertkit.report.gather import ReportedRun
+from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.run.verify import model_errors
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was uploaded, or would be.
+
+    Attributes:
+        files: size in bytes by name within the repository; with the card where it is written.
+        card: its text; None where the repository keeps its own.
+        url: of the commit; None where nothing was uploaded.
+    """
+
+    files: dict[str, int]
+    card: str | None
+    url: str | None
+
+
+def push(
+    model: str,
+    repository: str,
+    *,
+    run: RunDirectory | None = None,
+    private: bool = False,
+    license_id: str | None = None,
+    revision: str | None = None,
+    new_card: bool = False,
+    dry_run: bool = False,
+    offline: bool = False,
+) -> Pushed:
+    """Upload a model.
+
+    Args:
+        model: a model or a run directory.
+        repository: ORG/NAME; made where it does not exist.
+        run: that made the model, for the card.
+        private: of a new repository.
+        license_id: for the card.
+        revision: a branch, made where it does not exist; None: main.
+        new_card: replace the card that the repository has.
+        dry_run: upload nothing.
+        offline: the network may not be used: only a dry run is possible.
+
+    Raises:
+        UsageError: the repository's name cannot be one, or the network is not allowed.
+        CheckError: the run's model is not as it was written.
+        DataError: there is no model, or the Hub refuses.
+    """
+    if is_offline(offline) and not dry_run:
+        raise UsageError("push: needs the network; leave --offline (HF_HUB_OFFLINE) out, or give --dry-run")
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise UsageError(f"{repository}: give the repository as ORG/NAME, or your own name in place of ORG")
+    if run is not None and (errors := model_errors(run)):
+        raise CheckError(f"{run.path}: its model is not as the run wrote it: {'; '.join(errors)}")
+    directory = find_model(str(run.path) if run is not None else model, offline=True)
+    paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    card = None if CARD in paths else model_card(directory, repository, _reported(run), license_id=license_id)
+    if dry_run:
+        return Pushed(_sizes(paths, card), card, None)
+    try:
+        return _upload(paths, repository, card, private=private, revision=revision, new_card=new_card)
+    except hub_errors() as error:
+        raise DataError(f"{repository}: {_why(error)}") from error
+
+
+def _reported(run: RunDirectory | None) -> ReportedRun | None:
+    return None if run is None else ReportedRun.of(run)
+
+
+def run_of_model(path: Path) -> RunDirectory | None:
+    """The run that a path names, or that a model directory belongs to; None where there is none."""
+    for place in (path, path.parent):
+        if (place / RECORD).is_file():
+            return RunDirectory.open(place)
+    return None
+
+
+def _sizes(paths: dict[str, Path], card: str | None) -> dict[str, int]:
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    return sizes if card is None else {CARD: len(card.encode()), **sizes}
+
+
+def _upload(
+    paths: dict[str, Path], repository: str, card: str | None, *, private: bool, revision: str | None, new_card: bool
+) -> Pushed:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi()
+    api.create_repo(repository, private=private, exist_ok=True)
+    if revision is not None:
+        api.create_branch(repository, branch=revision, exist_ok=True)
+    if card is not None and not new_card and api.file_exists(repository, CARD, revision=revision):
+        card = None
+    operations = [CommitOperationAdd(name, str(path)) for name, path in paths.items()]
+    if card is not None:
+        operations.append(CommitOperationAdd(CARD, card.encode()))
+    weights = next((name for name in paths if name.endswith(".safetensors")), None)
+    digest = "" if weights is None else f": {weights} {sha256_of(paths[weights])[:16]}"
+    done = api.create_commit(repository, operations, commit_message=f"Upload by bertkit{digest}", revision=revision)
+    return Pushed(_sizes(paths, card), card, done.commit_url)
+
+
+def _why(error: BaseException) -> str:
+    """Why the Hub refuses, and what to do."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401:
+        return "the Hub does not know you; log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+    if status == 403:
+        return "your token may not write there; take one that may, and an ORG that you belong to"
+    return f"could not be uploaded: {first_line(error)}; run again, what is there already is not sent twice"

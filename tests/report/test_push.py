@@ -1,0 +1,153 @@
+"""`bertkit push` with the Hub's own client against a small server: what goes up comes down the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bertkit.cli.app import run as bertkit
+from bertkit.report.card import model_card
+from bertkit.report.gather import ReportedRun
+from bertkit.run.directory import RunDirectory
+from tests.hub_server import Hub, serving
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+from making import finished_run
+
+TOKEN = "hf_test"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run whose recipe names a model and a data set of the Hub, and a file of this machine."""
+    made = finished_run(tmp_path / "runs")
+    text = "title: Tiny\npaper: Somebody 2020\ninit: org/base@v1\n"
+    sources = f"data: {{sources: ['hub:org/text:en:train', {tmp_path}/secret/mine.txt]}}\n"
+    (made.path / "recipe.yaml").write_text(made.recipe_yaml + text + sources)
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (made.model / "config.json").write_text(json.dumps(config))
+    with made.recording():
+        made.seal_model()
+    return RunDirectory.open(made.path)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(Hub({}, writers=(TOKEN,))) as listening:
+        yield listening
+
+
+def push(hub: Hub, *arguments: str | Path, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, for the client reads its environment once."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "HF_TOKEN"},
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **({} if token is None else {"HF_TOKEN": token}),
+    }
+    command = [sys.executable, "-m", "bertkit", "push", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def metadata(card: str) -> dict[str, object]:
+    return dict(yaml.safe_load(card.split("---")[1]))
+
+
+def test_a_run_goes_up_in_one_commit_with_its_card(hub: Hub, run: RunDirectory) -> None:
+    done = push(hub, run.path, "me/tiny", "--license", "apache-2.0", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["url"].startswith(f"{hub.url}/me/tiny/commit/")
+    there = hub.files["me/tiny"]
+    assert there.keys() == {"README.md", "config.json", "model.safetensors"} == document["files"].keys()
+    assert there["model.safetensors"] == (run.model / "model.safetensors").read_bytes()
+    assert len([path for method, path, _ in hub.log if "/commit/" in path]) == 1
+    card = there["README.md"].decode()
+    assert metadata(card) == {
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bertkit", "bert"],
+        "base_model": "org/base",
+        "datasets": ["org/text"],
+    }
+    assert "secret" not in card
+    assert "mine.txt" in card
+    assert 'bertkit.load("me/tiny")' in card
+
+
+def test_the_card_of_the_repository_stays_unless_a_new_one_is_asked_for(hub: Hub, run: RunDirectory) -> None:
+    hub.files["me/tiny"] = {"README.md": b"written by hand"}
+    assert push(hub, run.path, "me/tiny").returncode == 0
+    assert hub.files["me/tiny"]["README.md"] == b"written by hand"
+    assert "model.safetensors" in hub.files["me/tiny"]
+    assert push(hub, run.path, "me/tiny", "--new-card", "--revision", "v2").returncode == 0
+    assert hub.files["me/tiny"]["README.md"] == b"written by hand"
+    assert hub.files["me/tiny@v2"]["README.md"].startswith(b"---")
+
+
+@pytest.mark.parametrize("token", [None, "hf_another"])
+def test_who_may_not_write_is_told_how_to_log_in(hub: Hub, run: RunDirectory, token: str | None) -> None:
+    refused = push(hub, run.path, "me/tiny", token=token)
+    assert refused.returncode == 3
+    assert "hf auth login" in refused.stderr
+    assert token is None or token not in refused.stderr
+    assert not hub.files
+
+
+def test_a_model_that_was_altered_is_not_shared(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.model / "model.safetensors").write_bytes(b"other")
+    assert bertkit(["push", str(run.path), "me/tiny", "--dry-run"]) == 5
+    assert "model.safetensors" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_card_and_needs_no_network(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bertkit(["push", str(run.path), "me/tiny", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert metadata(said.out)["tags"] == ["bertkit", "bert"]
+    assert "model.safetensors" in said.err
+    assert bertkit(["push", str(run.path), "me/tiny"]) == 2
+    assert "--dry-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["tiny", "/tiny", "a/b/c"])
+def test_a_repository_has_an_owner_and_a_name(run: RunDirectory, name: str) -> None:
+    assert bertkit(["push", str(run.path), name, "--dry-run"]) == 2
+
+
+def test_missing_models_end_with_3(tmp_path: Path) -> None:
+    assert bertkit(["push", str(tmp_path / "nothing"), "me/tiny", "--dry-run"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "library", "task"),
+    [
+        ({"model_type": "fast-encoder", "architectures": ["FastEncoderForMaskedLM"]}, "bertkit", "fill-mask"),
+        (
+            {"model_type": "roberta", "architectures": ["RobertaForSequenceClassification"]},
+            "transformers",
+            "text-classification",
+        ),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "transformers", "text-generation"),
+    ],
+)
+def test_the_card_names_library_and_task(tmp_path: Path, config: dict[str, object], library: str, task: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = metadata(model_card(tmp_path, "me/it", None))
+    assert (found["library_name"], found["pipeline_tag"]) == (library, task)
+    assert "license" not in found
+
+
+def test_text_of_a_run_stays_text_in_the_card(run: RunDirectory) -> None:
+    (run.path / "results.json").write_text(json.dumps({"a|b<img>": 1.0}))
+    card = model_card(run.model, "me/it", ReportedRun.of(run))
+    assert "a\\|b\\<img\\>" in card
