@@ -34,6 +34,7 @@ COMMANDS = {
     "tokenize": "bertkit.cli.tokenize:tokenize",
     "pretrain": "bertkit.cli.pretrain:pretrain",
     "finetune": "bertkit.cli.finetune:finetune",
+    "tune": "bertkit.cli.tune:tune",
     "distill": "bertkit.cli.distill:distill",
     "show-batch": "bertkit.cli.show_batch:show_batch",
     "replay-batch": "bertkit.cli.replay_batch:replay_batch",

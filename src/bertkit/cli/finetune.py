@@ -5,7 +5,7 @@ Nothing here follows a paper. Sibling pretrain.py learns from text alone; here e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,8 +77,13 @@ class Tasks(Options):
         option(
             "--grid",
             metavar="KEY=V,V",
-            help="Try each of these values and choose on dev, e.g. --grid lr=2e-5,3e-5. Repeatable.",
+            help="Try each of these values and choose on dev, e.g. --grid lr=2e-5,3e-5; with --trials also a range,"
+            " --grid lr=1e-5..1e-4. Repeatable.",
         ),
+    ] = None
+    trials: Annotated[
+        int | None,
+        option("--trials", metavar="N", min=1, help="Try N settings of the grid, drawn at random, in place of all."),
     ] = None
 
     @property
@@ -97,6 +102,7 @@ class Tasks(Options):
             "data_dir": self.data_dir,
             "seeds": seed_numbers(self.seeds or None),
             "grid": grid_values(self.grid or ()),
+            "trials": self.trials,
         }
 
 
@@ -276,8 +282,9 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return grid
 
 
-SHOWN_CLASSES, SHOWN_CONFUSION, SHOWN_MISTAKES, SHOWN_CHARACTERS = 20, 8, 3, 100
-"""Rows of the table of classes, classes of a confusion matrix, mistakes, and characters of a mistake's text."""
+SHOWN_SETTINGS, SHOWN_CLASSES, SHOWN_CONFUSION, SHOWN_MISTAKES, SHOWN_CHARACTERS = 12, 20, 8, 3, 100
+"""Rows of the tables of settings and of classes, classes of a confusion matrix, mistakes, and characters of a mistake's
+text."""
 
 
 def print_scores(outcome: FinishedRun) -> None:
@@ -301,11 +308,22 @@ def print_scores(outcome: FinishedRun) -> None:
         chosen = results["chosen"]
         setting = ", ".join(f"{key}={value}" for key, value in chosen["setting"].items())
         fold = f", fold {chosen['fold']}, whose model is kept" if "fold" in chosen else ""
+        _print_settings(results["settings"], results["primary"])
         console.line(f"chosen by {chosen['by']}: {setting or 'the one setting'}, seed {chosen['seed']}{fold}")
     for line in degenerate_lines(results):
         console.warn(line)
     _print_classes(outcome)
     console.line(f"{duration(seconds)} in {len(outcome.runs)} {'run' if len(outcome.runs) == 1 else 'runs'}")
+
+
+def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mapping[str, str]) -> None:
+    """The settings of a suite, the best first, by the mean of the primary metric; of one task."""
+    if len(settings) < 2 or not isinstance(primary, str):
+        return
+    scored = [(each["setting"], each["scores"][primary]) for each in settings]
+    scored.sort(key=lambda each: float("inf") if each[1]["mean"] is None else -each[1]["mean"])
+    rows = [(*setting.values(), figure(score["mean"]), figure(score["std"])) for setting, score in scored]
+    console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, the best first")
 
 
 def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:

@@ -47,7 +47,8 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         model: to start from, in place of the recipe's.
         data_dir: folder of the task's files, in place of the recipe's.
         seeds: one run for each; empty for the recipe's.
-        grid: the values to try of each key, as they are written.
+        grid: the values to try of each key, as they are written, or a range of them.
+        trials: how many settings are drawn from the grid; None: all combinations.
         default_model: to start from where neither command line nor recipe names one.
     """
 
@@ -56,6 +57,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     data_dir: str | None = None
     seeds: Sequence[int] = ()
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    trials: int | None = None
     default_model: str | None = None
 
     kind: ClassVar[str] = "finetune"

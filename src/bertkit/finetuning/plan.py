@@ -44,7 +44,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
-    runs = sweep_runs(recipe, arguments.seeds or [recipe.seed], arguments.grid)
+    runs = sweep_runs(recipe, arguments.seeds or [recipe.seed], arguments.grid, arguments.trials)
     steps, tokens, flops = 0, 0.0, 0.0
     recipes = [recipe for run in runs for recipe in (arguments.before(run.recipe), run.recipe) if recipe is not None]
     read: list[tuple[FinetuneRecipe, float]] = []

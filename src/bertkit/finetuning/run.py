@@ -83,7 +83,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     if arguments.resume is None:
         recipe = arguments.new_recipe()
         require_ranks(recipe)
-        if len(arguments.seeds) > 1 or arguments.grid or folds_of(recipe) != [None]:
+        if len(arguments.seeds) > 1 or arguments.grid or arguments.trials or folds_of(recipe) != [None]:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
         if finished := runs.finished_alike(recipe, identity):
@@ -201,22 +201,25 @@ class _Runs:
         """A new suite."""
         seeds = list(dict.fromkeys(self.arguments.seeds)) or [recipe.seed]
         grid = {key: list(values) for key, values in self.arguments.grid.items()}
-        for each in sweep_runs(recipe, seeds, grid):  # every setting is checked before anything is trained
+        drawn = {} if self.arguments.trials is None else {"trials": self.arguments.trials}
+        for each in sweep_runs(recipe, seeds, grid, **drawn):  # every setting is checked before anything is trained
             self.arguments.refuse_unread(each.recipe)
-        plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid])
+        plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid, *drawn.values()])
         identity = identity_of(self.arguments, recipe, self.fingerprints(recipe))
         identity = replace(identity, what_hash=hashlib.sha256(plan.encode()).hexdigest(), seed=seeds[0])
         if finished := self.finished_alike(recipe, identity):
             return finished
         suite = new_run(self.arguments.runs_root, identity, self.arguments.run_dir)
-        write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid})
+        write_json(suite.path / SUITE_FILE, {"seeds": seeds, "grid": grid, **drawn})
         return self.resume_suite(suite, recipe)
 
     def check_suite(self, suite: RunDirectory) -> None:
         """Raise UsageError if the command line asks for other seeds or another grid than the suite has."""
         plan, seeds, grid = read_json(suite.path / SUITE_FILE), self.arguments.seeds, self.arguments.grid
-        if (seeds and list(seeds) != plan["seeds"]) or (
-            grid and {key: list(values) for key, values in grid.items()} != plan["grid"]
+        if (
+            (seeds and list(seeds) != plan["seeds"])
+            or (grid and {key: list(values) for key, values in grid.items()} != plan["grid"])
+            or self.arguments.trials not in (None, plan.get("trials"))
         ):
             raise UsageError(
                 f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
@@ -227,7 +230,7 @@ class _Runs:
         """Finish the runs of a suite, and choose among them."""
         suite = own_run(suite)
         plan = read_json(suite.path / SUITE_FILE)
-        runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"])
+        runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"], plan.get("trials"))
         log.info("%s: %d runs in %s", recipe.name, len(runs), suite.path)
         self.on_start(suite)
         with suite.recording(self.arguments.command):

@@ -6,9 +6,7 @@ dev. Sibling run.py trains them.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 from bertkit.errors import UsageError
 from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
+from bertkit.finetuning.search import MOST_RUNS, settings_of
 from bertkit.finetuning.trainer import seed_summaries
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
-
-MOST_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,18 +36,25 @@ class SweepRun:
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
-def sweep_runs(recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]]) -> list[SweepRun]:
-    """The runs of a suite: every combination of the grid's values, each with every fold and every seed.
+def sweep_runs(
+    recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]], trials: int | None = None
+) -> list[SweepRun]:
+    """The runs of a suite: every setting, each with every fold and every seed.
+
+    Args:
+        recipe: of all of them.
+        seeds: the first is also that of the draws of `trials`.
+        grid, trials: see `settings_of`.
 
     Raises:
         UsageError: a value that its key does not take, or more than `MOST_RUNS` runs.
     """
-    count = math.prod(map(len, grid.values())) * len(seeds)
+    settings = settings_of(grid, trials, seed=seeds[0])
+    count = len(settings) * len(seeds)
     if count > MOST_RUNS:
         raise UsageError(f"--grid and --seeds make {count:,} runs, more than {MOST_RUNS:,}; try fewer values")
     found = []
-    for values in itertools.product(*grid.values()):
-        setting = dict(zip(grid, values, strict=True))
+    for setting in settings:
         with_setting = changed(recipe, [Override.parse(f"{key}={value}") for key, value in setting.items()])
         for fold in folds_of(recipe):
             of_fold = [] if fold is None else [Override("task.split.fold", fold)]

@@ -1,0 +1,56 @@
+"""`bertkit tune`: fine-tuning with settings drawn at random, the best on dev kept.
+
+Nothing here follows a paper; finetuning/search.py draws. It is `bertkit finetune --grid ... --trials N` with defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bertkit.cli.finetune import FinetuneChoices, Model, OwnData, RecipeOrNone, Tasks, finetune
+from bertkit.cli.options import Resume, SideBySide, TaskHyperparameters, Training
+
+
+def tune(
+    recipe: RecipeOrNone = "",
+    model: Model = None,
+    *,
+    chosen: FinetuneChoices,
+    resume: Resume = None,
+    hyperparameters: TaskHyperparameters,
+    tasks: Tasks,
+    own: OwnData,
+    side_by_side: SideBySide,
+    common: Training,
+) -> None:
+    """Search good settings for fine-tuning: train with several drawn at random, and keep the best on dev.
+
+    Without --grid it draws learning rates from 1e-5 to 1e-4, batches of 16 or 32 and 2 to 4 epochs, but for those
+    that are given; without --trials, ten times.
+
+    Examples:
+    `bertkit tune --task rte --data-dir glue`
+    `bertkit tune --train t.csv --split 0.2 --text review --label stars --batch 32 --trials 6 --jobs 2`
+    `bertkit tune --task mrpc --grid lr=1e-5..2e-4 --grid optimisation.schedule.warmup_share=0..0.2 --trials 20`
+    """
+    if resume is None:
+        tasks = with_search(tasks, hyperparameters)
+    finetune(
+        recipe,
+        model,
+        chosen=chosen,
+        resume=resume,
+        hyperparameters=hyperparameters,
+        tasks=tasks,
+        own=own,
+        side_by_side=side_by_side,
+        common=common,
+    )
+
+
+def with_search(tasks: Tasks, given: TaskHyperparameters) -> Tasks:
+    """The options with what is searched where they do not say it."""
+    from bertkit.finetuning.search import DEFAULT_SEARCH, DEFAULT_TRIALS
+
+    usual = [f"{key}={','.join(values)}" for key, values in DEFAULT_SEARCH.items() if getattr(given, key, None) is None]
+    return replace(tasks, grid=tasks.grid or usual, trials=tasks.trials or DEFAULT_TRIALS)

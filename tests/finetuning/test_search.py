@@ -1,0 +1,119 @@
+"""What a search tries: the same settings each time, within their ranges, spread over them; and `bertkit tune`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertkit.errors import UsageError
+from bertkit.finetuning.search import DEFAULT_SEARCH, MOST_RUNS, settings_of
+from tests.tasks.tiny_task import write_model
+
+Bertkit = Callable[..., Any]
+
+
+def test_without_trials_it_is_every_combination_in_order() -> None:
+    assert settings_of({"lr": ["1e-5", "2e-5"], "epochs": ["3", "4"]}, None, seed=0) == [
+        {"lr": "1e-5", "epochs": "3"},
+        {"lr": "1e-5", "epochs": "4"},
+        {"lr": "2e-5", "epochs": "3"},
+        {"lr": "2e-5", "epochs": "4"},
+    ]
+    assert settings_of({}, None, seed=0) == [{}]
+
+
+def test_draws_are_a_function_of_the_seed() -> None:
+    first, again, other = (settings_of(DEFAULT_SEARCH, 8, seed=seed) for seed in (3, 3, 4))
+    assert first == again != other
+    assert len(first) == 8
+
+
+@given(st.integers(0, 50), st.integers(1, 40))
+def test_draws_stay_within_their_ranges(seed: int, trials: int) -> None:
+    grid = {"lr": ["1e-5..1e-3"], "epochs": ["2..4"], "warmup": ["0..0.2"], "batch": ["16", "32"]}
+    for each in settings_of(grid, trials, seed=seed):
+        assert 1e-5 <= float(each["lr"]) <= 1e-3
+        assert each["epochs"] in ("2", "3", "4")
+        assert 0 <= float(each["warmup"]) <= 0.2
+        assert each["batch"] in ("16", "32")
+
+
+def test_learning_rates_are_spread_evenly_by_their_logarithm_and_whole_numbers_too() -> None:
+    drawn = settings_of({"lr": ["1e-5..1e-3"], "epochs": ["1..4"]}, 64, seed=0)
+    logarithms = [math.log10(float(each["lr"])) for each in drawn]
+    counts, _ = np.histogram(logarithms, bins=4, range=(-5, -3))
+    assert counts.min() >= 14
+    assert min(sum(each["epochs"] == str(number) for each in drawn) for number in range(1, 5)) >= 14
+
+
+def test_equal_draws_count_once() -> None:
+    assert settings_of({"batch": ["16", "32"]}, 30, seed=0) in (
+        [{"batch": "16"}, {"batch": "32"}],
+        [{"batch": "32"}, {"batch": "16"}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("grid", "trials", "said"),
+    [
+        ({"lr": ["1e-5..1e-4"]}, None, "a range needs --trials N"),
+        ({"lr": ["1e-4..1e-5"]}, 3, "expected one range LOW..HIGH"),
+        ({"lr": ["1e-5..1e-4", "3e-4"]}, 3, "expected one range LOW..HIGH"),
+        ({"lr": ["e..1"]}, 3, "expected one range LOW..HIGH"),
+        ({}, 3, "--trials 3: of what"),
+        ({"lr": ["1", "2"]}, MOST_RUNS + 1, "try fewer values"),
+    ],
+)
+def test_what_is_no_search_is_told(grid: dict[str, list[str]], trials: int | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings_of(grid, trials, seed=0)
+
+
+def write_reviews(directory: Path) -> list[str]:
+    """A model, reviews, and the options that name them."""
+    rows = [f"the {word} reads a list,{stars}" for word, stars in (("cat", 5), ("word", 1)) for _ in range(8)]
+    for name in ("train.csv", "dev.csv"):
+        (directory / name).write_text("\n".join(["review,stars", *rows]) + "\n")
+    write_model(directory / "model")
+    data = ["--train", "train.csv", "--dev", "dev.csv", "--text", "review", "--label", "stars"]
+    return [*data, "--model", "model", "--batch", "8", "--device", "cpu"]
+
+
+def test_tune_tries_the_usual_settings_and_keeps_the_best(
+    bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = write_reviews(tmp_path)
+    done = bertkit("tune", *options, "--epochs", "1", "--trials", "3", "--run-dir", "tuned", "--json")
+    assert done.code == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    tried = [each["setting"] for each in results["settings"]]
+    assert tried == settings_of({"lr": DEFAULT_SEARCH["lr"]}, 3, seed=0)
+    assert results["chosen"]["setting"] in tried
+    assert "3 settings, the best first" in done.stderr
+    assert json.loads((tmp_path / "tuned" / "suite.json").read_text())["trials"] == 3
+    resumed = bertkit("tune", "--resume", "tuned", "--json")
+    assert json.loads(resumed.stdout)["results"] == results
+
+
+def test_a_range_without_trials_is_refused_before_anything_is_trained(
+    bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = write_reviews(tmp_path)
+    refused = bertkit("finetune", *options, "--grid", "lr=1e-5..1e-4", "--run-dir", "run")
+    assert refused.code == 2
+    assert "a range needs --trials N, or write the values: lr=A,B,C" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    planned = bertkit(
+        "finetune", *options, "--grid", "lr=1e-5..1e-4", "--trials", "5", "--epochs", "2", "--plan", "--json"
+    )
+    assert json.loads(planned.stdout)["steps"] == 5 * 2 * 2
