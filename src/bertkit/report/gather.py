@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bertkit.errors import BertkitError, DataError
 from bertkit.files import read_json
@@ -41,6 +41,8 @@ _NOT_SCORES = (
     "curves",
 )
 """Parts of results.json that describe, and are no results."""
+
+Content = TypeVar("Content")
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ class ReportedRun:
         )
 
 
-def _read(run: RunDirectory, read: Any) -> Any:
+def _read(run: RunDirectory, read: Callable[[], Content]) -> Content | None:
     """What a function reads; None where its file is damaged, of which the user is told."""
     try:
         return read()
