@@ -12,6 +12,7 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Output, complete_run, option, runs_root
+from bertkit.errors import UsageError
 
 PAGE = "report.html"
 
@@ -48,6 +49,8 @@ def report(
 
     found = [find_run(name, runs_root()) for name in dict.fromkeys(runs)]
     path = out or (found[0].path / PAGE if len(found) == 1 else Path(PAGE))
+    if path.is_dir():
+        raise UsageError(f"--out {path}: is a directory; name a file, such as {path / PAGE}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page([ReportedRun.of(run) for run in found], title))
     console.info(f"{len(found)} {'run' if len(found) == 1 else 'runs'} in {path}: open it in a browser")

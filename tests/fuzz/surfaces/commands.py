@@ -10,9 +10,9 @@ from tests.fuzz.hostile import WORDS
 from tests.fuzz.surfaces.base import Surface, run_command
 from tests.fuzz.surfaces.readers import TABLE
 
-PLANNED = ("pretrain", "finetune", "distill", "study")
-ENDLESS = ("serve", "bench")
-"""Those that do not end by themselves, or take minutes by what they are for."""
+PLANNED = ("pretrain", "finetune", "tune", "distill", "study")
+ENDLESS = ("serve", "bench", "doctor")
+"""Those that do not end by themselves, or take long by what they are for."""
 
 
 def command_lines(home: Path) -> Surface:
@@ -59,6 +59,9 @@ def command_lines(home: Path) -> Surface:
         "-v",
         "--step",
         "--grid",
+        "--trials",
+        "--from",
+        "--tolerance",
         "--lr",
         "--epochs",
         "--batch",
@@ -93,6 +96,9 @@ def command_lines(home: Path) -> Surface:
             "show",
             "verify",
             "info",
+            "me/it",
+            "mine.yaml",
+            "lr=1e-5..1e-4",
             "fill [MASK]",
             "a=b",
             "model.hidden_size=7",
