@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from bertkit.errors import UsageError
@@ -46,3 +50,19 @@ def test_alone_every_answer_is_the_own() -> None:
     with acting(alone), alone.in_turn():
         assert current() is alone
     assert current() is not alone
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+def test_a_rank_ends_at_once_with_all_that_it_printed(is_rank: bool) -> None:
+    """A process alone cleans up first, as Python does."""
+    script = (
+        "import atexit; from bertkit.ranks import leave; "
+        "atexit.register(print, 'cleaned up'); print('result'); leave(75)"
+    )
+    others = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
+    environment = {**others, **(TORCHRUN if is_rank else {})}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 75
+    assert done.stdout.split("\n")[:-1] == (["result"] if is_rank else ["result", "cleaned up"])

@@ -28,6 +28,7 @@ from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.openmp import sleep_where_cores_are_shared
+from bertkit.ranks import leave
 from bertkit.run import NEWEST
 
 COMMANDS = {
@@ -209,7 +210,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def one_value_each(arguments: list[str]) -> list[str]:
