@@ -18,11 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertkit.errors import BertkitError, DataError
+from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RunDirectory
-from bertkit.run.metrics import read_metrics
+from bertkit.run.metrics import metrics_by_step
 from bertkit.visible import visible, visible_document
 
 MOST_FIGURE_BYTES = 4_000_000
@@ -107,7 +107,7 @@ class ReportedRun:
             scores=dict(_scores("", _read(run, lambda: run.results) or {})),
             settings=dict(_leaves("", read_tree(recipe, str(run.path / RECIPE)).plain())),
             recipe=visible_document(recipe),
-            curve=_read(run, lambda: _curve(run.metrics)) or (),
+            curve=_read(run, lambda: metrics_by_step(run.metrics)) or (),
             figures=small,
             left_out=[visible(path.name) for path in drawn if path not in small],
             summary=_summary(run.path),
@@ -198,14 +198,6 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
         yield visible(prefix), visible(shown)
 
 
-def _curve(path: Path) -> list[dict[str, Any]]:
-    """One mapping for each logged step; a step's figures may be on several lines."""
-    steps: dict[int, dict[str, Any]] = {}
-    for line in read_metrics(path):
-        steps.setdefault(line["step"], {}).update(line)
-    return [steps[step] for step in sorted(steps)]
-
-
 def _summary(path: Path) -> str:
     for name in _SUMMARIES:
         file = path / name
@@ -228,13 +220,7 @@ def _commands(run: RunDirectory) -> list[str]:
 
 
 def different_settings(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
-    """Keys of which the recipes have other values: of each the value in every run, empty where there is none.
-
-    Raises:
-        DataError: there are no runs.
-    """
-    if not runs:
-        raise DataError("no runs to report on")
+    """Keys of which the recipes have other values: of each the value in every run, empty where there is none."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     values = {key: [run.settings.get(key, "") for run in runs] for key in keys if key not in ("name", "title")}
     return {key: found for key, found in values.items() if len(set(found)) > 1}

@@ -33,9 +33,6 @@ def page(runs: Sequence[ReportedRun], title: str = "") -> str:
     Args:
         runs: at least one.
         title: of the page; the runs' names where empty.
-
-    Raises:
-        DataError: there are no runs.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("bertkit.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))

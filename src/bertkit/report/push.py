@@ -74,17 +74,14 @@ def push(
         raise CheckError(f"{run.path}: its model is not as the run wrote it: {'; '.join(errors)}")
     directory = find_model(str(run.path) if run is not None else model, offline=True)
     paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
-    card = None if CARD in paths else model_card(directory, repository, _reported(run), license_id=license_id)
+    reported = None if run is None else ReportedRun.of(run)
+    card = None if CARD in paths else model_card(directory, repository, reported, license_id=license_id)
     if dry_run:
         return Pushed(_sizes(paths, card), card, None)
     try:
         return _upload(paths, repository, card, private=private, revision=revision, new_card=new_card)
     except hub_errors() as error:
         raise DataError(f"{repository}: {_why(error)}") from error
-
-
-def _reported(run: RunDirectory | None) -> ReportedRun | None:
-    return None if run is None else ReportedRun.of(run)
 
 
 def run_of_model(path: Path) -> RunDirectory | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bertkit.run.metrics import read_metrics
+from bertkit.run.metrics import metrics_by_step
 from bertkit.tables import write_csv
 
 _TRAINING, _HELD_OUT = "loss", "held_out/loss"
@@ -24,21 +24,13 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
         title: of the figure.
         baseline: accuracy of the unigram baseline, drawn as a dotted line.
     """
-    rows = _merged(metrics)
+    rows = metrics_by_step(metrics)
     directory.mkdir(parents=True, exist_ok=True)
     accuracies = sorted({key for row in rows for key in row if key.startswith(_ACCURACY)})
     columns = ["step", "tokens", "lr", _TRAINING, _HELD_OUT, *accuracies]
     table = directory / "curves.csv"
     write_csv(table, columns, ([row.get(name) for name in columns] for row in rows))
     return [table, *_draw(rows, accuracies, directory / "curves", title=title, baseline=baseline)]
-
-
-def _merged(metrics: Path) -> list[dict[str, Any]]:
-    """One row per step; a step's figures may be on several lines."""
-    steps: dict[int, dict[str, Any]] = {}
-    for line in read_metrics(metrics):
-        steps.setdefault(line["step"], {}).update(line)
-    return [steps[step] for step in sorted(steps)]
 
 
 def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[float], list[float]]:

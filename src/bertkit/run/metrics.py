@@ -100,6 +100,18 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
+def metrics_by_step(path: Path) -> list[dict[str, Any]]:
+    """One object per step, in order; a step's figures may be on several lines.
+
+    Raises:
+        DataError: see `read_metrics`.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for line in read_metrics(path):
+        steps.setdefault(line["step"], {}).update(line)
+    return [steps[step] for step in sorted(steps)]
+
+
 def last_metrics(path: Path) -> dict[str, Any] | None:
     """The newest logged object, read from the end of the file; None where there is none."""
     try:
