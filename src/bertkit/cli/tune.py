@@ -5,24 +5,15 @@ Nothing here follows a paper; finetuning/search.py draws. It is `bertkit finetun
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from typing import Any
 
-from bertkit.cli.finetune import FinetuneChoices, Model, OwnData, RecipeOrNone, Tasks, finetune
-from bertkit.cli.options import Resume, SideBySide, TaskHyperparameters, Training
+from bertkit.cli.finetune import Tasks, finetune
+from bertkit.cli.options import TaskHyperparameters
 
 
-def tune(
-    recipe: RecipeOrNone = "",
-    model: Model = None,
-    *,
-    chosen: FinetuneChoices,
-    resume: Resume = None,
-    hyperparameters: TaskHyperparameters,
-    tasks: Tasks,
-    own: OwnData,
-    side_by_side: SideBySide,
-    common: Training,
-) -> None:
+def tune(**given: Any) -> None:
     """Search good settings for fine-tuning: train with several drawn at random, and keep the best on dev.
 
     Without --grid it draws learning rates from 1e-5 to 1e-4, batches of 16 or 32 and 2 to 4 epochs, but for those
@@ -33,19 +24,13 @@ def tune(
     `bertkit tune --train t.csv --split 0.2 --text review --label stars --batch 32 --trials 6 --jobs 2`
     `bertkit tune --task mrpc --grid lr=1e-5..2e-4 --grid optimisation.schedule.warmup_share=0..0.2 --trials 20`
     """
-    if resume is None:
-        tasks = with_search(tasks, hyperparameters)
-    finetune(
-        recipe,
-        model,
-        chosen=chosen,
-        resume=resume,
-        hyperparameters=hyperparameters,
-        tasks=tasks,
-        own=own,
-        side_by_side=side_by_side,
-        common=common,
-    )
+    if given["resume"] is None:
+        given["tasks"] = with_search(given["tasks"], given["hyperparameters"])
+    finetune(**given)
+
+
+# Its options are those of `finetune`, whatever those become.
+tune.__signature__ = inspect.signature(finetune, eval_str=True)  # type: ignore[attr-defined]  # typer reads it
 
 
 def with_search(tasks: Tasks, given: TaskHyperparameters) -> Tasks:

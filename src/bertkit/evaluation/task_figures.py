@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bertkit.evaluation.figures import heat_map, lines, new_figure, plain, save
-from bertkit.run.metrics import METRICS_FILE, read_metrics
+from bertkit.run.metrics import METRICS_FILE, metrics_by_step
 from bertkit.tables import write_csv
 
 MOST_LABELS = 30
@@ -36,10 +36,7 @@ def draw_task_figures(run: Path, results: Mapping[str, Any]) -> list[Path]:
 
 
 def _learning_curve(run: Path, directory: Path) -> list[Path]:
-    steps: dict[int, dict[str, Any]] = {}
-    for line in read_metrics(run / METRICS_FILE):
-        steps.setdefault(line["step"], {}).update(line)
-    rows = [steps[step] for step in sorted(steps)]
+    rows = metrics_by_step(run / METRICS_FILE)
     scores = sorted({key for row in rows for key in row if _is_score(key)})
     if not scores:
         return []
