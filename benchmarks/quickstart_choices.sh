@@ -5,7 +5,9 @@ try() {
     local name=$1
     shift
     local run=${BERTKIT_RUNS:-runs}/choice-$name
-    bertkit pretrain quickstart --run-dir "$run" -q --set engine.examples=[] --set engine.pseudo_perplexity_sequences=0 "$@"
+    bertkit pretrain quickstart --run-dir "$run" -q --set engine.examples=[] --set engine.pseudo_perplexity_sequences=0 \
+        --set optimisation.batch_sequences=16 --set optimisation.schedule.peak=2.5e-3 --set optimisation.schedule.warmup_steps=100 \
+        --set optimisation.steps=3000 "$@"
     grep -o '"accuracy/[a-z_]*": [0-9.]*' "$run/results.json" | tr '\n' ' '
     echo
 }
