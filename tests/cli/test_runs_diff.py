@@ -183,3 +183,12 @@ def test_a_suite_stands_for_its_chosen_run(place: Place, bertkit: Bertkit) -> No
     outcome = bertkit("runs", "diff", suite, chosen, "--resamples", "20", "--json")
     (found,) = json.loads(outcome.stdout)["comparisons"]
     assert (found["difference"], found["recipe"]) == (0, [])
+
+
+def test_a_suite_that_was_moved_is_compared_and_averaged(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:
+    suite = place.finetuned("moving", "rte", seeds=[0, 1])
+    moved = suite.rename(tmp_path / "in another place")
+    compared = bertkit("runs", "diff", moved, place.finetuned("first"), "--resamples", "20")
+    assert compared.code == 0, compared.stderr
+    averaged = bertkit("eval", "ensemble", moved, "--run-dir", tmp_path / "mean")
+    assert averaged.code == 0, averaged.stderr

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.ensemble import COMBINED, EnsembleArguments, evaluate_ensemble, mean
 from bertkit.evaluation.run import Evaluated
+from bertkit.evaluation.runs_diff import compare_runs
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
@@ -256,3 +257,28 @@ def test_the_command_gives_the_document_of_the_contract_and_a_run_to_compare(
     (comparison,) = [each for each in json.loads(compared.stdout)["comparisons"] if each["split"] == "dev"]
     assert comparison["score_b"] == pytest.approx(document["tasks"]["mood"]["accuracy"]["mean"])
     assert bertkit("eval", "ensemble", tmp_path / "none").code == 3
+
+
+def test_labels_of_an_ensemble_are_those_above_the_tuned_thresholds(place: Place, tmp_path: Path) -> None:
+    rows = [
+        (text, " ".join([label, *(["rare"] if number % 5 == 0 else []), *(["never"] if 150 < number < 157 else [])]))
+        for number, (text, label) in enumerate(reviews(280, 3))
+    ]
+    files = {
+        split: str(write_table(tmp_path / f"{split}.csv", part))
+        for split, part in {"train": rows[:160], "dev": rows[160:]}.items()
+    }
+    task = OwnTask(name="marks", kind="multi_label", **files, columns=Columns(text="review", label="stars"))
+    first, second = place.suite(task, seeds=(0, 1)).runs
+    assert first.results is not None
+    assert set(first.results["tuned"]["label_thresholds"].values()) != {0.5}
+    file = "predictions/marks-dev.jsonl"
+    alone = place.ensemble(first)
+    assert (alone.run.path / file).read_bytes() == (first.path / file).read_bytes()
+    both = [run.results["tuned"]["label_thresholds"] for run in (first, second)]
+    for line in said(place.ensemble(first, second).run, "marks-dev.jsonl"):
+        least = {name: (both[0][name] + both[1][name]) / 2 for name in line["scores"]}
+        assert line["prediction"] == [name for name, share in line["scores"].items() if share >= least[name]]
+    # No example of dev has the label `never`; it counts in the score, so in what is resampled for it, too.
+    (compared,) = compare_runs(first, second, metric="macro_f1", resamples=20)["comparisons"]
+    assert compared["score_a"] == pytest.approx(first.results["splits"]["dev"]["macro_f1"], abs=1e-12)

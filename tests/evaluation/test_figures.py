@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain, save
+from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain, save, svg_of
 
 
 def draw(directory: Path) -> list[Path]:
@@ -43,3 +43,15 @@ def test_a_small_map_says_its_numbers_on_a_legible_ground() -> None:
     _, large = new_figure("x")
     heat_map(large, np.zeros((30, 30)), rows=["r"] * 30, columns=["c"] * 30)
     assert not large.texts
+
+
+def test_dollars_in_names_are_dollars_and_powers_on_logarithmic_axes_are_drawn() -> None:
+    figure, axes = new_figure("under $10 & over $5, $$ and b$^$c")
+    lines(axes, [1.0, 10.0, 1000.0], {"$x_1$": [1, 2, 3], "$$$": [3, 2, 1]})
+    plain(axes, x="$", y="$^$")
+    axes.set_xscale("log")
+    axes.set_yticks([1, 2], ["$a$", "$_$"])
+    drawn = svg_of(figure).decode()
+    for name in ("under $10 &amp; over $5, $$ and b$^$c", "$x_1$", "$$$", "$^$", "$a$", "$_$"):
+        assert f">{name}</text>" in drawn
+    assert "mathdefault" not in drawn.replace("<!--", "").split("<defs>")[-1].replace("$\\mathdefault", "")

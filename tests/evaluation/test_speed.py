@@ -27,7 +27,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head, weight_files
-from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
+from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model, scores_of
 from bertkit.evaluation.speed.report import spread
 from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
@@ -432,6 +432,13 @@ def test_a_run_without_scores_is_refused(runs: Path, evaluated: tuple[Path, dict
         scores_by_model(models, [str(evaluated[0])], runs)
     with pytest.raises(DataError, match="no such run"):
         scores_by_model(models, ["nowhere"], runs)
+
+
+def test_what_is_better_the_lower_it_is_is_no_score(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, RunIdentity("eval", "eval-lm", "kind: eval", "0" * 64, 0, ["bertkit"]))
+    with run.recording():
+        run.write_results({"suite": "lm", "average": 1.5, "tasks": {"text": {"perplexity": {"mean": 20.0}}}})
+    assert scores_of(run) == {}
 
 
 def test_a_method_is_the_users_word_before_the_runs(runs: Path) -> None:

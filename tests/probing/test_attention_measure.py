@@ -14,6 +14,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.models.hub import load_model
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight
 from bertkit.probing.attention.head_distances import (
     HeadDistances,
     pairwise,
@@ -29,6 +30,7 @@ from bertkit.probing.attention.head_syntax import (
     word_attention,
 )
 from bertkit.probing.attention.measure import TARGETS, HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
+from bertkit.probing.effective_attention.measure import layer_attention
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
@@ -359,3 +361,14 @@ def test_maps_are_recorded_and_nothing_is_changed() -> None:
         model(packed(found.sentences), recorder)
     torch.testing.assert_close(found.layers[1], recorder.kept["blocks.1.attn.hook_pattern"])
     assert torch.equal(model(packed(sentences)), before)
+
+
+def test_an_encoder_that_was_trained_from_left_to_right_attends_to_nothing_behind() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    model.extras[SCORING_RULE] = EncoderLeftToRight.name
+    sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in TEXTS))
+    for maps_Ann in by_number(list(attention_maps(model, sentences))).values():
+        assert float(maps_Ann.triu(1).abs().max()) == 0
+    for _, (layer, *_) in layer_attention(model, sentences[:2]):
+        assert float(layer.raw_Nnn.triu(1).abs().max()) == 0

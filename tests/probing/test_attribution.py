@@ -11,9 +11,13 @@ import torch
 from numpy.testing import assert_allclose
 
 from bertkit.data.batch import PackedBatch
+from bertkit.errors import DataError
+from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight, MaskedNextTokenScoring
 from bertkit.probing.attribution.explanations import (
     TokenisedText,
     embeddings,
@@ -32,7 +36,9 @@ from bertkit.probing.attribution.measure import (
     directions,
     squared_norms,
 )
+from bertkit.probing.attribution.predictions import explain, make_question
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from bertkit.training.engine import Engine
 from tests.models.oracle import all_cases, make_twins
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
 
@@ -275,3 +281,32 @@ def test_rollout_is_the_product_of_half_attention_half_identity_and_its_rows_sum
     first, second = ((layer.mean(0) + torch.eye(n)) / 2 for layer in maps)
     torch.testing.assert_close(found_nn, second @ first)
     assert bool((found_nn >= 0).all())
+
+
+def test_what_is_explained_is_what_fill_predicts_by_the_rule_that_the_model_was_trained_for() -> None:
+    tokenizer = tiny_tokenizer()
+    said = {}
+    for rule in (None, MaskedNextTokenScoring.name):
+        model = tiny_model(tokenizer)
+        if rule is not None:
+            model.extras[SCORING_RULE] = rule
+        subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
+        question = make_question(subject, "the tokens of the [MASK] in files", None)
+        engine = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=1)
+        explained = explain(subject, question, ("saliency",), baseline="mask", steps=4, engine=engine)
+        (filled,) = fill_masks(model, tokenizer, ["the tokens of the [MASK] in files"], top=1)[0]["masks"]
+        assert explained.target == filled[0]["token"]
+        assert explained.score == pytest.approx(filled[0]["probability"], rel=1e-5)
+        said[rule] = explained.score
+    assert said[None] != said[MaskedNextTokenScoring.name]
+
+
+def test_a_model_of_left_to_right_alone_has_no_share_of_what_is_behind() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    model.extras[SCORING_RULE] = EncoderLeftToRight.name
+    sentence = encoded()[0]
+    assert float(exact(model, sentence).triu(1).abs().max()) == 0
+    subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
+    with pytest.raises(DataError, match="from left to right alone"):
+        make_question(subject, "the tokens of the [MASK] in files", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -156,3 +157,9 @@ def test_missing_runs_end_with_3_and_none_with_2(bertkit: Bertkit, tmp_path: Pat
 def test_the_commands_of_the_page_name_the_run(runs: list[RunDirectory]) -> None:
     text = page([ReportedRun.of(runs[0])])
     assert re.search(rf"bertkit runs replay {re.escape(str(runs[0].path))}\n", text)
+
+
+def test_commands_can_be_pasted_whatever_the_directory_is_called(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "new place & more")
+    command = next(each for each in ReportedRun.of(run).commands if "verify" in each)
+    assert shlex.split(command) == ["bertkit", "runs", "verify", str(run.path)]

@@ -152,3 +152,15 @@ def test_the_shipped_study_has_the_objectives_and_their_claims() -> None:
     papers = {claim.source.partition(",")[0] for claim in found.claims}
     assert len(found.claims) == 10
     assert len(papers) == 8
+
+
+def test_a_claim_stays_one_about_the_first_arm_where_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    claims = [CLAIM, CLAIM | {"arm": "third", "against": "causal"}, CLAIM | {"arm": "third"}]
+    write_study(tmp_path, study(claims=claims, arms={"third": ONE_LAYER}))
+    found = arguments(tmp_path, "run", "arms.masked=null").requested()
+    assert [(claim.arm, claim.against) for claim in found.claims] == [("third", "causal")]
+    kept = arguments(tmp_path, "run", "arms.causal=null").requested()
+    assert [(claim.arm, claim.against) for claim in kept.claims] == [("third", "masked")]

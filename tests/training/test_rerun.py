@@ -129,3 +129,12 @@ def test_lines_are_compared_as_they_come() -> None:
     comparison.take([*lines[:2], {"step": 8, "held_out/loss": 1.0, "held_out/perplexity": 2.7}])
     assert comparison.difference == Difference(8, "held_out/perplexity", None, 2.7)
     assert comparison.is_complete
+
+
+def test_a_directory_with_something_in_it_is_refused_before_anything_is_compared(
+    run: RunDirectory, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    for full in (run.path, Path(__file__)):
+        refused = bertkit("runs", "replay", run.path, "--steps", "8", "--run-dir", full)
+        assert refused.code == 2
+        assert "is not empty; name a new directory" in refused.stderr

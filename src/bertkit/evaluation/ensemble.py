@@ -18,7 +18,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.finetuning.trainer import by_name
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.find import run_of_suite
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.classification import THRESHOLDS
 from bertkit.tasks.examples import Example
 
 log = logging.getLogger(__name__)
@@ -115,7 +117,9 @@ def members_of(run: RunDirectory) -> list[RunDirectory]:
     if suite is None:
         return [run]
     setting = suite["chosen"]["setting"]
-    return [RunDirectory.open(Path(each["run"])) for each in suite["runs"] if each["setting"] == setting]
+    return [
+        RunDirectory.open(run_of_suite(run.path, each["run"])) for each in suite["runs"] if each["setting"] == setting
+    ]
 
 
 def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
@@ -187,6 +191,8 @@ class _AveragedSplit:
                 averaged.append(combine([own[place] for own in predictions]))
             except _UnfitError as fault:
                 raise DataError(f"{files[fault.run]}: example {examples[place].id}: {fault}") from fault
+        if recipes[0].spec.kind == "multi_label":
+            averaged = _at_thresholds(averaged, [_thresholds(each.run, task) for each in saved])
         return cls(key, recipes[0], examples, files, predictions, averaged)
 
     def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
@@ -286,6 +292,23 @@ def _labels(predictions: Sequence[Prediction]) -> Prediction:
     names, share_K = _by_label(predictions)
     scores = dict(zip(names, share_K.tolist(), strict=True))
     return Prediction(predictions[0].id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+
+
+def _thresholds(run: RunDirectory, task: str) -> dict[str, float]:
+    """Each label's, as the run tuned it; empty where it tuned none."""
+    tuned = (run.results or {}).get("tuned", {})
+    found: dict[str, float] = tuned.get(THRESHOLDS) or tuned.get(f"{task}/{THRESHOLDS}") or {}
+    return found
+
+
+def _at_thresholds(averaged: Sequence[Prediction], members: Sequence[Mapping[str, float]]) -> list[Prediction]:
+    """The labels whose mean probability reaches the mean of the runs' thresholds."""
+    names = {name for thresholds in members for name in thresholds}
+    least = {name: float(mean([thresholds.get(name, _THRESHOLD) for thresholds in members])) for name in names}
+    return [
+        replace(each, prediction=[name for name, share in each.scores.items() if share >= least.get(name, _THRESHOLD)])
+        for each in averaged
+    ]
 
 
 def _number(predictions: Sequence[Prediction]) -> Prediction:

@@ -146,6 +146,18 @@ def svg_of(figure: Figure) -> bytes:
     """A figure as SVG; the same figure gives the same bytes."""
     import matplotlib
 
+    _take_dollars_as_they_are(figure)
     with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}), BytesIO() as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()
+
+
+def _take_dollars_as_they_are(figure: Figure) -> None:
+    """Texts are names of runs, labels and files, and no formulas; the powers of ten on logarithmic axes are."""
+    from matplotlib.text import Text
+
+    logarithmic = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]
+    powers = {label for axis in logarithmic for label in axis.findobj(Text)} - {axis.label for axis in logarithmic}
+    for text in figure.findobj(Text):
+        if text not in powers:
+            text.set_parse_math(False)

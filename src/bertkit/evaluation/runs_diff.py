@@ -29,6 +29,7 @@ from bertkit.metrics.statistics import paired_bootstrap
 from bertkit.recipe.hashing import differing_keys
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.run.find import run_of_suite
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.classification import Classification
@@ -61,7 +62,7 @@ class SavedRun:
         """
         suite = suite_results_of(run)
         if suite is not None:
-            run = RunDirectory.open(Path(suite["chosen"]["run"]))
+            run = RunDirectory.open(run_of_suite(run.path, suite["chosen"]["run"]))
         files = {}
         for path in sorted((run.path / PREDICTIONS).glob("*.jsonl")):
             task, dash, split = path.stem.rpartition("-")
@@ -107,8 +108,9 @@ def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
     found = {}
     for task in sorted(tasks):
         members = [each["run"] for each in (run.results or {}).get("runs", {}).get(task, []) if each["predicts"]]
-        if members and (Path(members[0]) / RECIPE).is_file():
-            recipe = load_finetune_recipe(str(Path(members[0]) / RECIPE))
+        member = run_of_suite(run.path, members[0]) / RECIPE if members else None
+        if member is not None and member.is_file():
+            recipe = load_finetune_recipe(str(member))
             found[task] = next(each for each in recipe.alone if each.spec.name == task)
         else:
             plain = {"name": task, "task": task, "model": recorded["model"], "data": data}
@@ -266,7 +268,7 @@ def resampled(task: Task, spec: TaskSpec, score: str) -> Additive | Callable[[An
     if (metric, score) not in RESAMPLED:
         known = [each for each in spec.metrics if (task.metric_of[each], each) in RESAMPLED]
         raise UsageError(f"--metric {score}: cannot be resampled; {spec.name} has {', '.join(known) or 'none'}")
-    return RESAMPLED[metric, score]()
+    return RESAMPLED[metric, score](**task.metric_options(metric))
 
 
 def agreement(

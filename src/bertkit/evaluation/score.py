@@ -61,11 +61,13 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
 
 
 def scoring_task(recipe: FinetuneRecipe, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Task:
-    """The recipe's task, for its metrics; label names are those that occur where the task names none."""
+    """The recipe's task, for its metrics; where it names no labels they are those that occur, or have a score."""
     names = recipe.spec.labels
     if names is None:
         found = [getattr(example, "label", getattr(example, "tags", None)) for example in examples]
         found += [each.prediction for each in predictions]
+        if recipe.spec.kind in ("classification", "multi_label"):
+            found += [list(each.scores) for each in predictions[:1] if isinstance(each.scores, Mapping)]
         names = tuple(sorted({name for each in found for name in _names(each)}))
     # Without the contents of a config.json the labels stay in this order.
     return build_task(recipe, examples, names, BertConfig(), {}, Path())

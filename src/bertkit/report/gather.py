@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -208,14 +209,14 @@ def _summary(path: Path) -> str:
 
 
 def _commands(run: RunDirectory) -> list[str]:
-    kind, path = run.record["kind"], run.path
+    kind, path = run.record["kind"], shlex.quote(str(run.path))
     trains = kind in ("pretrain", "finetune", "distill") and not (_read(run, lambda: run.results) or {}).get("runs")
     if not trains:
         return [f"bertkit runs verify {path}"]
     return [
         f"bertkit runs verify {path}",
         f"bertkit runs replay {path}",
-        f"bertkit {kind} {path / RECIPE} --fresh",
+        f"bertkit {kind} {shlex.quote(str(run.path / RECIPE))} --fresh",
     ]
 
 

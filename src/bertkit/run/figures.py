@@ -60,7 +60,7 @@ def _draw(
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a name may have dollars
     paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     for path in paths:
         figure.savefig(path, dpi=150)

@@ -143,7 +143,7 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         scale = factor(study.measure(names[0]).higher)
         found = _interval(claim["difference"], scale)
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
-        margin += f" ({claim['confidence']:.0%} interval)" if claim.get("confidence", 0.95) != 0.95 else ""
+        margin += f" ({100 * claim['confidence']:g}% interval)" if claim.get("confidence", 0.95) != 0.95 else ""
         compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
         rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**"])
     return table(["claim", "comparison", "difference", "verdict"], rows)

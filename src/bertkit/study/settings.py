@@ -191,9 +191,10 @@ class Study(RecipeHeader):
         if not any(removed.values()):
             return data
         kept = {key: {name: entry for name, entry in own.items() if entry is not None} for key, own in entries.items()}
-        claims = data.get("claims")
+        claims, baseline = data.get("claims"), data.get("baseline") or next(iter(entries.get("arms", ())), None)
         if isinstance(claims, list):
-            kept["claims"] = [each for each in claims if not _needs(each, data.get("baseline"), removed)]  # type: ignore[assignment]  # a list among mappings
+            meant = [_with_against(each, baseline) for each in claims]
+            kept["claims"] = [each for each in meant if not _needs(each, removed)]  # type: ignore[assignment]  # a list among mappings
         return {**data, **kept}
 
     @model_validator(mode="after")
@@ -283,12 +284,17 @@ class Study(RecipeHeader):
         return self.measures[name]
 
 
-def _needs(claim: Any, baseline: Any, removed: Mapping[str, set[str]]) -> bool:
-    """Whether a claim, as it is written, names an arm or a measure that is removed."""
+def _with_against(claim: Any, baseline: Any) -> Any:
+    """A claim with the arm that it is against written out, whichever is the first one later."""
+    return {**claim, "against": claim.get("against") or baseline} if isinstance(claim, Mapping) else claim
+
+
+def _needs(claim: Any, removed: Mapping[str, set[str]]) -> bool:
+    """Whether a claim names an arm or a measure that is removed."""
     if not isinstance(claim, Mapping):
         return False
     measures = claim.get("measure")
-    named = {"arms": [claim.get("arm"), claim.get("against") or baseline]}
+    named = {"arms": [claim.get("arm"), claim.get("against")]}
     named["measures"] = measures if isinstance(measures, list) else [measures]
     return any(isinstance(name, str) and name in gone for key, gone in removed.items() for name in named[key])
 

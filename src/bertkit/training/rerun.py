@@ -137,17 +137,19 @@ def rerun(
 
     Args:
         run: of `pretrain`, `finetune` or `distill`; one that was stopped is compared as far as it got.
-        directory: where; not there yet.
+        directory: where; not there yet, or empty.
         steps: compare this many updates; None: all, and the model.
         tolerance: see MetricsComparison.
         offline: use no network.
 
     Raises:
-        UsageError: the run trains nothing, or is a suite; there is nothing to compare.
+        UsageError: the run trains nothing, or is a suite; there is nothing to compare; the directory is not empty.
         DataError: its text, its examples or its models are not what they were.
         CheckError: the training did not get as far.
     """
     _check(run)
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        raise UsageError(f"{directory}: is not empty; name a new directory for what is trained again")
     comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
     if (run.path / TIMES_FILE).is_file():

@@ -23,6 +23,8 @@ from bertkit.tasks.published_compression import NO_METHOD, method_in, method_nam
 
 _SUITES_WITHOUT_TASKS = ("blimp", "mlm")
 """Suites whose parts are no tasks of their own: their average is the score."""
+_SUITES_WITHOUT_SCORES = ("lm", "speed")
+"""Suites whose figures are the better the lower they are."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def scores_of(run: RunDirectory) -> dict[str, Score]:
     if suite in _SUITES_WITHOUT_TASKS:
         return {suite: Score("accuracy", average, str(run.path))} if isinstance(average, float) else {}
     tasks = results.get("tasks")
-    if suite == "speed" or not isinstance(tasks, dict):
+    if suite in _SUITES_WITHOUT_SCORES or not isinstance(tasks, dict):
         return {}
     found: dict[str, Score] = {}
     for task, metrics in tasks.items():

@@ -25,6 +25,7 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
+from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer
@@ -104,14 +105,14 @@ def attention_maps(
         DataError: no maps to record, or they are not finite.
     """
     model = model.to(device).eval()
-    points = pattern_points(model)
+    points, causal = pattern_points(model), reads_causally(model)
     heads = len(points) * int(getattr(model.encoder.config, "num_attention_heads", 1))
     for some in batches(sentences, max_batch_tokens, pool=_POOL):
         longest = max(each.ids_T.size for each in some)
         size = max(1, _MOST_CELLS // (heads * longest * longest))
         for first in range(0, len(some), size):
             part = some[first : first + size]
-            yield Maps(part, tuple(each.float().cpu() for each in recorded(model, packed(part), points)))
+            yield Maps(part, tuple(each.float().cpu() for each in recorded(model, packed(part, causal=causal), points)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,13 +40,14 @@ METHODS = (*GRADIENT_METHODS, ROLLOUT)
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """Token ids and segment types of one text."""
+    """Token ids and segment types of one text, and whether the model reads it from left to right."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...]
+    causal: bool = False
 
     def batch(self, copies: int = 1) -> PackedBatch:
-        return PackedBatch.from_ids([list(self.ids)] * copies, [list(self.types)] * copies)
+        return PackedBatch.from_ids([list(self.ids)] * copies, [list(self.types)] * copies, causal=self.causal)
 
 
 Score = Callable[[Tensor, PackedBatch], Tensor]

@@ -30,6 +30,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed
 
@@ -90,7 +91,7 @@ def squared_norms(
         input_R, along_R = job_R // along_KD.shape[0], job_R % along_KD.shape[0]
         moved_RnD = torch.zeros(job_R.numel(), size, width, device=device)
         moved_RnD[torch.arange(job_R.numel(), device=device), input_R] = along_KD[along_R]
-        batch = packed([sentence] * job_R.numel()).to(device)
+        batch = packed([sentence] * job_R.numel(), causal=reads_causally(model)).to(device)
         with forward_ad.dual_level():
             recorder = Recorder([*points[1:], *maps], {points[0]: _dual_along(moved_RnD.flatten(0, 1))})
             model(batch, recorder)

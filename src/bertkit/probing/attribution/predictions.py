@@ -9,7 +9,7 @@ Shapes: n tokens of the text, E width of the embeddings, T packed tokens, R copi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -22,6 +22,7 @@ from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of
+from bertkit.models.scoring_rules import mask_rule, reads_causally
 from bertkit.probing.attribution import Baseline
 from bertkit.probing.attribution.explanations import (
     METHODS,
@@ -104,6 +105,7 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
 
     Raises:
         UsageError: no mask or several where one is needed, an invalid target, or a text that is too long or empty.
+        DataError: a model of masked tokens that fills in none.
     """
     model, tokenizer = subject.model, subject.tokenizer
     mask = tokenizer.token(tokenizer.mask_id) if "mask" in tokenizer.roles else None
@@ -127,13 +129,15 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
     fixed_n[before : before + len(body)] = False
     read: int | None = 0
     if head == MASKED:
-        read = ids.index(tokenizer.mask_id)
-        fixed_n[read] = True
+        place = ids.index(tokenizer.mask_id)
+        fixed_n[place] = True
+        read = place - mask_rule(model, source=subject.name).shifted
     elif head is not None:
         read = {"first": 0, "last": len(ids) - 1, "mean": None}[model.plans[head].summary]
     output = None if target is None or head is None else (_output(model, tokenizer, head, target), target)
     tokens = tuple(tokenizer.token(i) for i in ids)
-    return Question(written, TokenisedText(tuple(ids), tuple(types)), tokens, fixed_n, head, read, output)
+    text = TokenisedText(tuple(ids), tuple(types), causal=head is None and reads_causally(model))
+    return Question(written, text, tokens, fixed_n, head, read, output)
 
 
 def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) -> int:
@@ -248,4 +252,4 @@ def _baseline(subject: LoadedModel, question: Question, kind: Baseline, own_nE: 
         return own_nE * torch.from_numpy(question.fixed_n)[:, None].to(own_nE.device)
     token_id = subject.tokenizer.mask_id if kind == "mask" else subject.tokenizer.pad_id
     ids = np.where(question.fixed_n, np.array(question.text.ids), token_id)
-    return embeddings(subject.model, TokenisedText(tuple(ids.tolist()), question.text.types))
+    return embeddings(subject.model, replace(question.text, ids=tuple(ids.tolist())))

@@ -29,6 +29,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, point_shapes
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
 from bertkit.probing.states import recorded
@@ -114,12 +115,11 @@ def layer_attention(
         DataError: the family lacks one of the points, or they are not finite.
     """
     model = model.to(device).eval()
-    points = pattern_points(model)
+    points, causal = pattern_points(model), reads_causally(model)
     maps = output_maps(model, len(points))
     for sentence in sentences:
-        values = recorded(
-            model, packed([sentence]), [*points, *(VALUES.format(n=layer) for layer in range(len(points)))]
-        )
+        wanted = [*points, *(VALUES.format(n=layer) for layer in range(len(points)))]
+        values = recorded(model, packed([sentence], causal=causal), wanted)
         layers = zip(values[: len(points)], values[len(points) :], maps, strict=True)
         yield sentence, [_of_layer(raw[0].double().cpu(), value.double().cpu(), own) for raw, value, own in layers]
 
