@@ -28,8 +28,8 @@ from bertkit.files import read_json, write_json
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import CONFIG_FILE, check_vocabulary, load_model
 from bertkit.models.model_files import MODULES_FILE, SAFETENSORS, encoder_directory, find_model, write_safetensors
-from bertkit.models.sentence import pool
-from bertkit.models.sentence_files import VERSION_FILE, version_settings
+from bertkit.models.sentence import VERSION_FILE, pool
+from bertkit.models.sentence_files import version_settings
 from bertkit.models.static import TABLE
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings

@@ -18,7 +18,7 @@ from bertkit.generation.causal import Generated, Limits, Prompt
 from bertkit.generation.search import search
 from bertkit.generation.settings import GenerationSettings
 from bertkit.models.conditional_decoding import CachedSourceNextTokens
-from bertkit.models.encoder_decoder import DECODER_START, SEQ2SEQ, EncoderDecoder
+from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST, SEQ2SEQ, EncoderDecoder
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
@@ -34,13 +34,14 @@ class SourceTokens:
 
     Attributes:
         tokenizer: the model's.
-        start_id: the token before every target.
+        start_ids: the tokens before every target: the decoder's start, and the first one where it is forced
+            (forced_bos_token_id, as in released BARTs).
         end_ids: tokens that end a target.
         max_tokens: of a source, and of a target.
     """
 
     tokenizer: Tokenizer
-    start_id: int
+    start_ids: tuple[int, ...]
     end_ids: frozenset[int]
     max_tokens: int
 
@@ -66,7 +67,9 @@ class SourceTokens:
         if type(start) is not int or not found:
             missing = "how a target starts (decoder_start_token_id)" if found else "how a target ends (eos_token_id)"
             raise DataError(f"neither config.json nor the tokenizer says {missing}; add the key to config.json")
-        return cls(tokenizer, start, frozenset(found), model.encoder.max_tokens)
+        forced = extras.get(FORCED_FIRST)
+        starts = (start,) if type(forced) is not int else (start, forced)
+        return cls(tokenizer, starts, frozenset(found), model.encoder.max_tokens)
 
     def sources(self, texts: Sequence[str]) -> list[list[int]]:
         """The sources of these texts.
@@ -91,12 +94,13 @@ class SourceTokens:
         """The beginnings of their targets, with room for so many new tokens; None: for `EXTRA_TOKENS` more than the
         source has."""
         rooms = [len(source) + EXTRA_TOKENS if max_new_tokens is None else max_new_tokens for source in sources]
-        return [Prompt([self.start_id], number, min(room, self.max_tokens - 1)) for number, room in enumerate(rooms)]
+        most = self.max_tokens - len(self.start_ids)
+        return [Prompt(list(self.start_ids), number, min(room, most)) for number, room in enumerate(rooms)]
 
     def limits(self, stops: Sequence[str]) -> Limits:
         """Where targets end, and the special tokens that are never in one; those that stand for a span may be."""
         special = self.tokenizer.special_ids - set(self.tokenizer.sentinel_ids)
-        suppressed = tuple(sorted((special | {self.start_id}) - self.end_ids))
+        suppressed = tuple(sorted((special | set(self.start_ids)) - self.end_ids))
 
         def is_stop(number: int, ids: Sequence[int]) -> bool:
             text = self.text(ids)

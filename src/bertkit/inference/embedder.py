@@ -35,6 +35,7 @@ from bertkit.inference.independent_batches import (
 from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
+from bertkit.models.static import StaticEncoder
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -101,6 +102,8 @@ class Embedder:
         """
         model = load_sentence_model(directory)
         tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+        if isinstance(model.model.encoder, StaticEncoder):
+            tokenizer = tokenizer.without_special_tokens()
         found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
         found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
         if engine.bf16:
@@ -145,7 +148,9 @@ class Embedder:
         return bool(last) and isinstance(last[0], Normalise)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text without special tokens, nothing cut."""
+        """The ids of each text behind the model's prompt, without special tokens, nothing cut."""
+        if self._model.prompt:
+            texts = [self._model.prompt + text for text in texts]
         return self._encoder.ids([text.lower() for text in texts] if self._model.lowercases else texts)
 
     def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
@@ -284,6 +289,7 @@ def _fingerprint(model: SentenceModel, weights: str, tokenizer: str) -> str:
         for part in model.after_pooling
     ]
     content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, model.lowercases]
+    content += [model.prompt] if model.prompt else []
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

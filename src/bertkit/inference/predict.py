@@ -33,7 +33,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
-from bertkit.models.sentence_files import VERSION_FILE
+from bertkit.models.sentence import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Account, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec

@@ -26,7 +26,6 @@ from bertkit.errors import UsageError
 from bertkit.models.bart import UNREAD_ROWS
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.longformer import LongformerConfig
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.vocabulary_mapping import VocabularyMapping, map_vocabulary
 
@@ -186,8 +185,7 @@ def with_vocabulary(
     found = map_vocabulary(new, old)
     if new_tokens == "random":
         found = VocabularyMapping(found.same, {})
-    config = _with_separator(model.encoder.config, new)
-    remade = _built(model, config, new.vocab_size, pad_id=new.pad_id)
+    remade = _built(model, model.encoder.config, new.vocab_size, pad_id=new.pad_id)
     # Ids in a config.json are those of the old vocabulary.
     remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
     _fill(remade, model, lambda rows, old_rows: _copy_rows(rows, old_rows, found), seed=seed)
@@ -388,13 +386,6 @@ def _move_positions(new: Encoder, old: Encoder) -> None:
 def _pad_id(encoder: Encoder) -> int:
     """The padding's id, from which some families count positions."""
     return int(encoder.to_hub().get("pad_token_id", encoder.config.default_pad_id))
-
-
-def _with_separator(config: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
-    """A Longformer identifies its separator by the id."""
-    if isinstance(config, LongformerConfig) and "sep" in tokenizer.roles:
-        return config.model_copy(update={"sep_token_id": tokenizer.sep_id})
-    return config
 
 
 _Conversion = Callable[[HeadedModel, HeadedModel], None]

@@ -32,6 +32,8 @@ from bertkit.text.tokenizer import Tokenizer
 SEQ2SEQ = "seq2seq_lm"
 """The head of a decoder that predicts the target's next token."""
 DECODER_START = "decoder_start_token_id"
+FORCED_FIRST = "forced_bos_token_id"
+"""Of the token that is always the first one of a target, behind the decoder's start."""
 """Key of config.json: the token before every target."""
 
 

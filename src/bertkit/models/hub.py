@@ -21,6 +21,7 @@ from bertkit.files import read_json
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmConfig
 from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
+from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import POOLER, HeadedModel
@@ -68,6 +69,8 @@ _WRITTEN_ANEW = {
     *("torch_dtype", "transformers_version", "_name_or_path", "use_cache", PRUNED_HEADS),
 }
 """Keys of config.json that are not kept as they were read."""
+GENERATION_FILE = "generation_config.json"
+"""Where transformers 5 keeps how a target begins."""
 
 
 def hub_names(model: HeadedModel) -> dict[str, str]:
@@ -113,11 +116,12 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
         write_tokenizer(model, tokenizer, directory)
 
 
-def write_tokenizer(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the tokenizer's files, with the model's longest text and whether it distinguishes segments."""
-    save_tokenizer(
-        tokenizer, directory, max_tokens=model.encoder.max_tokens, token_types=model.encoder.config.reads_token_types
-    )
+def write_tokenizer(
+    model: HeadedModel, tokenizer: Tokenizer, directory: Path, *, max_tokens: int | None = None
+) -> None:
+    """Write the tokenizer's files, with the longest text (None: the model's) and whether it distinguishes segments."""
+    limit = model.encoder.max_tokens if max_tokens is None else max_tokens
+    save_tokenizer(tokenizer, directory, max_tokens=limit, token_types=model.encoder.config.reads_token_types)
 
 
 def _model_type(contents: Mapping[str, Any]) -> str:
@@ -219,7 +223,9 @@ def load_model(
                 restructure(model, tensors, model.hub_form().names, quantisation)
             except DataError as error:
                 raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
-    model.extras = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
+    generation = read_json(directory / GENERATION_FILE) if (directory / GENERATION_FILE).is_file() else {}
+    told = {key: generation[key] for key in (DECODER_START, FORCED_FIRST) if generation.get(key) is not None}
+    model.extras = told | {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]

@@ -29,6 +29,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
 from bertkit.models.weights import Names
 from bertkit.models.windows import GlobalTokens, attend_near, keys_in_window, recorded
+from bertkit.text.tokenizer import Tokenizer
 
 _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
 
@@ -188,6 +189,7 @@ class Longformer(Encoder):
 
     def __init__(self, config: LongformerConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.sep_token_id = config.sep_token_id
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
         self.layers = nn.ModuleList(LongformerLayer(config, window) for window in config.windows)
@@ -201,7 +203,11 @@ class Longformer(Encoder):
         return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
 
     def to_hub(self) -> dict[str, Any]:
-        return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
+        return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id, "sep_token_id": self.sep_token_id}
+
+    def read_vocabulary(self, tokenizer: Tokenizer) -> None:
+        if "sep" in tokenizer.roles:
+            self.sep_token_id = tokenizer.sep_id
 
     def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
         """Global tokens of any of the heads, unless the batch has its own."""
@@ -213,14 +219,14 @@ class Longformer(Encoder):
 
     def _separators_before(self, batch: PackedBatch) -> Tensor:
         """The number of separators before each token in its sequence, (T,)."""
-        separator = -1 if self.config.sep_token_id is None else self.config.sep_token_id
+        separator = -1 if self.sep_token_id is None else self.sep_token_id
         is_separator_T = (batch.ids_T == separator).long()
         before_T = is_separator_T.cumsum(0) - is_separator_T
         first_T = torch.arange(batch.num_tokens, device=batch.ids_T.device) - batch.positions_T
         return before_T - before_T[first_T]
 
     def _question(self, batch: PackedBatch) -> Tensor:
-        return (self._separators_before(batch) == 0) & (batch.ids_T != self.config.sep_token_id)
+        return (self._separators_before(batch) == 0) & (batch.ids_T != self.sep_token_id)
 
     def _choice(self, batch: PackedBatch) -> Tensor:
         """Behind the first separator and the one token that follows it, which is the second."""

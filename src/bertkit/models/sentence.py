@@ -9,7 +9,8 @@ Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -25,6 +26,14 @@ from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
 from bertkit.models.static import load_static
+
+SETTINGS_FILE = "sentence_bert_config.json"
+VERSION_FILE = "config_sentence_transformers.json"
+_SETTINGS_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The settings of an encoder among modules, by the names that `sentence-transformers` has had for them."""
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -96,6 +105,7 @@ class SentenceModel(nn.Module):
         modules: what is applied to the pooled vectors, in order.
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
         lowercases: whether texts are lower-cased before they are tokenised.
+        prompt: what stands before every text.
     """
 
     def __init__(
@@ -106,6 +116,7 @@ class SentenceModel(nn.Module):
         *,
         max_tokens: int | None = None,
         lowercases: bool = False,
+        prompt: str = "",
     ) -> None:
         super().__init__()
         self.model = model
@@ -114,6 +125,7 @@ class SentenceModel(nn.Module):
         limit = model.encoder.max_tokens
         self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
         self.lowercases = lowercases
+        self.prompt = prompt
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(B, E)."""
@@ -134,8 +146,10 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         return SentenceModel(model).eval()
     listed = directory / MODULES_FILE
     steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
+    prompt = _default_prompt(directory / VERSION_FILE)
     if steps and steps[0][0] == "StaticEmbedding":
-        return SentenceModel(load_static(steps[0][1]), modules=[_step(kind, path) for kind, path in steps[1:]]).eval()
+        after = [_step(kind, path) for kind, path in steps[1:]]
+        return SentenceModel(load_static(steps[0][1]), modules=after, prompt=prompt).eval()
     if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
         raise DataError(
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
@@ -143,14 +157,39 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         )
     (_, root), (_, pooling), *modules = steps
     model, _ = load_model(root, heads=())
-    settings = _optional(root / "sentence_bert_config.json")
+    file = settings_file(root)
+    settings = _optional(file)
     return SentenceModel(
         model,
-        _pooling_modes(pooling / CONFIG_FILE),
+        _pooling_modes(pooling / CONFIG_FILE, has_prompt=bool(prompt)),
         [_step(kind, path) for kind, path in modules],
-        max_tokens=settings.get("max_seq_length") or _tokenizer_limit(root),
+        max_tokens=_whole(settings, "max_seq_length", file) or _tokenizer_limit(root),
         lowercases=bool(settings.get("do_lower_case", False)),
+        prompt=prompt,
     ).eval()
+
+
+def settings_file(root: Path) -> Path:
+    """The settings of an encoder among modules: the first of their names that is there, or the usual one."""
+    return next((root / name for name in _SETTINGS_FILES if (root / name).is_file()), root / SETTINGS_FILE)
+
+
+def read_prompts(path: Path) -> dict[str, str]:
+    """The prompts of a config_sentence_transformers.json by their names, empty ones left out.
+
+    Raises:
+        DataError: they are no texts.
+    """
+    prompts = _optional(path).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
+        raise DataError(f"{path}: prompts: expected texts by their names")
+    return {name: text for name, text in prompts.items() if text}
+
+
+def _default_prompt(path: Path) -> str:
+    """What stands before every text by the directory's own word; empty where nothing does."""
+    name = _optional(path).get("default_prompt_name")
+    return "" if name is None else read_prompts(path).get(str(name), "")
 
 
 def is_embedder(directory: Path) -> bool:
@@ -220,9 +259,12 @@ def _dense(path: Path) -> Dense:
         raise DataError(
             f"{path / CONFIG_FILE}: activation_function is {name!r}; known are {', '.join(_DENSE_ACTIVATIONS)}"
         )
+    inputs, outputs = (_whole(settings, key, path / CONFIG_FILE) for key in ("in_features", "out_features"))
+    if inputs is None or outputs is None:
+        raise DataError(f"{path / CONFIG_FILE}: in_features and out_features are needed")
     dense = Dense(
-        int(settings["in_features"]),
-        int(settings["out_features"]),
+        inputs,
+        outputs,
         bias=bool(settings.get("bias", True)),
         activation=_DENSE_ACTIVATIONS[name](),
     )
@@ -234,12 +276,14 @@ def _dense(path: Path) -> Dense:
     return dense
 
 
-def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
+def _pooling_modes(path: Path, *, has_prompt: bool = False) -> tuple[PoolingMode, ...]:
     settings = read_json(path)
+    if has_prompt and not settings.get("include_prompt", True):
+        raise DataError(f"{path}: include_prompt is false, and the model has a prompt; this is not supported")
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key)] or ["mean"]
-    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    modes = (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, list) else (modes,)
     unknown = [mode for mode in modes if mode not in get_args(PoolingMode)]
     if unknown:
         raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
@@ -249,7 +293,19 @@ def _pooling_modes(path: Path) -> tuple[PoolingMode, ...]:
 def _tokenizer_limit(root: Path) -> int | None:
     """Where sentence-transformers 6 keeps the greatest length; older versions name it in sentence_bert_config.json."""
     limit = _optional(root / "tokenizer_config.json").get("model_max_length")
-    return int(limit) if isinstance(limit, int | float) else None
+    return int(limit) if isinstance(limit, int | float) and 1 <= limit < math.inf else None
+
+
+def _whole(settings: Mapping[str, Any], key: str, path: Path) -> int | None:
+    """A number of a file; None where it has none.
+
+    Raises:
+        DataError: it is no whole number of at least 1.
+    """
+    value = settings.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise DataError(f"{path}: {key} is {value!r}, expected a whole number of at least 1")
+    return value
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from typing import Any
 
 from bertkit.files import write_json
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE
-from bertkit.models.sentence import OLD_POOLING_KEYS, PoolingMode
+from bertkit.models.sentence import OLD_POOLING_KEYS, SETTINGS_FILE, VERSION_FILE, PoolingMode
 
-SETTINGS_FILE = "sentence_bert_config.json"
-VERSION_FILE = "config_sentence_transformers.json"
 _OLDEST = "2.2.2"
 """The oldest version whose keys these are; a reader looks at it to interpret them."""
 

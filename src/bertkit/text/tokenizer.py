@@ -241,6 +241,12 @@ class Tokenizer:
         starts_V.flags.writeable = False
         return starts_V
 
+    def without_special_tokens(self) -> Tokenizer:
+        """The same vocabulary, with sequences of a text's own tokens alone."""
+        content = json.loads(self.backend.to_str()) | {"post_processor": None}
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        return Tokenizer(backend, self.roles, lowercases=self.lowercases)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, no special tokens added; a special token written out (`[MASK]`) is recognised."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)

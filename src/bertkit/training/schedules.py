@@ -218,7 +218,7 @@ class InverseSqrtSchedule(Schedule):
         return self
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
-        number = step + 1
+        number, warmup = step + 1, max(1, warmup)  # a run of one update has no room for a warm-up
         return peak * min(number / warmup, math.sqrt(warmup / number))
 
 

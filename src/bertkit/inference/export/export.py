@@ -39,7 +39,7 @@ from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
 from bertkit.models.pruning import dense
 from bertkit.models.quantised import is_quantised, quantise
-from bertkit.models.sentence import load_sentence_model, read_modules
+from bertkit.models.sentence import VERSION_FILE, is_embedder, load_sentence_model, read_modules, settings_file
 from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
@@ -51,7 +51,7 @@ TOLERANCE: dict[Format, float] = {"hf": 1e-5, "int8": 0.25, "onnx": 1e-4, "onnx-
 share of the source's: all-MiniLM-L6-v2 fine-tuned on RTE, whose states have a few large elements, is at 0.11, and at
 0.14 in ONNX Runtime."""
 
-_SENTENCE_FILES = (MODULES_FILE, "config_sentence_transformers.json")
+_SENTENCE_FILES = (MODULES_FILE, VERSION_FILE)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,13 @@ class Source:
     report: WeightReport
 
     @property
-    def is_sentence_encoder(self) -> bool:
+    def has_modules(self) -> bool:
+        """Whether sentence-transformers wrote it: an embedder, or a cross-encoder of its version 6."""
         return (self.directory / MODULES_FILE).is_file()
+
+    @property
+    def is_embedder(self) -> bool:
+        return is_embedder(self.directory)
 
 
 def export_model(
@@ -212,8 +217,12 @@ def _write_model(
     """A directory of a model, and the faults that it has when it is read again: outputs, weights, heads, tokenizer and
     a sentence encoder's vectors."""
     save_model(model, source.tokenizer, staging / source.inner)
-    if source.is_sentence_encoder:
+    if source.has_modules:
         _copy_steps(source, staging)
+        if source.is_embedder and source.tokenizer is not None:
+            # Where sentence-transformers 6 keeps the greatest length of its own.
+            limit = load_sentence_model(source.directory).max_tokens
+            write_tokenizer(model, source.tokenizer, staging / source.inner, max_tokens=limit)
     again, report = load_model(staging)
     agreement = compare(
         source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=tolerance, kind=kind
@@ -227,7 +236,7 @@ def _write_model(
         TEXTS
     ) != source.tokenizer.encode_batch(TEXTS):
         agreement.errors.append("the tokenizer gives other ids")
-    if source.is_sentence_encoder:
+    if source.is_embedder:
         _compare_vectors(source, staging, agreement)
     return agreement
 
@@ -239,7 +248,8 @@ def _copy_steps(source: Source, staging: Path) -> None:
         DataError: modules.json or a link names a path outside of the model.
     """
     modules = source.directory / MODULES_FILE
-    names = {*_SENTENCE_FILES, (PurePosixPath(source.inner) / "sentence_bert_config.json").as_posix()}
+    settings = settings_file(source.directory / source.inner).name
+    names = {*_SENTENCE_FILES, (PurePosixPath(source.inner) / settings).as_posix()}
     copied = {name for name in names if (source.directory / name).is_file()}
     encoder = PurePosixPath(source.inner)
     for step in read_modules(modules):
@@ -256,6 +266,10 @@ def _copy_steps(source: Source, staging: Path) -> None:
 @torch.no_grad()
 def _compare_vectors(source: Source, staging: Path, agreement: Agreement) -> None:
     first, second = load_sentence_model(source.directory), load_sentence_model(staging)
+    for name in ("max_tokens", "lowercases", "prompt"):
+        before, after = getattr(first, name), getattr(second, name)
+        if before != after:
+            agreement.errors.append(f"{name} is {after!r}, the source's {before!r}")
     for rows in probe_batches(source.model, source.tokenizer):
         batch = packed(source.model, rows)
         agreement.add("sentence_vectors", first(batch), second(batch))

@@ -19,7 +19,7 @@ from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
 from bertkit.models.hub import read_config
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import read_modules
+from bertkit.models.sentence import is_embedder, read_modules
 from bertkit.tasks.examples import TaggedExample
 
 Ability = Literal["embed", "predict", "rerank", "fill"]
@@ -154,10 +154,10 @@ def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> li
 
 def _abilities(model: Model) -> frozenset[Ability]:
     found: set[Ability] = set()
-    modules = model.directory / MODULES_FILE
-    # A cross-encoder of sentence-transformers 6 has this file, too, with its Transformer alone.
-    if modules.is_file() and any(step.kind == "Pooling" for step in read_modules(modules)):
+    if is_embedder(model.directory):
         found |= {"embed", "rerank"}
+        if read_modules(model.directory / MODULES_FILE)[0].kind == "StaticEmbedding":
+            return frozenset(found)  # a table of vectors has no heads, and as others write it no config.json
     config, contents = read_config(encoder_directory(model.directory))
     try:
         head_kind(config, contents, model.name)

@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 
 _WRITTEN_APART = 1 << 15
 """Numbers of an answer from which on a thread writes its JSON, so that other requests need not wait for it."""
+MOST_CANDIDATES = 100_000
+"""Tokens with their probabilities that a request for masks may be answered with: some ten megabytes."""
 _UNIT = 1e-3
 """A vector whose length differs from one by less counts as of length one."""
 
@@ -123,6 +125,15 @@ class Service:
         """The documents of `bertkit fill`."""
         model = self._model(request.model, "fill")
         texts = [request.input] if isinstance(request.input, str) else list(request.input)
+        candidates = request.top * sum(text.count(model.model.mask_token) for text in texts)
+        if candidates > MOST_CANDIDATES:
+            raise RequestError(
+                422,
+                f"input: {candidates:,} candidates for its masks, at most {MOST_CANDIDATES:,} are given for a request;"
+                " lower top, or send several requests",
+                code="too_many_candidates",
+                param="input",
+            )
         work, found = await self._done(model, "fill", "input", texts, model.fill_work, request.top)
         return {"model": model.name, "results": found, "usage": _usage(work)}
 
