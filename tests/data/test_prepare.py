@@ -16,7 +16,7 @@ import pytest
 
 from bertkit.data import prepare
 from bertkit.data.prepare import prepare_shards
-from bertkit.data.shards import PROGRESS, TokenShards
+from bertkit.data.shards import PROGRESS, TokenShards, is_shards
 from bertkit.data.tokenizing import MAX_ENCODED_CHARACTERS, tokenize_block
 from bertkit.errors import DataError, UsageError
 from bertkit.text import corpus as corpus_module
@@ -275,3 +275,17 @@ def test_a_directory_in_which_a_kill_left_half_a_file_of_progress_is_taken(tmp_p
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(UsageError, match="not empty"):
         _claim(tmp_path / "other", "identity")
+
+
+def test_files_of_other_tools_with_the_names_of_shards_are_left_alone(tmp_path: Path) -> None:
+    source = tmp_path / "text.txt"
+    source.write_text("\n\n".join(english(60)))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    contents = {"progress.json": '{"epoch": 3}', "vocab.txt": "a", "tokens-train.bin": "b", "manifest.json": "{}"}
+    for name, content in contents.items():
+        (mine / name).write_text(content)
+    with pytest.raises(UsageError, match="is not empty and holds no token shards"):
+        run(source, mine, tmp_path / "cache", 1, SHARD_TOKENS)
+    assert {path.name: path.read_text() for path in mine.iterdir()} == contents
+    assert not is_shards(mine)

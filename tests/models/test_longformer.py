@@ -13,10 +13,13 @@ import pytest
 import torch
 from tests.models.cases.longformer import CASES, SIZES
 from tests.models.oracle import Case, Inputs, ask_oracle, make_inputs, make_twins, oracle_logits
+from tests.probing.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import attend, sliding_window
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model, save_model
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.windows import attend_near
@@ -151,3 +154,21 @@ def test_the_case_has_sequences_longer_than_its_windows() -> None:
     """Else no chunk would be tested."""
     case: Case = CASES[0]
     assert min(case.settings["attention_window"]) < case.max_tokens
+
+
+def test_the_separator_is_that_of_the_vocabulary_that_a_run_has_learnt(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.sep_id != SEPARATOR
+    model = HeadedModel(
+        LongformerConfig(**SIZES | {"attention_window": 8}).build(tokenizer.vocab_size, pad_id=tokenizer.pad_id),
+        ("span",),
+    )
+    model.initialise(seed=1)
+    model.encoder.read_vocabulary(tokenizer)
+    save_model(model, tokenizer, tmp_path)
+    again, _ = load_model(tmp_path)
+    question, context = tokenizer.encode_batch(["a reader", "the reader tests a document"])
+    ids = [tokenizer.cls_id, *question, tokenizer.sep_id, *context, tokenizer.sep_id]
+    marked = again.encoder.with_global_tokens(PackedBatch.from_ids([ids]), ("span",))
+    assert marked.global_T is not None
+    assert marked.global_T.tolist() == [True] * (1 + len(question)) + [False] * (len(context) + 2)

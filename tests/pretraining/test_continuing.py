@@ -262,3 +262,9 @@ def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog
     assert "in place of 512: the initial model reads no more" in caplog.text
     with pytest.raises(UsageError, match="above what the model reads"):
         replace(wanted, overrides=[Override("max_length", 512, "--max-length")]).requested()
+
+
+def test_a_relative_tokenizer_is_recorded_by_its_full_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    recipe = request(home, None, "tokenizer.path=bert", recipe="bert").requested()
+    assert recipe.tokenizer.path == str(home / "bert")

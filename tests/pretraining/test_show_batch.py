@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bertkit.run.metrics import read_metrics
 from tests.training.tiny_run import write_recipe
 
 Bertkit = Callable[..., Any]
@@ -80,3 +81,23 @@ def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:
     done = bertkit("show-batch", home / "tiny.yaml", "--data", home / "text.txt", "--step", 61)
     assert done.code == 2
     assert "has steps 1 to 60" in done.stderr
+
+
+def test_a_run_of_passes_is_shown_as_it_was_trained(bertkit: Bertkit, home: Path) -> None:
+    """Rates that change along the run count its own steps, not the most that the recipe allows."""
+    changes = [
+        *("optimisation.stages=[]", "optimisation.steps=100000", "optimisation.passes=1", "engine.log_every_steps=1"),
+        *("objective=[{masked_lm: {rate: {start: 0.6, end: 0.05}}}, next_sentence]", "model.num_hidden_layers=1"),
+    ]
+    words = [word for change in changes for word in ("--set", change)]
+    run = home / "passes"
+    trained = bertkit("pretrain", home / "tiny.yaml", "--data", home / "text.txt", "--run-dir", run, *words)
+    assert trained.code == 0, trained.stderr
+    last = max(line["step"] for line in read_metrics(run / "metrics.jsonl"))
+    counts = []
+    for step in (1, last):
+        done = bertkit("show-batch", run, "--step", step, "--sequences", 9, "--json")
+        sequences = json.loads(done.stdout)["sequences"]
+        counts.append(sum("change" in token for each in sequences for token in each["tokens"]))
+    assert counts[1] < counts[0] / 3
+    assert f"has steps 1 to {last}" in bertkit("show-batch", run, "--step", last + 1).stderr

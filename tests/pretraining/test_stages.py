@@ -81,3 +81,36 @@ def test_shares_that_do_not_make_a_whole_are_refused() -> None:
 def test_a_first_stage_has_no_moments_to_begin_anew() -> None:
     with pytest.raises(UsageError, match=r"stages\.0\.new_moments: every run begins with new moments"):
         stages({"share": 0.5, "new_moments": True}, {"share": 0.5})
+
+
+def test_a_key_of_a_stage_is_changed_from_the_command_line_and_the_others_stay() -> None:
+    changes = parsed(
+        ["optimisation.stages.0.set.data.sequence_length=64", "optimisation.stages.1.set.objective.masked_lm.rate=0.4"]
+    )
+    first, second = stages_of(load_recipe("bert-mini", changes))
+    plain = stages_of(load_recipe("bert-mini"))[0]
+    assert first.recipe.data == plain.recipe.data.model_copy(update={"sequence_length": 64})
+    assert second.recipe.objectives[0].model_dump()["rate"] == 0.4
+
+
+def test_a_whole_section_of_data_in_a_stage_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"stages\.0\.set: write the keys of data with dots: data\.sequence_length"):
+        stages({"share": 1.0, "set": {"data": {"sequence_length": 64}}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data.sequence_length": "128"},
+        {"optimisation.schedule.warmup_steps": "5"},
+    ],
+)
+def test_numbers_that_are_texts_are_no_bug(change: dict[str, Any], bertkit: Any, tmp_path: Any) -> None:
+    import json
+
+    configs = json.dumps([{"share": 0.5, "set": change}, {"share": 0.5}])
+    words = ["--set", f"optimisation.stages={configs}", "--max-length", "64", "--max-steps", "10", "--plan"]
+    (tmp_path / "text.txt").write_text("a text")
+    done = bertkit("pretrain", "bert-mini", "--data", tmp_path / "text.txt", *words)
+    assert done.code in (0, 2), done.stderr
+    assert "a bug in bertkit" not in done.stderr

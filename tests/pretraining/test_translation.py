@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.generation.from_source import SourceTokens, from_sources, write_targets
 from bertkit.generation.settings import GenerationSettings
+from bertkit.inference.export.export import export_model
 from bertkit.models.bert import BertConfig
 from bertkit.models.bert_gpt2 import BertGpt2Config
 from bertkit.models.gpt2 import Gpt2Config
@@ -311,3 +313,25 @@ def test_text_that_is_no_pairs_ends_with_code_3(bertkit: Callable[..., Any], tmp
         done = bertkit("pretrain", "transformer-small", *words, "--run-dir", tmp_path / "run", "-q")
         assert done.code == code, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_forced_first_token_is_the_first_as_in_the_original(learnt: Path, tmp_path: Path) -> None:
+    """Released BARTs force <s>; transformers 5 says it in generation_config.json alone."""
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.MarianMTModel.from_pretrained(learnt / "model", local_files_only=True).eval()
+    tokenizer = load_tokenizer(learnt / "model")
+    forced = tokenizer.encode_batch(["the number"])[0][-1]
+    shutil.copytree(learnt / "model", tmp_path / "forced")
+    oracle.generation_config.forced_bos_token_id = forced
+    oracle.generation_config.save_pretrained(tmp_path / "forced")
+    model, _ = load_model(tmp_path / "forced")
+    tokens = SourceTokens.of(model, tokenizer)
+    sources = tokens.sources(["the cat reads a list"])
+    settings = GenerationSettings(method="greedy", max_new_tokens=8).resolved(is_causal=False, reads_source=True)
+    ((ours,),) = write_targets(model, tokens, sources, settings, batch_tokens=1000)
+    theirs = oracle.generate(torch.tensor(sources), num_beams=1, max_new_tokens=9, do_sample=False)[0].tolist()
+    assert theirs[1] == forced
+    assert ours.ids == [token for token in theirs[2:] if token not in tokenizer.special_ids]
+    export_model(str(tmp_path / "forced"), tmp_path / "out")
+    again = transformers.MarianMTModel.from_pretrained(tmp_path / "out", local_files_only=True).eval()
+    assert again.generate(torch.tensor(sources), num_beams=1, max_new_tokens=9, do_sample=False)[0].tolist() == theirs

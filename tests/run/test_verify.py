@@ -6,6 +6,7 @@ Laws of bertkit.run.verify.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from making import finished_run, stopped_run
 
 from bertkit.errors import CheckError, DataError
+from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.metrics import MetricsLog
 from bertkit.run.verify import verify_run
 
 FILES = [
@@ -94,3 +97,19 @@ def test_the_token_shards_of_a_run_are_found_gone_damaged_or_other(tmp_path: Pat
     (shards / "manifest.json").write_text("{}")
     verdict, detail = check()
     assert (verdict, str(shards) in detail) == ("fault", True)
+
+
+def test_a_run_that_went_back_and_was_killed_has_no_fault(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, RunIdentity("pretrain", "x", "kind: pretrain", "0" * 64, 0, ["x"]))
+    with run.recording():
+        with MetricsLog(run.metrics) as metrics:
+            for step in range(1, 11):
+                metrics.log(step, {"loss": 1.0 + step})
+        run.seal_growing_files()
+        run.growing_files_were_cut()
+        with MetricsLog(run.metrics, start_step=4) as metrics:
+            for step in range(5, 9):
+                metrics.log(step, {"loss": 2.0})
+        run.seal_growing_files()
+        shutil.copytree(run.path, tmp_path / "killed")
+    verify_run(tmp_path / "killed").raise_for_errors()

@@ -108,3 +108,10 @@ def test_a_tokenizer_whose_pieces_cross_spaces_is_used_as_it_is() -> None:
 def test_no_texts_give_no_ids() -> None:
     ids, lengths = TOKENIZERS["wordpiece"].encode_plain([])
     assert len(ids) == len(lengths) == 0
+
+
+@pytest.mark.parametrize("name", ["bpe", "unigram", "byte-bpe", "wordpiece"])
+def test_the_sign_for_a_space_within_a_text_has_the_ids_of_the_tokenizer_itself(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    texts = ["The bar \u2581\u2582\u2583 shows load.", "\u2581a", "a \u2581 b", "a\u2581b", "\u0301\u2581 c"]
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)

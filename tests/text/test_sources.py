@@ -289,3 +289,17 @@ def test_no_source_is_wrong_usage(cache: Path) -> None:
 def test_a_hub_data_set_that_is_not_cached_is_a_data_fault_offline(cache: Path) -> None:
     with pytest.raises(DataError, match="hub:org/absent: not in the local Hub cache"):
         opened("hub:org/absent", cache=cache)
+
+
+def test_endings_in_capitals_are_the_same_and_files_that_are_not_read_are_told(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "A.TXT").write_text("one two\n")
+    (tmp_path / "in" / "b.txt.GZ").write_bytes(gzip.compress(b"three four\n"))
+    (tmp_path / "in" / "notes.doc").write_text("five")
+    with caplog.at_level("INFO"):
+        documents = list(open_corpus([str(tmp_path / "in")], cache=cache).documents())
+    assert documents == [["one two"], ["three four"]]
+    assert "1 files are no" in caplog.text
+    assert "notes.doc" in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bertkit.training.batch_ramp import BatchRamp, BatchSizes
+from bertkit.training.batch_ramp import BatchRamp, BatchSizes, updates_for
 
 
 def walked(ramp: BatchRamp, full: int, steps: int) -> list[int]:
@@ -60,3 +60,13 @@ def test_equal_sequences_means_as_many_of_each_size() -> None:
 def test_a_ramp_that_does_not_lead_to_the_whole_batch_is_refused(start: int, increment: int) -> None:
     with pytest.raises(ValueError, match="never has batch_sequences"):
         BatchSizes(8, 10, BatchRamp(start=start, increment=increment, until=0.5))
+
+
+@pytest.mark.parametrize("ramp", [None, BatchRamp(start=4, increment=4, until=1.0)])
+def test_a_run_that_is_to_read_so_many_sequences_does(ramp: BatchRamp | None) -> None:
+    for wanted in (1, 31, 32, 33, 1000, 4321):
+        least, most = updates_for(wanted, 32, ramp), updates_for(wanted, 32, ramp, at_most=True)
+        assert BatchSizes(32, least, ramp).before(least) >= wanted
+        assert least == 1 or BatchSizes(32, least - 1, ramp).before(least - 1) < wanted
+        assert most == 1 or BatchSizes(32, most, ramp).before(most) <= wanted
+        assert BatchSizes(32, most + 1, ramp).before(most + 1) > wanted

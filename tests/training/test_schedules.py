@@ -241,3 +241,7 @@ def test_progressive_stacking_ends_where_the_scripts_line_is_then() -> None:
 def test_a_schedule_without_an_end_has_no_total(made: type[Schedule]) -> None:
     with pytest.raises(ValueError, match="total_steps has no effect on a schedule without an end"):
         made(peak=1e-3, warmup_steps=3, total_steps=9)
+
+
+def test_a_run_of_one_update_with_a_share_of_warm_up_trains_at_the_peak() -> None:
+    assert InverseSqrtSchedule(peak=0.5, warmup_share=0.1).learning_rate(0, 1) == 0.5

@@ -16,6 +16,7 @@ from torch import nn
 
 from bertkit.errors import DataError, DivergedError, StoppedError
 from bertkit.progress import silent_progress
+from bertkit.ranks import RankLostError
 from bertkit.run.checkpoint import list_checkpoints
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
@@ -279,3 +280,21 @@ def test_an_average_is_not_continued_from_a_checkpoint_without_one(tmp_path: Pat
         trained(loop)
     with pytest.raises(DataError, match=r"has no average of these weights, which optimisation\.ema continues"):
         trained(Falling(RunDirectory.open(loop.run.path), ema=0.9))
+
+
+def test_where_a_rank_is_lost_in_an_evaluation_the_step_is_made_again_with_it(tmp_path: Path) -> None:
+    """A checkpoint behind a step says that its evaluation is done."""
+    run = RunDirectory.create(tmp_path, IDENTITY)
+    trainer = Falling(run)
+    evaluate = trainer.evaluate
+
+    def lost() -> None:
+        if trainer.step == 5:
+            raise RankLostError("rank 1 died")
+        evaluate()
+
+    trainer.evaluate = lost  # type: ignore[method-assign]  # for this run alone
+    trainer.evaluation_is_due = lambda: True  # type: ignore[method-assign]  # after each step
+    with pytest.raises(RankLostError):
+        trainer.train(progress=silent_progress)
+    assert [found.name for found in list_checkpoints(run.checkpoints)] == ["step-00000003"]

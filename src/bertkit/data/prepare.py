@@ -152,7 +152,7 @@ def shards_identity(
 
 def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards | None:
     """The finished shards of this identity, verified; damaged ones in the cache are removed, to be made again."""
-    if not (directory / MANIFEST).is_file():
+    if not (directory / MANIFEST).is_file() or not (is_cached or is_shards(directory)):
         return None
     try:
         shards = TokenShards.open(directory, verify=True)
@@ -170,6 +170,10 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
             "or remove this one"
         )
     return shards
+
+
+_NUMBER = "[0-9]" * 5
+"""Of a shard, in the names of its files."""
 
 
 def _claim(directory: Path, identity: str) -> None:
@@ -192,7 +196,7 @@ def _claim(directory: Path, identity: str) -> None:
         return
     write_json(directory / PROGRESS, {"identity": identity, "stage": "tokenizer"})
     (directory / MANIFEST).unlink(missing_ok=True)
-    for pattern in ("tokens-*.bin", "spans-*.bin", "*.idx", COUNTS, *TOKENIZER_FILES):
+    for pattern in (f"tokens-{_NUMBER}.bin", f"spans-{_NUMBER}.bin", "*.idx", COUNTS, *TOKENIZER_FILES):
         for path in directory.glob(pattern):
             path.unlink()
 

@@ -33,6 +33,7 @@ from bertkit.text.annotated import BEGINS, INSIDE
 
 FORMAT = "bertkit-token-shards"
 VERSION = 1
+_MOST_MANIFEST_BYTES = 1 << 28
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 SEGMENTS = "segments-00000.idx"
@@ -65,7 +66,16 @@ def is_shards(directory: str | Path) -> bool:
     """Does this directory, or this place on a store, hold token shards, finished or not?"""
     if is_url(str(directory)):
         return are_stored(StoreUrl.parse(str(directory)))
-    return any((Path(directory) / name).is_file() for name in (MANIFEST, PROGRESS))
+    path = Path(directory)
+    return _mentions(path / MANIFEST, FORMAT) or _mentions(path / PROGRESS, '"identity"', '"stage"')
+
+
+def _mentions(path: Path, *words: str) -> bool:
+    """Whether a small file has all of these words; other tools have files of such names, too."""
+    if not path.is_file() or path.stat().st_size > _MOST_MANIFEST_BYTES:
+        return False
+    content = path.read_bytes()
+    return all(word.encode() in content for word in words)
 
 
 @cache

@@ -8,7 +8,6 @@ changes the hash of the recipe, and a resume names the key.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.settings import Settings
 from bertkit.stores.url import has_scheme
+from bertkit.training.batch_ramp import updates_for
 from bertkit.training.run import RunArguments
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -104,6 +104,8 @@ class PretrainArguments(RunArguments[Recipe]):
         if recipe.init_decoder is not None:
             directory, _ = self.initial_model(recipe.init_decoder)
             recipe = with_overrides(recipe, [Override("init_decoder", _recorded_name(recipe.init_decoder, directory))])
+        if (path := recipe.tokenizer.path) is not None and (place := Path(path).expanduser()).exists():
+            recipe = with_overrides(recipe, [Override("tokenizer.path", str(place.absolute()))])
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         recipe = completed(recipe, self.max_steps)
@@ -182,10 +184,9 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
         lanes=recipe.optimisation.batch_sequences,
     )
     samples = optimisation.passes * training.epoch_length(0)
-    steps = math.ceil(samples / optimisation.batch_sequences)
-    if recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs:
-        steps = math.floor(samples / optimisation.batch_sequences)  # the last batch would read beyond the limit
-    steps = max(1, steps)
+    # The last batch would read beyond the limit.
+    at_most = recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs
+    steps = updates_for(samples, optimisation.batch_sequences, optimisation.batch_ramp, at_most=at_most)
     log.info(
         "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
     )
@@ -211,7 +212,7 @@ def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """The recipe whose stages read no longer sequences than the command line wants (`--max-length`)."""
     longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
-    longer = [number for number, stage in enumerate(stages, start=1) if stage["set"].get(key, 0) > longest]
+    longer = [number for number, stage in enumerate(stages, start=1) if _whole(stage["set"].get(key)) > longest]
     if not longer or not any(override.key == key for override in overrides):
         return recipe
     for number in longer:
@@ -261,7 +262,8 @@ def _hashed(data: Any, *, recompute: bool) -> Any:
             result[hash_key] = None
             if path is not None:
                 with suppress(OSError):
-                    result[hash_key] = sha256_of(Path(path).expanduser())
+                    place = Path(path).expanduser()
+                    result |= {hash_key: sha256_of(place), key: str(place.absolute())}
     return result
 
 
@@ -272,8 +274,8 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         return recipe
 
     def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
-        if not settings.get(key):
-            return settings
+        if not _whole(settings.get(key)):
+            return settings  # whatever else it is is told where it is validated
         least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # undefined without
         return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
@@ -291,6 +293,10 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     warmup = found.optimisation.schedule.warmup(max_steps)
     log.info("%s steps in place of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
     return found
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 class _ModelNoun(Settings):

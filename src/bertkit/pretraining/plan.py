@@ -5,7 +5,6 @@ Nothing here follows a paper.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
+from bertkit.training.batch_ramp import updates_for
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
@@ -132,9 +132,8 @@ def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
     if tokens is None:
         return recipe, True
     tokens *= optimisation.passes * (1 - recipe.data.held_out)
-    return shortened(
-        recipe, max(1, math.ceil(tokens / (optimisation.batch_sequences * recipe.data.sequence_length)))
-    ), True
+    sequences = tokens / recipe.data.sequence_length
+    return shortened(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
 
 
 def _text_tokens(recipe: Recipe) -> float | None:

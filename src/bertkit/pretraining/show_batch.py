@@ -20,7 +20,7 @@ from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainArguments, as_begun
+from bertkit.pretraining.arguments import PretrainArguments, as_begun, fitted
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stage_run import StageRun
@@ -94,6 +94,7 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
         DataError: the text cannot be read.
     """
     recipe, shards = _recipe_and_shards(request, progress)
+    recipe = fitted(recipe, shards, cache=request.cache)
     steps = recipe.optimisation.steps
     if not 1 <= step <= steps:
         raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")

@@ -98,7 +98,10 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     configs = recipe.optimisation.stages
     for number, end in enumerate(recipe.optimisation.stage_ends()):
         changes = configs[number].set if configs else {}
-        for key in changes:
+        for key, value in changes.items():
+            if key == "data" and isinstance(value, dict):
+                names = ", ".join(f"data.{name}" for name in value) or "data.KEY"
+                raise UsageError(f"optimisation.stages.{number}.set: write the keys of data with dots: {names}")
             if not any(_is_within(key, allowed) for allowed in _MAY_CHANGE):
                 raise UsageError(
                     f"optimisation.stages.{number}.set: {key} cannot change inside a run;"

@@ -274,11 +274,16 @@ def _another_variant(base: dict[str, Located], own: dict[str, Located]) -> bool:
     return VARIANT_KEY in own and VARIANT_KEY in base and own[VARIANT_KEY].value != base[VARIANT_KEY].value
 
 
+_STAGES = ("optimisation", "stages")
+
+
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:
     """A copy of the tree with the value at `keys`; mappings on the way are made where there are none."""
     if not keys:
         return value
     first, rest = keys[0], keys[1:]
+    if first == "set" and rest and tuple(whole[:2]) == _STAGES and len(whole) - len(keys) == 3:
+        rest = (".".join(rest),)  # a stage's own keys are dotted
     if isinstance(tree.value, list):
         items = list(tree.value)
         index = _index(items, first, value.place, whole[: len(whole) - len(keys)])

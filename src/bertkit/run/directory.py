@@ -236,6 +236,10 @@ class RunDirectory:
         """Record the hashes of what there is of logs and metrics, for `runs verify`; called at each checkpoint."""
         self._seal.growing()
 
+    def growing_files_were_cut(self) -> None:
+        """The run went back to an earlier checkpoint: lines behind that are dropped."""
+        self._seal.forget()
+
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
         """Hold the lock, log to log.txt and keep the status while the body runs; exceptions are passed on.

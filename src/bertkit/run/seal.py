@@ -81,6 +81,10 @@ class RunSeal:
         """Seal what there is of the files that grow."""
         self._write({name: self._prefix(name) for name in self._names() if grows(name)}, whole=False)
 
+    def forget(self) -> None:
+        """Files that grow were cut: they are read again from their beginning."""
+        self._prefixes.clear()
+
     def close(self) -> None:
         """Seal all files; a disk that refuses is told, and leaves the last seal."""
         try:

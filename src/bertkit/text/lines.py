@@ -155,7 +155,7 @@ def read_bytes(path: Path) -> Iterator[bytes]:
     Raises:
         DataError: missing or unreadable file, one that is no regular file, or damaged compression.
     """
-    decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix, _chunks)
+    decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix.lower(), _chunks)
     try:
         with open_regular(path) as file:
             yield from decompressed(file)
@@ -166,7 +166,7 @@ def read_bytes(path: Path) -> Iterator[bytes]:
     except MemoryError as error:  # liblzma, above its limit
         raise DataError(f"{path}: needs more than {MAX_XZ_BYTES >> 20} MiB to decompress; compress it again") from error
     except OSError as error:
-        if path.suffix in COMPRESSIONS and error.errno is None:
+        if path.suffix.lower() in COMPRESSIONS and error.errno is None:
             raise DataError(f"{path}: damaged or truncated {path.suffix} file: {error}") from error
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 

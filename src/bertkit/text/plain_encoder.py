@@ -36,7 +36,8 @@ _SEPARATED = [
 ]
 # Of printable ASCII, BERT takes all that is not a letter, a digit or the space for a mark of its own.
 _BERT_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z ]")
-_UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0")
+# The sign by which SentencePiece's vocabularies write a space stands for one in a text, too.
+_UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0|\u2581")
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "Strip", "NFC", "NFD", "NFKC", "NFKD", "Replace"}
 
 

@@ -128,11 +128,11 @@ class SourceOptions(FileFormat):
 
 
 def kind_of_file(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
-    suffixes = path.suffixes
+    suffixes = [each.lower() for each in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes = suffixes[:-1]
     kind = kinds.get(suffixes[-1]) if suffixes else None
-    return None if kind == "parquet" and path.suffix != ".parquet" else kind
+    return None if kind == "parquet" and path.suffix.lower() != ".parquet" else kind
 
 
 def kind_of_source(source: str) -> str:

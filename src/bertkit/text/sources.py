@@ -215,9 +215,13 @@ def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and kind_of_file(p))
+        files = sorted(p for p in path.rglob("*") if p.is_file())
+        found = [p for p in files if kind_of_file(p)]
         if not found:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
+        if others := [p.name for p in files if not kind_of_file(p)]:
+            kinds = ", ".join(KINDS)
+            log.info("%s: %d files are no %s and are left out, such as %s", source, len(others), kinds, others[0])
         return found
     if path.exists():
         open_regular(path).close()

@@ -7,7 +7,8 @@ update, so that any resume reads the same batches.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Literal
@@ -39,6 +40,20 @@ class BatchRamp(Settings):
                 " change start, increment or batch_sequences, or write batch_ramp: null"
             )
         return list(range(self.start, full, self.increment))
+
+
+def updates_for(sequences: float, full: int, ramp: BatchRamp | None, *, at_most: bool = False) -> int:
+    """Updates of the shortest run that reads so many sequences, or with `at_most` of the longest that reads no more; at
+    least one."""
+    smallest = full if ramp is None else ramp.start
+    runs = range(1, math.ceil(sequences / smallest) + 1)
+
+    def read(steps: int) -> int:
+        return BatchSizes(full, steps, ramp).before(steps)
+
+    if at_most:
+        return max(1, bisect_right(runs, sequences, key=read))
+    return max(1, bisect_left(runs, sequences, key=read) + 1)
 
 
 class BatchSizes:

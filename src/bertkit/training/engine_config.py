@@ -21,7 +21,7 @@ class EngineConfig(ExecutorSettings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="Number format of matrix products; auto: bf16 where the processor has instructions for it."
     )
-    micro_batch_tokens: int | Literal["auto"] = Field(
+    micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Tokens computed at once; changes speed and memory alone."
     )
     kernels: Literal["auto", "compiled", "torch"] = Field(
@@ -39,7 +39,7 @@ class EngineConfig(ExecutorSettings):
         description="Whether layers are compiled in training (torch.compile), for GPUs: the same results up to rounding"
         " on a CPU; on a GPU dropout draws other numbers.",
     )
-    workers: int | Literal["auto"] = Field(
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
     )
     log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(

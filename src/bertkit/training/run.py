@@ -395,6 +395,8 @@ def train_run(
         while results is None:
             minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
             results = _results(make_trainer, progress, minutes_left)
+            if results is None:
+                run.growing_files_were_cut()
         run.update(seconds=round(time.monotonic() - started, 1))
     run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait for its end
     return FinishedRun(run, results, (run,))

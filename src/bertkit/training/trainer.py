@@ -90,7 +90,7 @@ class Trainer(TrainerHooks[Batch]):
         self.divergence = DivergenceRecord(run.path / DIVERGENCE_FILE)
         self.step = self.tokens = 0
         self._updates: PreparedUpdates[Batch] | None = None
-        self._begun_with: Step | None = None
+        self._whole_with: Step | None = None
         """The step's parts when the last update was made."""
 
     @cached_property
@@ -173,9 +173,7 @@ class Trainer(TrainerHooks[Batch]):
             # Dropout of each rank is a function of seed, rank and step: it needs no state, for any number of ranks.
             words = f"{self.recipe.seed}/ranks/{self.ranks.rank}/{self.step}"
             torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
-        outcome = self.take_step(batches)
-        self._begun_with = self.training_step
-        return outcome
+        return self.take_step(batches)
 
     @contextmanager
     def _saved_where_a_rank_is_lost(self) -> Iterator[None]:
@@ -183,8 +181,8 @@ class Trainer(TrainerHooks[Batch]):
         try:
             yield
         except RankLostError as lost:
-            if not self.ranks.is_first or self.placement.is_sharded or self._begun_with is not self.training_step:
-                raise  # at the beginning of a stage the model may have changed since its last update
+            if not self.ranks.is_first or self.placement.is_sharded or self._whole_with is not self.training_step:
+                raise  # an evaluation is not done, or a stage has begun, whose model is another
             self.save_checkpoint()
             when = f"at step {self.step} of {self.steps}"
             remedy = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`"
@@ -366,6 +364,7 @@ class Trainer(TrainerHooks[Batch]):
         return self.meter.losses(self.loss_terms(self.step - 1))
 
     def _after_step(self, meter: ProgressMeter) -> None:
+        self._whole_with = None
         intervals, last = self.engine.intervals, self.step == self.steps
         meter.update(self.step, note=self._note())
         if last or self.step % intervals.log_every_steps == 0:
@@ -380,6 +379,7 @@ class Trainer(TrainerHooks[Batch]):
             self.failing.last_sound = self.step
             self.flop_total.gather()
             self.save_checkpoint()
+        self._whole_with = self.training_step
 
     def _note(self) -> str:
         """Mean loss and speed since the last log line, the step just made included."""

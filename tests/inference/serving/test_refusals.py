@@ -138,6 +138,13 @@ def test_compressed_bodies_are_refused(models: Models) -> None:
     assert_refused(in_process([models["base"]], ask), 415, "unsupported_encoding")
 
 
+def test_more_candidates_for_masks_than_an_answer_may_have_are_refused(models: Models) -> None:
+    async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
+        return await client.post("/fill", json={"model": "base", "input": "[MASK] " * 101, "top": 1000})
+
+    assert_refused(in_process([models["base"]], ask), 422, "too_many_candidates")
+
+
 _SCALARS = st.one_of(
     st.none(),
     st.booleans(),
