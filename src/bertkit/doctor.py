@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EACCES, ENOSPC, EPERM, EROFS
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,7 +103,17 @@ def diagnoses(*, offline: bool = False, runs_root: Path = Path("runs")) -> Itera
         try:
             yield check()
         except (BertkitError, OSError, RuntimeError, ImportError) as error:
-            yield Diagnosis(name, "fault", first_line(error), "report this with the whole output of `bertkit doctor`")
+            remedy = "report this with the whole output of `bertkit doctor`"
+            yield Diagnosis(name, "fault", first_line(error), _WRITABLE if _is_of_disk(error) else remedy)
+
+
+_WRITABLE = "set BERTKIT_CACHE and BERTKIT_RUNS to directories you can write, with room"
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    """Whether a disk refused to be written."""
+    errors = (error, error.__cause__)
+    return any(isinstance(each, OSError) and each.errno in (EROFS, EACCES, EPERM, ENOSPC) for each in errors)
 
 
 def _installation() -> Diagnosis:
@@ -172,6 +183,7 @@ def _kernels() -> Diagnosis:
         path = build()
     except KernelError as error:
         remedy = "install g++ or clang++ with OpenMP: training in bf16 on a processor is a quarter faster with kernels"
+        remedy = _WRITABLE if _is_of_disk(error) else remedy
         return Diagnosis("compiled kernels", "warning", str(error), remedy)
     return Diagnosis("compiled kernels", "ok", f"built: {path}")
 

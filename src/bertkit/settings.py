@@ -26,12 +26,14 @@ class UnreadKey:
         remedy: what to change, other than to leave the key out.
         refused: whether a new run is refused; else there is a warning, as where the command line replaced the setting
             that the key went with.
+        told: whether there is a warning; none where a flag of its own asks for what leaves the key unread.
     """
 
     name: str
     reason: str
     remedy: str = ""
     refused: bool = True
+    told: bool = True
 
 
 class Settings(BaseModel):

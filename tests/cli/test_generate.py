@@ -144,8 +144,8 @@ def test_what_is_streamed_is_the_output(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--beam", "0"], 2, "Input should be greater than or equal to 1"),
-        (["--max-new-tokens", "0"], 2, "Input should be greater than or equal to 1"),
+        (["--beam", "0"], 2, "expected a number greater than or equal to 1, got '0'"),
+        (["--max-new-tokens", "0"], 2, "expected a number greater than or equal to 1"),
         (["--samples", "3", "--method", "greedy"], 2, "--samples has no effect with --method greedy"),
         (["--beam", "4", "--top-k", "3"], 2, "--top-k has no effect with --method beam; it goes with sample, gibbs"),
         (["--beam", "2", "--samples", "3"], 2, "a beam of 2 has no more outputs"),

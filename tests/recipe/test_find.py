@@ -76,3 +76,18 @@ def test_an_unknown_recipe_is_answered_with_the_nearest(shipped: Path, name: str
 
 def test_names_leave_out_shared_parts(shipped: Path) -> None:
     assert recipe_names() == ["bert", "roberta"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("runs/mine", "is a run; go on with --resume runs/mine"), ("text.txt", "text is given with --data text.txt")],
+)
+def test_what_is_there_and_is_no_recipe_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("a text")
+    with pytest.raises(UsageError, match=said):
+        find_recipe(name)

@@ -151,3 +151,12 @@ def test_text_of_a_run_stays_text_in_the_card(run: RunDirectory) -> None:
     (run.path / "results.json").write_text(json.dumps({"a|b<img>": 1.0}))
     card = model_card(run.model, "me/it", ReportedRun.of(run))
     assert "a\\|b\\<img\\>" in card
+
+
+def test_a_model_without_weights_is_not_shared(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in run.model.glob("*.safetensors"):
+        path.unlink()
+    copy = run.path.parent / "without-weights"
+    run.model.rename(copy)
+    assert bertkit(["push", str(copy), "me/x", "--dry-run"]) == 3
+    assert "no weights here" in capsys.readouterr().err

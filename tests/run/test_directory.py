@@ -284,3 +284,11 @@ def test_a_full_disk_as_a_run_begins_is_an_error_of_the_machine(
     with pytest.raises(OSError, match="No space left"), run.recording():
         raise AssertionError("it does not begin")
     assert RunDirectory.open(run.path).status == "failed"
+
+
+def test_a_finished_run_is_not_written_over_and_the_remedy_is_to_delete_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, identity(), tmp_path / "done")
+    with run.recording():
+        run.write_results({})
+    with pytest.raises(UsageError, match=r"it is done: name another --run-dir, or delete it with `bertkit runs delete"):
+        RunDirectory.create(tmp_path, identity(), tmp_path / "done")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -259,11 +261,24 @@ def _report(error: BertkitError) -> tuple[int, str]:
 
 def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
-    text = error.format_message().strip()
+    text = _with_value(error.format_message().strip(), error.__cause__ or error.__context__)
     see = f"; see `{context.command_path} --help`" if context is not None else ""
     message = text.rstrip(".") + see
     console.error(message)
     return error.exit_code, message
+
+
+def _with_value(text: str, cause: BaseException | None) -> str:
+    """A message about an option's value without the words of the library that checks it, with the value that was given,
+    and where it is a name the nearest one."""
+    given, choice, known = text.partition(" is not one of ")
+    if choice:
+        near = get_close_matches(given.split("'")[-2], re.findall(r"'([^']*)'", known), n=1)
+        text = text.rstrip(".") + (f"; did you mean {near[0]}?" if near else "")
+    elif errors := getattr(cause, "errors", None):
+        text = f"{text.partition(', unable to parse')[0].rstrip('.')}, got {errors()[0]['input']!r}"
+    text = text.replace("Value error, ", "").replace(": Input should be ", ": expected ")
+    return re.sub(": expected (greater|less) ", r": expected a number \1 ", text)
 
 
 def _report_bug(bug: Exception) -> tuple[int, str]:

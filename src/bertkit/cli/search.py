@@ -75,6 +75,8 @@ def search(
     """
     if pairs and (queries or rerank):
         raise UsageError("--pairs: compares the texts with each other; leave out queries and --rerank")
+    if pairs and "top" in query_settings.model_fields_set:
+        raise UsageError("--pairs: --top counts the hits of a query; --max-pairs how many pairs are printed")
     only_build = corpus is not None and index is not None and not queries and not pairs
     with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
         if only_build:

@@ -32,7 +32,9 @@ class TaughtObjective(Objective):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if getattr(recipe, "control", False):
-            yield UnreadKey("", "control: true learns without a teacher", "leave control out", refused=False)
+            yield UnreadKey(
+                "", "control: true learns without a teacher", "leave control out", refused=False, told=False
+            )
 
     @property
     def heads(self) -> tuple[str, ...]:

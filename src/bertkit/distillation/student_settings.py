@@ -41,7 +41,7 @@ class Distillation(Settings):
             why = "control: true learns without a teacher"
             for name in ("distillation", "before", "teacher_store"):
                 if name in type(self).model_fields:
-                    yield UnreadKey(name, why, "leave control out", refused=False)
+                    yield UnreadKey(name, why, "leave control out", refused=False, told=False)
 
     @property
     def teachers(self) -> tuple[str, ...]:

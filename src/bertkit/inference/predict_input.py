@@ -80,7 +80,7 @@ def check_there(path: Path) -> None:
         raise DataError(f"{path}: is a pipe, device or socket; give - and pipe it to stdin")
     if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        hint = f"; did you mean {path.parent / near[0]}?" if near and not path.is_dir() else ""
         raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
 
 
@@ -299,6 +299,11 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
         question = columns.question
         context = string_of(row, columns.text_pair or columns.first(row, "context", "text"), where)
     else:
+        if columns.text is None and "question" not in row:
+            raise DataError(
+                f"{where}: no column 'question'; ask one of every text with --question \"...\", or name the column that"
+                f" has them with --text; there are: {', '.join(map(repr, row))}"
+            )
         question = string_of(row, columns.text or "question", where)
         context = string_of(row, columns.text_pair or "context", where)
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None

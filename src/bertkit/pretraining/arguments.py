@@ -225,9 +225,11 @@ def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
 def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
     """Log which settings of the command line hold in some stages only, since others have their own."""
     given = {override.key: override.place for override in overrides}
-    keys = dict.fromkeys(key for stage in recipe.optimisation.stages for key in stage.set if key in given)
-    for key in keys:
-        own = [str(number) for number, stage in enumerate(recipe.optimisation.stages, start=1) if key in stage.set]
+    values = {override.key: override.value for override in overrides}
+    stages = recipe.optimisation.stages
+    others = [[key for key in stage.set if key in given and stage.set[key] != values[key]] for stage in stages]
+    for key in dict.fromkeys(key for keys in others for key in keys):
+        own = [str(number) for number, keys in enumerate(others, start=1) if key in keys]
         log.warning(
             "%s holds where a stage does not set %s itself; %s %s does: change it with --set optimisation.stages=[]",
             *(given[key].partition("=")[0], key, "stage" if len(own) == 1 else "each of the stages", ", ".join(own)),

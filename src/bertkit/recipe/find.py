@@ -42,12 +42,23 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     for path in _candidates(name, extended_by):
         if path.exists() and not path.is_dir() and not (extended_by and path.samefile(extended_by)):
             return path
+    if not extended_by and (hint := _taken_for_a_recipe(Path(name))):
+        raise UsageError(f"{name!r}: {hint}")
     known = [*(path.stem for folder in (Path(), Path("recipes")) for path in folder.glob("*.yaml")), *recipe_names()]
     near = get_close_matches(_stem(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`bertkit recipes list` shows what ships"
     source = f"{extended_by}: extends: " if extended_by else ""
     what = "no such file" if name.endswith(SUFFIXES) or "/" in name else "no such recipe, neither here nor shipped"
     raise UsageError(f"{source}{name!r}: {what}; {hint}")
+
+
+def _taken_for_a_recipe(path: Path) -> str:
+    """What a path that is no recipe is, and how it is given; empty where there is nothing."""
+    if (path / "run.json").is_file():
+        return f"is a run; go on with --resume {path}, or begin a new one by its recipe, {path / 'recipe.yaml'}"
+    if path.is_dir():
+        return "is a directory; give a recipe's name or a .yaml file (text is given with --data)"
+    return f"is no recipe, which ends in .yaml; text is given with --data {path}" if path.is_file() else ""
 
 
 def _candidates(name: str, extended_by: Path | None) -> Iterator[Path]:

@@ -50,11 +50,13 @@ class UnreadSetting:
         key: dotted, as `--set` takes it.
         why: the key, its value, why nothing reads it, and what to change, in one line.
         refused: whether a new run is refused.
+        told: whether there is a warning.
     """
 
     key: str
     why: str
     refused: bool = True
+    told: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def refuse_unread(settings: Sequence[UnreadSetting], name: str) -> None:
 def warn_unread(settings: Sequence[UnreadSetting]) -> None:
     """One warning for each key."""
     for each in settings:
-        log.warning("%s", each.why)
+        if each.told:
+            log.warning("%s", each.why)
 
 
 def _unread(recipe: Settings, inherited: Mapping[str, BaseModel]) -> Iterator[tuple[str, _Found]]:
@@ -179,9 +182,8 @@ def _described(key: str, found: _Found, where: str = "") -> UnreadSetting:
         remedies.append(f"write its default, {_show(found.default)}")
     remedies += [unread.remedy] if unread.remedy else []
     place = f"{where}: " if where else ""
-    return UnreadSetting(
-        key, f"{place}{key}{value} has no effect: {unread.reason}; {', or '.join(remedies)}", unread.refused
-    )
+    why = f"{place}{key}{value} has no effect: {unread.reason}; {', or '.join(remedies)}"
+    return UnreadSetting(key, why, unread.refused, unread.told)
 
 
 def _show(value: Any) -> str:

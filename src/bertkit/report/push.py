@@ -12,7 +12,7 @@ from pathlib import Path
 from bertkit.errors import CheckError, DataError, UsageError, first_line
 from bertkit.files import sha256_of
 from bertkit.hub import hub_errors, is_offline
-from bertkit.models.model_files import find_model
+from bertkit.models.model_files import encoder_directory, find_model, find_weights
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECORD, RunDirectory
@@ -64,7 +64,7 @@ def push(
     Raises:
         UsageError: the repository's name cannot be one, or the network is not allowed.
         CheckError: the run's model is not as it was written.
-        DataError: there is no model, or the Hub refuses.
+        DataError: there is no model, or none with weights, or the Hub refuses.
     """
     if is_offline(offline) and not dry_run:
         raise UsageError("push: needs the network; leave --offline (HF_HUB_OFFLINE) out, or give --dry-run")
@@ -73,6 +73,8 @@ def push(
     if run is not None and (errors := model_errors(run)):
         raise CheckError(f"{run.path}: its model is not as the run wrote it: {'; '.join(errors)}")
     directory = find_model(str(run.path) if run is not None else model, offline=True)
+    if not any(directory.rglob("*.onnx")):
+        find_weights(encoder_directory(directory))
     paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     reported = None if run is None else ReportedRun.of(run)
     card = None if CARD in paths else model_card(directory, repository, reported, license_id=license_id)

@@ -297,9 +297,9 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     """
     if field not in record:
         near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
-        raise DataError(
-            f"{where}: no field {field!r}; there are: {', '.join(map(str, near)) or 'none'}; name it with text_field"
-        )
+        there = ", ".join(map(str, near)) or "none"
+        remedy = "name it with data.reading.text_field, or --text-field of `bertkit tokenize`"
+        raise DataError(f"{where}: no field {field!r}; there are: {there}; {remedy}")
     text = record[field]
     if text is None:
         return ""

@@ -18,9 +18,9 @@ from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import COMPRESSIONS
 
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
-NAMED_ONLY = {".dev": "text", ".test": "text"}
+NAMED_ONLY = {".dev": "text", ".test": "text", ".tsv": "csv"}
 """Read where a file or glob names them, but not as part of a directory: what BabyLM calls the texts that are not to be
-trained on."""
+trained on, and tables of labelled examples."""
 
 
 class SourceOptions(FileFormat):

@@ -86,8 +86,8 @@ class TokenizerConfig(Settings):
     def _extends_something(self) -> Self:
         if self.add_tokens and self.path is None:
             raise ValueError(
-                "add_tokens: extends an existing vocabulary, and this one is learnt; give a path (--init MODEL gives"
-                " the model's), or raise vocab_size"
+                "add_tokens: extends an existing vocabulary, and this one is learnt; give its path (--init MODEL"
+                " gives the model's, `bertkit tokenize --tokenizer PATH` any), or raise vocab_size"
             )
         return self
 

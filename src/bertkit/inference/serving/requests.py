@@ -24,7 +24,7 @@ class _Body(BaseModel):
 class EmbeddingRequest(_Body):
     """Texts to vectors, as OpenAI's clients send it."""
 
-    model: str = Field(max_length=512, description="A served model.")
+    model: _ModelName = None
     input: str | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1, max_length=_MOST)] = Field(
         description="A text, texts, the ids of a text's tokens without the special ones, or a list of such."
     )
