@@ -136,6 +136,14 @@ class RecordCache:
             descriptors = os.dup(values.fileno()), os.dup(index.fileno())
         return cls(*descriptors, name=str(directory), what=what, max_bytes=max_bytes)
 
+    def private_copy(self, directory: Path) -> RecordCache:
+        """A temporary cache with the records of this one, which this process may add to."""
+        copy = RecordCache.temporary(directory, what=self.what, max_bytes=self.max_bytes)
+        for key in list(self._places):
+            if (found := self.get([key])) is not None:
+                copy.add(key, found[0])
+        return copy
+
     @property
     def size_bytes(self) -> int:
         """Of all values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings
+from bertkit.tasks.readers import read_own
 from bertkit.tasks.tagging import FIRST, Tagging, TaggingSettings
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
@@ -165,6 +167,21 @@ def test_outputs_that_are_read_again_equal_those_that_are_computed(
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
+def test_a_run_beside_one_that_writes_the_store_has_the_same_bytes(
+    place: Place, logits_only: str, tmp_path: Path
+) -> None:
+    cut = "engine.micro_batch_tokens=23"
+    alone = place.run(logits_only, cut, cache=tmp_path / "cache", run_dir=tmp_path / "alone")
+    (store,) = (tmp_path / "cache" / "teachers").iterdir()
+    with (store / "index.bin").open("r+b") as index:
+        fcntl.flock(index, fcntl.LOCK_EX)
+        index.truncate(32 * 5)
+        beside = place.run(logits_only, cut, cache=tmp_path / "cache", run_dir=tmp_path / "beside")
+        assert index.seek(0, 2) == 32 * 5, "nothing is written to it"
+    assert weights(beside) == weights(alone)
+    assert lines_of(beside)[0]["loss"] == lines_of(alone)[0]["loss"]
+
+
 def test_kept_outputs_are_those_of_these_weights_settings_tokens_and_precision(place: Place, tmp_path: Path) -> None:
     teacher, _ = load_model(place.teacher)
     other, _ = load_model(place.teacher)
@@ -264,6 +281,37 @@ def test_examples_without_labels_are_learnt_from(place: Place, tmp_path: Path) -
         place.run(recipe, copies, control=True, run_dir=tmp_path / "no")
     with pytest.raises(UsageError, match=r"transfer: its examples have no labels, and a control learns"):
         place.run(recipe, f"transfer={{file: {file}}}", control=True, run_dir=tmp_path / "no")
+
+
+@pytest.mark.parametrize("learnt", ["transfer", "augmentation"])
+def test_a_regressions_bias_begins_at_the_mean_of_the_known_labels(learnt: str, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "regression")
+    base = write_model(tmp_path / "base")
+    shared = {"task": task, "runs_root": tmp_path / "runs"}
+    settings = [*SETTINGS, "optimisation.max_steps=1"]
+    taught = finetune(
+        FinetuneArguments(model=str(base), overrides=parsed(settings), run_dir=tmp_path / "teacher", **shared),
+        progress=silent_progress,
+    )
+    free = write_table(tmp_path / "free.csv", [[text] for text, _ in reviews(9, 8)], ("line",))
+    more = {
+        "transfer": f"transfer={{file: {free}, columns: {{text: line}}}}",
+        "augmentation": "augmentation={name: masking, copies: 1}",
+    }
+    (tmp_path / "r.yaml").write_text("kind: distill\nstudent: {model: '?'}\ndistillation: [logit_error]\n")
+    request = DistillArguments(
+        recipe=str(tmp_path / "r.yaml"),
+        student=str(base),
+        teachers=[str(taught.run.path)],
+        overrides=parsed([*settings, "lr=1e-9", more[learnt]]),
+        cache=tmp_path / "cache",
+        run_dir=tmp_path / "student",
+        **shared,
+    )
+    student, _ = load_model(finetune(request, progress=silent_progress).run.model)
+    numbers = [example.label for example in read_own(Path(task.train), "regression", task.columns).examples]
+    bias = student.get_parameter("sequence_classification.output.bias")
+    assert bias.item() == pytest.approx(sum(numbers) / len(numbers), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -139,6 +139,7 @@ def test_the_keys_say_what_a_student_is(student: str, kind: type, tmp_path: Path
         ("distillation: [labels]\nteecher: x", "unknown key; did you mean teacher"),
         ("distillation: [labels]\nbefore: {set: {optimisation.epoch: 3}}", "did you mean epochs"),
         ("distillation: [labels]\ntask: [rte, mrpc]", "one task at a time, not on rte, mrpc"),
+        ("distillation: [labels]\nmethod: {name: setfit}", "setfit learns from pairs of texts, and from no teacher"),
         ("distillation: [labels]\nteacher: '?'", "teacher: which one"),
         ("distillation: [labels]\nstudent: {model: '?'}", "student.model: which one"),
     ],

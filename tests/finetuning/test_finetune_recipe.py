@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bertkit.finetuning.recipe import OwnTask, own_spec
+from bertkit.tasks.readers import Columns
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,14 @@ def test_no_task_is_called_after_the_split_that_it_learns_from(file: str, name: 
 
 def test_without_a_name_of_its_own_a_label_leaves_the_kind() -> None:
     assert own_spec(OwnTask(kind="tagging", train="train.conll", dev="dev.conll")).name == "tagging"
+
+
+@pytest.mark.parametrize(
+    ("file", "label", "name"),
+    [("train.csv", "#label", "label"), ("train.csv", "#", "classification"), (f"{'a' * 120}.csv", "label", "a" * 100)],
+)
+def test_any_file_and_column_give_a_valid_name(file: str, label: str, name: str) -> None:
+    assert own_spec(OwnTask(train=file, dev="dev.csv", columns=Columns(label=label))).name == name
 
 
 def test_a_name_that_is_given_stays() -> None:

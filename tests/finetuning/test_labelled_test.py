@@ -1,4 +1,4 @@
-"""`--test` of one's own data: scored where it has labels, predicted alone where it has none or only some."""
+"""`test` of one's own data: scored where it has labels, predicted alone where it has none or only some."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(base: Path, directory: Path, rows: Sequence[Sequence[object]], columns: Sequence[str]) -> Any:
     task, _ = write_kind(directory, "classification")
     test = write_table(directory / "new.csv", rows, columns)
-    settings = ["optimisation.steps=2", "batch=7", "engine.device=cpu", 'data.predict=["test"]']
+    settings = ["optimisation.steps=2", "batch=7", "engine.device=cpu"]
     arguments = FinetuneArguments(
         task=task.model_copy(update={"test": str(test)}),
         model=str(base),
@@ -70,6 +70,16 @@ def test_a_test_file_without_labels_or_with_some_is_predicted(
 def test_an_unknown_label_is_told_before_training(base: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"new\.csv: example 1: the label 'gud' is none of the task's 2 labels"):
         trained(base, tmp_path, [["the cat", "good"], ["a dog", "gud"]], ("review", "stars"))
+
+
+def test_of_several_tasks_each_predicts_its_own_test_file_and_none_its_training_examples(tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "classification")
+    tested = task.model_copy(update={"name": "tested", "test": task.dev})
+    both = FinetuneArguments(task=[task, tested], model="m").requested()
+    assert [each.data.predict for each in both.alone] == [(), ("test",)]
+    learnt = FinetuneArguments(task=task, model="m", overrides=parsed(['data.predict=["train"]']))
+    with pytest.raises(UsageError, match=r"data.predict has no effect: train is among these splits, and is learnt"):
+        learnt.new_recipe()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,3 +132,6 @@ def test_what_it_does_not_learn_is_refused(place: FewLabels, tmp_path: Path) -> 
         )
     with pytest.raises(UsageError, match="setfit learns one task of the kind classification"):
         place.run(task=OwnTask(kind="regression", train=str(alone), dev=str(alone)))
+    for key in ("label_smoothing=0.1", "class_weights=balanced"):
+        with pytest.raises(UsageError, match=rf"text\.{key.partition('=')[0]} .*has no effect: method.name is setfit"):
+            place.run(f"text.{key}")

@@ -13,16 +13,18 @@ import pytest
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.data import build_task, load_examples
 from bertkit.finetuning.inputs import SplitSettings
 from bertkit.finetuning.recipe import OwnTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.warm_start import recipe_of
+from bertkit.models.bert import BertConfig
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns, TableReading
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
+from tests.tasks.tiny_kinds import write_kind
 from tests.tasks.tiny_task import reviews, write_model, write_table
 from tests.training.stopping import stopping_at
 
@@ -136,6 +138,8 @@ def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:
     assert names == [
         f"lr={lr}-fold={fold}-seed={seed}" for lr in ("1e-3", "1e-4") for fold in (0, 1) for seed in (1, 2)
     ]
+    with pytest.raises(UsageError, match=r"--grid task\.split\.fold: a cross-validation has a run for each fold"):
+        sweep_runs(recipe, [1], {"task.split.fold": ["0", "1"]})
     (one,) = sweep_runs(place.request({"folds": 2, "fold": 1}).requested(), [1], {})
     assert one.name == "seed=1", "one fold alone is a run"
 
@@ -283,3 +287,43 @@ def test_distillation_takes_the_same_options(place: Place, bertkit: Bertkit, tmp
     teachers = [each["teacher"]["splits"]["dev"]["accuracy"] for each in runs]
     assert results["teacher"]["splits"]["dev"]["accuracy"] == pytest.approx(sum(teachers) / 2)
     assert [sum(each["labels"]["dev"].values()) for each in runs] == [20, 20]
+
+
+def test_questions_without_an_answer_may_be_in_dev_alone(place: Place, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "span")
+    data = json.loads(Path(task.train).read_text())
+    for page in data["data"]:
+        page["paragraphs"] = [each for each in page["paragraphs"] if not each["qas"][0]["is_impossible"]]
+    Path(task.train).write_text(json.dumps(data))
+    request = FinetuneArguments(
+        task=task,
+        model=str(place.model),
+        overrides=parsed([*SETTINGS, "optimisation.steps=1", "span.max_query_tokens=9"]),
+        run_dir=tmp_path / "run",
+    )
+    found = finetune(request, progress=silent_progress).results
+    assert set(found["splits"]["dev"]) == {"f1", "exact_match"}
+    assert "null_score_threshold" in found["tuned"]
+
+
+def test_a_label_of_which_no_example_is_drawn_is_known(place: Place, tmp_path: Path) -> None:
+    rows = [*reviews(40, 1), ("the tensor", "rare")]
+    files = [write_table(tmp_path / name, rows) for name in ("train.csv", "dev.csv")]
+    task = OwnTask(train=str(files[0]), dev=str(files[1]), columns=COLUMNS)
+    request = FinetuneArguments(
+        task=task,
+        model=str(place.model),
+        overrides=parsed([*SETTINGS, "data.train_examples=9", "optimisation.steps=1"]),
+        run_dir=tmp_path / "run",
+    )
+    found = finetune(request, progress=silent_progress).results
+    assert set(found["labels"]["train"]) == {"bad", "good"}
+    assert set(found["labels"]["dev"]) == {"bad", "good", "rare"}
+
+
+def test_f1_is_of_the_same_label_in_whatever_order_a_model_has_its_outputs(place: Place, tmp_path: Path) -> None:
+    own = OwnTask(train=str(place.table), dev=str(place.table), columns=COLUMNS, metrics=("accuracy", "f1"))
+    recipe = FinetuneArguments(task=own, model="m").requested()
+    for names in (("bad", "good"), ("good", "bad")):
+        task = build_task(recipe, (), names, BertConfig(), {}, tmp_path)
+        assert task.metric_options("f1") == {"positive": "good"}

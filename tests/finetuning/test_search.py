@@ -14,7 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
+from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.run import finetune
 from bertkit.finetuning.search import DEFAULT_SEARCH, MOST_RUNS, settings_of
+from bertkit.progress import silent_progress
+from tests.overrides import parsed
+from tests.tasks.tiny_kinds import write_kind
 from tests.tasks.tiny_task import write_model
 
 Bertkit = Callable[..., Any]
@@ -117,3 +122,26 @@ def test_a_range_without_trials_is_refused_before_anything_is_trained(
         "finetune", *options, "--grid", "lr=1e-5..1e-4", "--trials", "5", "--epochs", "2", "--plan", "--json"
     )
     assert json.loads(planned.stdout)["steps"] == 5 * 2 * 2
+
+
+def test_the_least_squared_error_is_chosen(tmp_path: Path) -> None:
+    """Among the evaluations of a run, and among the settings and runs of a suite."""
+    task, _ = write_kind(tmp_path, "regression")
+    request = FinetuneArguments(
+        task=task.model_copy(update={"metrics": ("mean_squared_error",)}),
+        model=str(write_model(tmp_path / "base")),
+        overrides=parsed(["epochs=5", "batch=7", "engine.device=cpu", "optimisation.select=best"]),
+        seeds=[0, 1],
+        grid={"lr": ["1e-9", "6e-3"]},
+        run_dir=tmp_path / "suite",
+    )
+    suite = finetune(request, progress=silent_progress)
+    means = {each["setting"]["lr"]: each["scores"]["mean_squared_error"]["mean"] for each in suite.results["settings"]}
+    assert means[suite.results["chosen"]["setting"]["lr"]] == min(means.values()) < max(means.values())
+    runs = [each for each in suite.results["runs"] if each["setting"] == suite.results["chosen"]["setting"]]
+    best = min(runs, key=lambda each: each["scores"]["mean_squared_error"])
+    assert suite.results["chosen"]["run"] == best["run"]
+    for run in suite.runs:
+        assert run.results is not None
+        looks = [each["scores"]["dev"]["mean_squared_error"] for each in run.results["evaluations"]]
+        assert run.results["best"]["mean_squared_error"] == min(looks)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bertkit.errors import DataError
+from bertkit.metrics import LOWER_IS_BETTER, METRICS, goodness
 from bertkit.metrics.regression import Pearson, pearson, spearman
 
 NUMBER = st.floats(-50, 50, allow_subnormal=False).map(lambda x: round(x, 3))
@@ -87,3 +88,9 @@ def test_pearson_by_totals_is_pearson(pairs: list[tuple[float, float]]) -> None:
 def test_what_is_no_number_is_refused(guessed: list[object]) -> None:
     with pytest.raises(DataError):
         pearson(guessed, [1.0])
+
+
+def test_the_least_error_and_the_greatest_of_any_other_score_is_the_best() -> None:
+    assert max((3.0, 0.5, None, 2.0), key=lambda score: goodness("mean_squared_error", score)) == 0.5
+    assert max((0.3, None, 0.9), key=lambda score: goodness("pearson", score)) == 0.9
+    assert set(METRICS) >= LOWER_IS_BETTER

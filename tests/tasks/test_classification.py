@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
+from bertkit.metrics.modules import load_metric
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
@@ -171,3 +172,16 @@ def test_a_number_is_learnt_by_squared_error(tmp_path: Path) -> None:
     torch.testing.assert_close(part.sum, ((logits - torch.tensor([3.0, 0.0, 4.0])) ** 2).sum())
     guesses = [Prediction(str(i), 2.0 * i) for i in range(5)]
     assert task.score(guesses, some) == {"pearson": pytest.approx(1.0), "mean_squared_error": pytest.approx(6.0)}
+
+
+def test_f1_is_that_of_the_second_of_two_labels_whatever_their_names() -> None:
+    """Of the task's own metrics and of an additional one; three labels have none, which is told before the training."""
+    some = [TextExample(str(i), "a", None, label) for i, label in enumerate(("no", "yes", "yes"))]
+    guesses = [Prediction(str(i), label) for i, label in enumerate(("yes", "yes", "no"))]
+    task = Classification(Labels(("yes", "no")), ["f1"], TextSettings())
+    task.label_order = ("no", "yes")  # a model may have them in another order
+    task.additional = (load_metric("f1"),)
+    assert task.score(guesses, some) == {"f1": 0.5, "f1_f1": 0.5}
+    three = Classification(NAMES, ["accuracy", "f1"], TextSettings())
+    with pytest.raises(UsageError, match=r"f1: is that of the second of two labels, and the task has 3; take macro_f1"):
+        three.check_additional(some)

@@ -204,6 +204,28 @@ def test_bad_rows_are_left_out_counted_and_listed(tmp_path: Path) -> None:
     assert all(reason.startswith(each) for reason, each in zip(reasons, expected, strict=True)), reasons
 
 
+@pytest.mark.parametrize("end", ["", 'z,"w"\n'])
+def test_of_an_unclosed_quote_one_line_is_left_out(tmp_path: Path, end: str) -> None:
+    """The quote would be closed by the next one, or by none."""
+    path = tmp_path / "mine.csv"
+    path.write_text('text,label\na,x\n"b,y\nc,x\nd,"y\ne,x\n' + end)
+    with pytest.raises(DataError, match="line 3: not valid CSV"):
+        read(path)
+    found = read_own(path, "classification", reading=TableReading(skip_bad_rows=True))
+    texts = [each.text for each in found.examples if isinstance(each, TextExample)]
+    assert texts == ["a", "c", "e", *end[:1]]
+    assert [row.place.rpartition(" ")[2] for row in found.skipped] == ["3", "5"]
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.tsv"])
+def test_carriage_returns_end_lines(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(("text,label\ra,x\rb,y\r" if name == "mine.csv" else "text\tlabel\ra\tx\rb\ty").encode())
+    assert read(path) == [("a", "x"), ("b", "y")]
+    path.write_bytes(path.read_bytes().replace(b"\r", b"\r\r\n"))
+    assert read(path) == [("a", "x"), ("b", "y")]
+
+
 def test_bad_lines_of_json_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "a", "label": 1}\n{"text"\n{"text": "b"}\n{"text": "c", "label": 2}\n')

@@ -320,8 +320,10 @@ def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mappin
     """The settings of a suite, the best first, by the mean of the primary metric; of one task."""
     if len(settings) < 2 or not isinstance(primary, str):
         return
+    from bertkit.metrics import goodness
+
     scored = [(each["setting"], each["scores"][primary]) for each in settings]
-    scored.sort(key=lambda each: float("inf") if each[1]["mean"] is None else -each[1]["mean"])
+    scored.sort(key=lambda each: -goodness(primary, each[1]["mean"]))
     rows = [(*setting.values(), figure(score["mean"]), figure(score["std"])) for setting, score in scored]
     console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, the best first")
 

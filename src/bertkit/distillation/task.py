@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,7 @@ class TaskDistiller(TeacherCost, Finetuner):
         try:
             if cache is not None and self.teacher is not None:
                 self.teacher.cache = cache
-                if cache.is_writer:
-                    self._fill_cache(self.teacher)
+                self._fill_cache(self.teacher)
             with super().session():
                 yield
         finally:
@@ -182,7 +181,11 @@ class TaskDistiller(TeacherCost, Finetuner):
             "the teacher's outputs on %s examples take about %.3g MB in %s; %s are there",
             *(f"{self._teacher_features.num_examples:,}", size / 1e6, cache.name, f"{len(cache):,}"),
         )
-        return cache
+        if cache.is_writer:
+            return cache
+        # Their last bits depend on the batches that the teacher reads: these must be the same whoever computes them.
+        with closing(cache):
+            return cache.private_copy(self.run.path)
 
     def _fill_cache(self, teacher: Teacher) -> None:
         features, done = self._teacher_features, 0

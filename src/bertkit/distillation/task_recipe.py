@@ -104,6 +104,11 @@ class DistillRecipe(Distillation, FinetuneRecipe):
             errors.append("model: a recipe that distils names a teacher and a student; write student: {model: ...}")
         if not self.teachers:
             errors.append("teacher: expected at least one model, or '?' for the one that --teacher names")
+        if self.method.name == "setfit":
+            errors.append(
+                "method.name: setfit learns from pairs of texts, and from no teacher; leave it out, or give it to"
+                " `bertkit finetune`"
+            )
         if not self.labels_weight and not self.terms:
             errors.append("distillation: the weights are all 0; give one of the terms a weight above 0")
         if self.transfer is not None and self.control:

@@ -38,6 +38,7 @@ from bertkit.finetuning.run import finetune, finished_run, result_hashes
 from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
+from bertkit.metrics import goodness
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
@@ -220,7 +221,7 @@ def _measure(
         members[seed] = _finetuned(evaluation, task, seed, run, progress, deadline)
     results = {seed: member.results or {} for seed, member in members.items()}
     scores = {seed: _seed_scores(found) for seed, found in results.items()}
-    best = max(scores, key=lambda seed: _or_worst(scores[seed][task.spec.primary]))
+    best = max(scores, key=lambda seed: goodness(task.spec.primary, scores[seed][task.spec.primary]))
     for split in task.watched:
         target = _saved(run, task, split)
         target.parent.mkdir(exist_ok=True)
@@ -373,7 +374,3 @@ def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDi
 def _seed_scores(results: Mapping[str, Any]) -> Scores:
     (scores,) = results["tasks"].values()
     return {name: summary["seeds"][0] for name, summary in scores.items()}
-
-
-def _or_worst(score: float | None) -> float:
-    return -float("inf") if score is None else score

@@ -28,6 +28,7 @@ from bertkit.finetuning.recipe import (
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.models.hub import read_config
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.tasks.spec import LONGEST_NAME
 from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
 
@@ -177,7 +178,7 @@ def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
     if last == "model":
         last = Path(model or "").resolve().parent.name
     name = "-".join(part for part in (first, last) if part)
-    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name)
+    return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name[:LONGEST_NAME])
 
 
 def _absolute_files(task: OwnTask) -> OwnTask:

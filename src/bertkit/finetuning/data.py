@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
+from bertkit.tasks.readers.labels import label_order
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
@@ -95,6 +96,8 @@ class Prepared:
         watched: names of the splits that are evaluated during training; the first one's score selects.
         label_counts: of each split whose labels are known, how often each occurs.
         fingerprints: of data, tokenizer and model.
+        label_mean: of a regression, over what is learnt from as far as it has labels; where none of it has, as of a
+            transfer set, over the train split.
     """
 
     spec: TaskSpec
@@ -108,6 +111,7 @@ class Prepared:
     watched: tuple[str, ...]
     label_counts: Mapping[str, Mapping[str, int]]
     fingerprints: Mapping[str, str]
+    label_mean: float = field(default=0.0, kw_only=True)
 
     @property
     def read(self) -> dict[str, Split]:
@@ -172,26 +176,25 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     names = ("train", *watched, *recipe.data.predict)
     log.info("reading %s: %s", spec.name, ", ".join(dict.fromkeys(names)))
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
-    train = fewer(splits.pop("train"), recipe.data.train_examples, recipe.seed)
+    whole = splits.pop("train")
+    train = fewer(whole, recipe.data.train_examples, recipe.seed)
     for name, split in {"train": train, **splits}.items():
         for what, count in split.notes.items():
             level = logging.INFO if what == NOT_IOB2 else logging.WARNING
             named = ", ".join(split.named.get(what, ())[:3])
             log.log(level, "%s, %s: %s: %d (%s)", spec.name, name, what, count, named)
-    names_of_labels = spec.labels
-    if names_of_labels is None and spec.kind in ("classification", "multi_label", "tagging"):
-        scored = {name: splits[name].examples for name in watched}
-        names_of_labels = label_names(train.examples, scored)
-    names_of_labels = preparation.labels(names_of_labels)
+    scored = {name: splits[name].examples for name in watched}
+    names_of_labels = preparation.labels(_label_names(spec, whole.examples, train.examples, scored))
     recipe = with_start(recipe, names_of_labels, directory)
-    task = build_task(recipe, train.examples, names_of_labels, config, contents, directory)
+    others = [split.examples for split in splits.values()]
+    task = build_task(recipe, train.examples, names_of_labels, config, contents, directory, others=others)
     if isinstance(task, Embedding):
         spec = evaluated_by(spec, task, splits[watched[0]].examples)
     task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     tell_labels(spec.name, counts)
-    train = preparation.learnt_from(train)
+    labelled_train, train = train, preparation.learnt_from(train)
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may read none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
     encoded = {
@@ -224,7 +227,33 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         watched=watched,
         label_counts={name: own for name, own in counts.items() if own},
         fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
+        label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
+
+
+def _label_names(
+    spec: TaskSpec, whole: Sequence[Any], train: Sequence[Any], scored: Mapping[str, Sequence[Any]]
+) -> tuple[str, ...] | None:
+    """The names of the labels; None where the task has none. Of a sample of the training file they are those of all of
+    it, so that one of which nothing was drawn is no unknown label.
+
+    Raises:
+        DataError: see `label_names`.
+    """
+    if spec.labels is not None or spec.kind not in ("classification", "multi_label", "tagging"):
+        return spec.labels
+    if len(train) < len(whole):
+        label_names(train)  # of a single label there is nothing to learn
+    return label_names(whole, scored)
+
+
+def _label_mean(*parts: Sequence[Any]) -> float:
+    """Of the first examples among which some have a number; 0 where none has."""
+    for examples in parts:
+        labels = [float(example.label) for example in examples if example.label is not None]
+        if labels:
+            return float(np.mean(labels))
+    return 0.0
 
 
 def build_task(
@@ -234,6 +263,8 @@ def build_task(
     config: EncoderConfig,
     contents: Mapping[str, Any],
     directory: Path,
+    *,
+    others: Sequence[Sequence[Any]] = (),
 ) -> Task:
     """The task with its labels in the order of the model's outputs.
 
@@ -244,6 +275,7 @@ def build_task(
         config: of the model.
         contents: of its config.json.
         directory: where it is.
+        others: examples of each other split; among them may be questions without an answer.
 
     Raises:
         DataError: the model has the head already, and its labels are not the task's.
@@ -263,7 +295,7 @@ def build_task(
                 )
         return Regression(labels, spec.metrics, settings)
     if spec.kind == "span":
-        impossible = any(example.impossible for example in examples)
+        impossible = any(example.impossible for part in (examples, *others) for example in part)
         return Span(spec.metrics, settings, may_be_impossible=impossible)
     if spec.kind == "choice":
         return Choice(spec.metrics, settings)
@@ -278,7 +310,8 @@ def build_task(
         if recipe.method.name == "setfit":
             kind = VectorClassification
         task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
-    task.label_order = spec.labels or names
+    # The same in whatever order a model has its outputs.
+    task.label_order = spec.labels or tuple(sorted(names, key=label_order))
     return task
 
 

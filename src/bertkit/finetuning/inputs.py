@@ -149,7 +149,10 @@ class FinetuneData(Settings):
         if all(isinstance(entry, OwnTask) and entry.dev_task is None for entry in entries):
             yield UnreadKey("directory", "task names the files of its own")
         dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
-        if set(self.predict) <= dev:
+        if "train" in self.predict:
+            why = "train is among these splits, and is learnt from; `bertkit predict` labels its examples"
+            yield UnreadKey("predict", why, "leave train out of it")
+        elif set(self.predict) <= dev:
             yield UnreadKey("predict", "these splits are evaluated, and so predicted in any case", refused=False)
         if getattr(recipe, "transfer", None) is not None:
             yield UnreadKey("train_examples", "transfer is learnt from in place of the training examples")

@@ -11,7 +11,7 @@ recipes of each of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -19,19 +19,20 @@ from pydantic import Field, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.causal import CausalFinetuning
-from bertkit.finetuning.inputs import FinetuneInputs, OwnTask
+from bertkit.finetuning.inputs import FinetuneData, FinetuneInputs, OwnTask, TaskEntry
 from bertkit.finetuning.methods import AnyMethod
 from bertkit.metrics import METRICS
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.tree import Located
-from bertkit.settings import Settings
+from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings
 from bertkit.tasks.classification import TextSettings
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.span import SpanSettings
+from bertkit.tasks.spec import LONGEST_NAME
 from bertkit.tasks.tagging import TaggingSettings
 from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.method import Full
@@ -131,6 +132,13 @@ class FinetuneRecipe(FinetuneInputs):
             raise ValueError(f"method: {self.method.name} does not train embeddings; known are {known}")
         return self
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.method.name == "setfit":
+            why = "method.name is setfit: pairs of texts train the encoder, and a logistic regression is the classifier"
+            for name in ("label_smoothing", "class_weights"):
+                yield UnreadKey(f"text.{name}", why, "take another method")
+
     @property
     def specs(self) -> tuple[TaskSpec, ...]:
         """The tasks.
@@ -166,7 +174,8 @@ class FinetuneRecipe(FinetuneInputs):
         found = []
         for entry, spec in zip(self.task, self.specs, strict=True):
             foreign = {name for name, _ in _SECTIONS.values()} - {_SECTIONS[spec.kind][0]}
-            data = self.data.model_copy(update={"max_length": self.data.max_length or spec.max_length})
+            max_length = self.data.max_length or spec.max_length
+            data = _with_test(self.data, entry).model_copy(update={"max_length": max_length})
             found.append(self.model_copy(update={"task": entry, "data": data, **dict.fromkeys(foreign)}))
         return tuple(found)
 
@@ -240,13 +249,21 @@ def _name_of(task: OwnTask) -> str:
     """`train` alone names no task, and beside a score it would read as the split that was measured."""
     words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
     rest = [word for word in words if word and word.lower() not in ("train", "training")]
-    return "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or task.kind)
+    found = "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or "").lstrip("+-") or task.kind
+    return found[:LONGEST_NAME]
 
 
 def files_of(task: OwnTask) -> dict[str, str]:
     """The file of each split."""
     files = {"train": task.train, "dev": task.train if task.dev is None else task.dev, "test": task.test}
     return {split: file for split, file in files.items() if file is not None}
+
+
+def _with_test(data: FinetuneData, task: TaskEntry | tuple[TaskEntry, ...] | None) -> FinetuneData:
+    """The data settings with the test file among the predicted splits, where one task of the user's own names one."""
+    if not isinstance(task, OwnTask) or task.test is None or "test" in data.predict:
+        return data
+    return data.model_copy(update={"predict": (*data.predict, "test")})
 
 
 def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> FinetuneRecipe:
@@ -328,7 +345,7 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     return recipe.model_copy(
         update={
             "task": named[0] if is_one else named,
-            "data": recipe.data.model_copy(update={"max_length": max_length}),
+            "data": _with_test(recipe.data, recipe.task).model_copy(update={"max_length": max_length}),
             "optimisation": optimisation,
             **{section: getattr(recipe, section) or kind() for section, kind in sections.items()},
         }

@@ -16,6 +16,7 @@ from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.search import MOST_RUNS, settings_of
 from bertkit.finetuning.trainer import seed_summaries
+from bertkit.metrics import goodness
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 
@@ -47,8 +48,15 @@ def sweep_runs(
         grid, trials: see `settings_of`.
 
     Raises:
-        UsageError: a value that its key does not take, or more than `MOST_RUNS` runs.
+        UsageError: a value that its key does not take, a key that each run has its own value of, or more than
+            `MOST_RUNS` runs.
     """
+    if "seed" in grid:
+        raise UsageError(
+            f"--grid seed={','.join(grid['seed'])}: every setting has the same seeds; name them by --seeds"
+        )
+    if "task.split.fold" in grid and folds_of(recipe) != [None]:
+        raise UsageError("--grid task.split.fold: a cross-validation has a run for each fold; leave it out")
     settings = settings_of(grid, trials, seed=seeds[0])
     count = len(settings) * len(seeds)
     if count > MOST_RUNS:
@@ -97,8 +105,8 @@ def suite_results(
         """The only task's value, or all of them."""
         return next(iter(by_task.values())) if is_one else dict(by_task)
 
-    chosen = max(tables, key=lambda setting: _mean({t: tables[setting][t][m]["mean"] for t, m in primary.items()}))
-    best = max(settings[chosen], key=lambda each: _mean({t: _seed_scores(each[2])[t][m] for t, m in primary.items()}))
+    chosen = max(tables, key=lambda name: _mean([(m, tables[name][t][m]["mean"]) for t, m in primary.items()]))
+    best = max(settings[chosen], key=lambda each: _mean([(m, _seed_scores(each[2])[t][m]) for t, m in primary.items()]))
     named = next(iter(primary.values())) if is_one else " and ".join(f"{t} {m}" for t, m in primary.items())
     return {
         "tasks": tables[chosen],
@@ -147,6 +155,6 @@ def _seed_scores(results: Mapping[str, Any]) -> dict[str, dict[str, float | None
     }
 
 
-def _mean(scores: Mapping[str, float | None]) -> float:
-    """Over the tasks; an undefined score is minus infinity."""
-    return sum(-float("inf") if score is None else score for score in scores.values()) / len(scores)
+def _mean(scores: Sequence[tuple[str, float | None]]) -> float:
+    """Over the tasks, of each one's primary metric and its score; greater is better."""
+    return sum(goodness(name, score) for name, score in scores) / len(scores)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bertkit.finetuning.data import Prepared
@@ -164,8 +163,5 @@ class TaskTrainer:
         model.initialise(seed, only=names)
         if isinstance(self.task, Regression) and f"{head}.output.bias" in names:
             with torch.no_grad():  # starts at the labels' mean, so that no update is spent on finding their scale
-                model.get_parameter(f"{head}.output.bias").fill_(self.task.output_for(self._label_mean()))
+                model.get_parameter(f"{head}.output.bias").fill_(self.task.output_for(prepared.label_mean))
         return model
-
-    def _label_mean(self) -> float:
-        return float(np.mean([float(example.label) for example in self.prepared.train.examples]))

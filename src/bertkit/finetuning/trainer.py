@@ -33,6 +33,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
+from bertkit.metrics import goodness
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence_files import write_sentence_files
@@ -251,9 +252,9 @@ class Finetuner(Trainer[TaskBatch]):
         }
 
     def _score_of(self, evaluation: Evaluation) -> float:
-        """The mean over the tasks."""
-        scores = self._primaries(evaluation).values()
-        return sum(-float("inf") if score is None else float(score) for score in scores) / len(scores)
+        """The mean over the tasks, greater where the evaluation is better."""
+        pairs = zip(self.task_trainers, self._primaries(evaluation).values(), strict=True)
+        return sum(goodness(each.primary, score) for each, score in pairs) / len(self.task_trainers)
 
     def best_evaluation(self) -> Evaluation:
         """The evaluation with the best score, the first of equal ones."""

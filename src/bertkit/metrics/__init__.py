@@ -5,6 +5,7 @@ Imports numpy and scipy only; metrics/modules.py makes each an `evaluate.Metric`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -57,6 +58,17 @@ RESAMPLED: dict[tuple[str, str], Callable[[], Additive | Callable[[Any, Any], fl
 }
 """By metric and score: what `statistics.paired_bootstrap` takes, on lists aligned by example."""
 
+LOWER_IS_BETTER = frozenset({"mean_squared_error"})
+"""The scores that are better the lower they are; all others are better the higher they are."""
+
+
+def goodness(name: str, score: float | None) -> float:
+    """A score as a number by which the greatest is chosen: minus infinity where it is undefined, and minus the score
+    where the lowest is the best."""
+    if score is None:
+        return -math.inf
+    return -score if name in LOWER_IS_BETTER else float(score)
+
 
 def find_metric(name: str) -> Metric:
     """The metric of that name.
@@ -71,4 +83,4 @@ def find_metric(name: str) -> Metric:
     raise UsageError(f"unknown metric {name!r}; {hint}")
 
 
-__all__ = ["METRICS", "RESAMPLED", "Additive", "Metric", "Scores", "find_metric"]
+__all__ = ["LOWER_IS_BETTER", "METRICS", "RESAMPLED", "Additive", "Metric", "Scores", "find_metric", "goodness"]

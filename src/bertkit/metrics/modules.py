@@ -182,8 +182,12 @@ class AdditionalMetric:
         """Whether labels must be ids: nothing in the features that it accepts is text."""
         return not any(_innermost(option["predictions"]) == "string" for option in self._options)
 
-    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> Scores:
+    def compute(self, predictions: Sequence[Any], references: Sequence[Any], **options: Any) -> Scores:
         """Its scores that are numbers; None where one is not finite.
+
+        Args:
+            predictions, references: one each for every example.
+            options: further arguments of one of bertkit's own metrics.
 
         Raises:
             DataError: it fails on these inputs, or gives no scores by name.
@@ -193,6 +197,7 @@ class AdditionalMetric:
             found = self.module.compute(
                 predictions=self._fitting("predictions", predictions),
                 references=self._fitting("references", references),
+                **options,
             )
         except BertkitError as error:
             raise DataError(f"metric {self.name}: {error}") from error

@@ -40,7 +40,10 @@ def split_tag(tag: str) -> tuple[str, str]:
     prefix, dash, kind = tag.partition("-")
     prefix = _BIOES_OF.get(prefix, prefix)
     if prefix not in ("B", "I", "O", "E", "S") or (prefix == "O" and dash):
-        raise DataError(f"tag {tag!r} is not O or a prefix of B, I, E, S with a type, such as B-PER")
+        raise DataError(
+            f"tag {tag!r} is not O or a prefix of B, I, E, S with a type, such as B-PER; tags that mark no chunks, such"
+            " as parts of speech, are scored by accuracy: --set 'task.metrics=[accuracy]'"
+        )
     return prefix, "" if prefix == "O" else kind or NO_TYPE
 
 

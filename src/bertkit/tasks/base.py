@@ -381,7 +381,7 @@ class Task(ABC):
         scores = self.own_scores(*inputs)
         for metric in self.additional:
             fitting = [self.numbered(side) for side in inputs] if metric.takes_numbers else inputs
-            for name, value in metric.compute(*fitting).items():
+            for name, value in metric.compute(*fitting, **self.metric_options(metric.name)).items():
                 scores[f"{metric.stem}_{name}" if name in scores else name] = value
         return scores
 
@@ -396,7 +396,7 @@ class Task(ABC):
         return {name: found[name] for name in self.metrics}
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        """Arguments of a metric besides predictions and references."""
+        """Arguments of one of bertkit's own metrics, by its name, besides predictions and references."""
         return {}
 
     def metric_inputs(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -424,8 +424,11 @@ class Task(ABC):
         """Compute the additional metrics on the gold labels, so that one that fails does so before anything is trained.
 
         Raises:
-            DataError: one fails.
+            UsageError: a score that the task's labels do not have.
+            DataError: an additional metric fails.
         """
+        for score in self.metrics:
+            self.metric_options(self.metric_of[score])
         if self.additional:
             self.score([Prediction(each.id, self.gold(each), self.gold_scores) for each in examples], examples)
 

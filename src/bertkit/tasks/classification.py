@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
 from bertkit.metrics.statistics import ConstantBaseline
 from bertkit.models.headed import HeadedModel
@@ -99,7 +99,7 @@ class TextTask(Task):
         labels: names of the outputs.
         metrics: names of the scores that are reported.
         settings: see there.
-        positive: the label whose F1 is reported, where there are two.
+        positive: the label whose F1 is reported, where there are two; None: the second of them.
         class_weight_K: factor of each label's loss.
     """
 
@@ -224,13 +224,8 @@ class Classification(TextTask):
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
 
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(
-            logits_IK,
-            target,
-            weight=self.weight_K(logits_IK),
-            label_smoothing=self.settings.label_smoothing,
-            reduction="sum",
-        )
+        weight_K, smoothing = self.weight_K(logits_IK), self.settings.label_smoothing
+        return functional.cross_entropy(logits_IK, target, weight_K, label_smoothing=smoothing, reduction="sum")
 
     def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
         return (logits_IK.argmax(dim=-1) == target).sum()
@@ -244,7 +239,19 @@ class Classification(TextTask):
         return frozenset({(str(value),)})
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        return {"positive": self.positive} if metric == "f1" and self.positive is not None else {}
+        """The label whose F1 is reported: the task's own, else the second of two.
+
+        Raises:
+            UsageError: `f1` of a task with another number of labels.
+        """
+        if metric != "f1":
+            return {}
+        if self.positive is None and len(self.label_order) != 2:
+            raise UsageError(
+                f"metric f1: is that of the second of two labels, and the task has {len(self.label_order)}; take"
+                " macro_f1, the mean over all labels, in its place"
+            )
+        return {"positive": self.label_order[1] if self.positive is None else self.positive}
 
     def numbered(self, labels: list[Any]) -> list[Any]:
         return list(label_ids([("", label) for label in labels], self.label_order).tolist())
@@ -284,10 +291,8 @@ class Classification(TextTask):
         score = self.own_scores([commonest] * len(gold), gold)[metric]
         if score is None:
             return None
-        error = 0.0
-        if metric == "accuracy":
-            accuracy = sum(map(eq, guesses, gold)) / len(gold)
-            error = math.sqrt(accuracy * (1 - accuracy) / len(gold))
+        accuracy = sum(map(eq, guesses, gold)) / len(gold)
+        error = math.sqrt(accuracy * (1 - accuracy) / len(gold)) if metric == "accuracy" else 0.0
         return ConstantBaseline(str(commonest), metric, score, error)
 
 
@@ -378,7 +383,7 @@ class MultiLabelClassification(TextTask):
         return frozenset((name,) for name in value)
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        return {"labels": list(self.labels.names)}
+        return {"labels": list(self.labels.names)} if metric == "multi_label" else {}
 
     def gold(self, example: TextExample) -> Any:
         return list(example.label) if isinstance(example.label, tuple) else None

@@ -15,6 +15,8 @@ from bertkit.settings import Settings
 
 Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice", "embedding"]
 
+LONGEST_NAME = 100
+"""Characters of a task's name, and of a recipe's."""
 
 HEADS: dict[Kind, str] = {
     "classification": "sequence_classification",
@@ -71,7 +73,9 @@ class TaskSpec(Settings):
     """One task: what it is, where its files are, and how the paper fine-tuned on it."""
 
     name: str = Field(
-        pattern=r"^\w[\w.+-]*$", max_length=100, description="What the command line calls it; files are named after it."
+        pattern=r"^\w[\w.+-]*$",
+        max_length=LONGEST_NAME,
+        description="What the command line calls it; files are named after it.",
     )
     title: str = Field(description="The data set's own name.")
     kind: Kind = Field(description="What is predicted.")

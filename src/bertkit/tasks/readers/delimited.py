@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -98,26 +99,40 @@ def _plain_fields(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]
 
 
 def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows of CSV with the number of their first line; blank lines are passed over, a bad row is None."""
+    """Rows of CSV with the number of their first line; blank lines are passed over, a bad row is None.
+
+    An unclosed quote takes in all lines up to the next quote, or to the end. Only the line that it is in is bad: rows
+    are read on from the line behind it.
+    """
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
-    reader = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter, strict=True)
-    start = 1
+    row: list[tuple[int, str]] = []
+    again = deque[tuple[int, str]]()
+
+    def read() -> Iterator[str]:
+        while (each := again.popleft() if again else next(lines, None)) is not None:
+            row.append(each)
+            yield f"{each[1]}\n"
+
+    reader = csv.reader(read(), delimiter=delimiter, strict=True)
     while True:
+        row.clear()
         try:
             fields: list[str] | None = next(reader)
         except StopIteration:
             return
         except csv.Error as fault:
+            start, last = row[0][0], row[-1][0]
             where = f"{place}, line {start}"
-            taken = f" (lines {start} to {reader.line_num} are one field)" if reader.line_num > start else ""
+            taken = f" (lines {start} to {last} are one field)" if last > start else ""
             left_out.bad(
                 where,
                 DataError(f'{where}: not valid CSV: {fault}{taken}; a quote within a quoted field is doubled ("")'),
             )
             fields = None
+            again.extendleft(reversed(row[1:]))
+            reader = csv.reader(read(), delimiter=delimiter, strict=True)
         if fields is None or fields:
-            yield start, fields
-        start = reader.line_num + 1
+            yield row[0][0], fields
 
 
 def _is_quoted_header(line: str) -> bool:

@@ -47,7 +47,7 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
                 f"{split}: labels that train lacks: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
                 f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; correct the spelling or add such examples"
             )
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(found, key=label_order))
 
 
 def _names(example: Example) -> Iterator[str]:
@@ -63,8 +63,8 @@ def _unlabelled(example: Example) -> bool:
     return (example.tags if isinstance(example, TaggedExample) else getattr(example, "label", "")) is None
 
 
-def _order(name: str) -> tuple[bool, float, str, str]:
-    """`O` first; then whole numbers by value; then names, a type's B- before its I-."""
+def label_order(name: str) -> tuple[bool, float, str, str]:
+    """What names are sorted by: `O` first; then whole numbers by value; then names, a type's B- before its I-."""
     number = float(name) if re.fullmatch(r"-?[0-9]+", name) else float("inf")
     bare = name[2:] if name[:2] in ("B-", "I-") else name
     return name != "O", number, bare, name

@@ -184,20 +184,33 @@ def rows_or_bad(path: Path, reading: TableReading, left_out: LeftOut) -> RowsOrB
         return _parquet_rows(path)
     # Bytes that are not UTF-8 are kept apart until it is known which row they are in.
     errors = "surrogateescape" if reading.skip_bad_rows else "strict"
-    lines = numbered_lines(path, reading.encoding, errors)
     if kind == ".jsonl":
-        return _objects(lines, path, left_out)
+        return _objects(numbered_lines(path, reading.encoding, errors), path, left_out)
+    lines = _table_lines(path, reading, errors)
     first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: is empty; expected a first line that names the columns")
     quoted = None
     if kind == ".tsv" and reading.quoted is None and path.is_file():
-        quoted = is_quoted(line for _, line in numbered_lines(path, reading.encoding, errors))
+        quoted = is_quoted(line for _, line in _table_lines(path, reading, errors))
         if quoted:
             log.info("%s: its fields are quoted, and read so (reading.quoted=false reads quotes as characters)", path)
     return rows_of_lines(
         *(chain([first], lines), str(path)), tabs=kind == ".tsv", reading=reading, quoted=quoted, left_out=left_out
     )
+
+
+def _table_lines(path: Path, reading: TableReading, errors: str) -> Lines:
+    """The lines of a CSV or TSV; where the first one holds carriage returns, these end lines, as on the first Macs."""
+    lines = numbered_lines(path, reading.encoding, errors)
+    first = next(lines, None)
+    if first is None:
+        return
+    if "\r" not in first[1].rstrip("\r"):
+        yield from chain([first], lines)
+        return
+    parts = (part for _, line in chain([first], lines) for part in line.split("\r"))
+    yield from enumerate(parts, start=1)
 
 
 def _objects(lines: Lines, path: Path, left_out: LeftOut) -> RowsOrBad:
