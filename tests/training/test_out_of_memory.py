@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -206,3 +207,8 @@ def test_another_error_of_an_update_is_raised_as_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(ObjectiveTerms, "losses", losses)
     with pytest.raises(RuntimeError, match="scalar type"):
         step_of(small_model(101), AdamWConfig()).update([PackedBatch.from_samples(corrupted(0, 101))], TERMS, 1e-3)
+
+
+def test_the_error_comes_back_from_the_process_of_a_job() -> None:
+    error = pickle.loads(pickle.dumps(MicroBatchMemoryError("no room", 512, 3)))
+    assert (str(error), error.tokens, error.items) == (str(MicroBatchMemoryError("no room", 512, 3)), 512, 3)

@@ -8,6 +8,7 @@ has the functions over tensors.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import shutil
@@ -93,6 +94,16 @@ def _function(path: Path, name: str) -> ctypes._NamedFuncPointer:
     return function
 
 
+def _instructions() -> str:
+    """A hash of what the processor can do, which a virtual machine may narrow; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(flags.encode()).hexdigest()
+
+
 def build(root: Path | None = None) -> Path:
     """The library for this machine, from the cache or built now, which takes some seconds.
 
@@ -110,6 +121,7 @@ def build(root: Path | None = None) -> Path:
         "compiler": _output_of([compiler, "--version"]).splitlines()[0],
         "flags": FLAGS,
         "processor": device_name(torch.device("cpu")),
+        "instructions": _instructions(),
     }
     try:
         path = cache_file(root or cache_directory(), _KIND, identity, ".so")

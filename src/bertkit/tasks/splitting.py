@@ -150,7 +150,7 @@ def _counts(examples: Sequence[Example], units: Sequence[Integers]) -> Integers:
 
 def _strata(examples: Sequence[Example]) -> list[Any]:
     """The label of a text, its set of labels, or the decile of its score; of a question, whether it has an answer."""
-    labels = [
+    labels: list[Any] = [
         example.label
         if isinstance(example, TextExample) or (isinstance(example, SentenceExample) and _is_plain(example.label))
         else example.impossible
@@ -158,6 +158,7 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
         else None
         for example in examples
     ]
+    labels = [tuple(sorted(label)) if isinstance(label, tuple) else label for label in labels]
     scores = [label for label in labels if isinstance(label, float)]
     edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1]) if scores else np.empty(0)
     return [int(np.searchsorted(edges, label)) if isinstance(label, float) else label for label in labels]

@@ -48,8 +48,12 @@ class MicroBatchMemoryError(DataError):
     def __init__(self, reason: str, tokens: int, items: int) -> None:
         what = f"{tokens:,} tokens at once" if items > 1 else f"a single sequence of {tokens:,} tokens"
         super().__init__(f"out of memory in an update with {what}: {reason}; {REMEDY}")
+        self.reason = reason
         self.tokens = tokens
         self.items = items
+
+    def __reduce__(self) -> tuple[type[MicroBatchMemoryError], tuple[str, int, int]]:
+        return type(self), (self.reason, self.tokens, self.items)  # a job's process sends it to the one that waits
 
     def smaller(self, limit: int) -> int:
         """The tokens of a micro-batch to try next, where at most `limit` were allowed; 0: there is no smaller one."""

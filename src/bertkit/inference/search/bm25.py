@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,5 +102,5 @@ class Bm25:
         """
         try:
             return cls(read_json(directory / "bm25.json"), load_npz(directory / "bm25.npz"))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise DataError(f"{directory / 'bm25.npz'}: cannot be read ({error}); delete it") from error
