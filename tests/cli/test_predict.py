@@ -331,7 +331,7 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
         assert told in outcome.stderr, outcome.stderr
     question = piped("a\n", "--model", trained.of("span")[0])
     assert question.code == 3
-    assert "no column 'question'; there are: 'text'" in question.stderr
+    assert "no column 'question'; ask one of every text with --question" in question.stderr
     single = piped("the cat\n", "--model", trained.of("pair")[0])
     assert single.code == 0
     assert "was trained on pairs of texts" in single.stderr

@@ -165,7 +165,9 @@ class FastMaskedLM(VocabularyHead):
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         if self.dense is not None:
             hidden_MD = gelu(self.dense(hidden_MD))
-            hidden_MD = rms_norm(hidden_MD, self.eps) if self.norm is None else self.norm(hidden_MD)
+            hidden_MD = rms_norm(hidden_MD, self.eps)
+            if self.norm is not None:
+                hidden_MD = hidden_MD * self.norm.weight.to(hidden_MD.dtype)
         return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
 
 

@@ -67,7 +67,6 @@ OF_ANOTHER_SHAPE: dict[str, bytes] = {
     "dimensions 1e999": b'{"model": "base", "input": "a", "dimensions": 1e999}',
     "another format": embed_body(encoding_format="float16"),
     "model a number": embed_body(model=1),
-    "model missing": b'{"input": "a"}',
     "a field of its own": embed_body(path="/etc/passwd"),
 }
 
