@@ -137,6 +137,10 @@ def test_compressed_bodies_are_refused(models: Models) -> None:
     assert_refused(in_process([models["base"]], ask), 415, "unsupported_encoding")
 
 
+def test_the_only_model_that_can_answer_need_not_be_named(models: Models) -> None:
+    assert post([models["base"]], "/v1/embeddings", b'{"input": "a"}').status_code == 200
+
+
 def test_more_candidates_for_masks_than_an_answer_may_have_are_refused(models: Models) -> None:
     async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
         return await client.post("/fill", json={"model": "base", "input": "[MASK] " * 101, "top": 1000})
