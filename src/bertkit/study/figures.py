@@ -113,6 +113,8 @@ def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
 
 def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
     """One panel a measure, one line a curve in the shade of its frontier, and each frontier's power law."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     found: Mapping[str, Any] = results["curves"]
     columns = ["measure", "frontier", "curve", "arm", "flops", "score"]
     points = [
@@ -147,6 +149,9 @@ def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
                 law = [(own["law"]["scale"] / flops) ** own["law"]["exponent"] for flops in ends]
                 panel.plot(ends, law, label=f"{frontier}, power law", color=shade, linestyle=dash, linewidth=1.8)
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.xaxis.set_major_formatter(lambda flops, _: f"{flops:.0e}".replace("e+", "e"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
         if not about["higher_is_better"]:
             panel.set_yscale("log")
             panel.yaxis.set_major_formatter("{x:g}")
