@@ -289,19 +289,20 @@ def test_distillation_takes_the_same_options(place: Place, bertkit: Bertkit, tmp
     assert [sum(each["labels"]["dev"].values()) for each in runs] == [20, 20]
 
 
+def trained_once(place: Place, task: OwnTask, directory: Path, *settings: str) -> dict[str, Any]:
+    """The results of a run of one update."""
+    overrides = parsed([*SETTINGS, "optimisation.steps=1", *settings])
+    request = FinetuneArguments(task=task, model=str(place.model), overrides=overrides, run_dir=directory / "run")
+    return finetune(request, progress=silent_progress).results
+
+
 def test_questions_without_an_answer_may_be_in_dev_alone(place: Place, tmp_path: Path) -> None:
     task, _ = write_kind(tmp_path, "span")
     data = json.loads(Path(task.train).read_text())
     for page in data["data"]:
         page["paragraphs"] = [each for each in page["paragraphs"] if not each["qas"][0]["is_impossible"]]
     Path(task.train).write_text(json.dumps(data))
-    request = FinetuneArguments(
-        task=task,
-        model=str(place.model),
-        overrides=parsed([*SETTINGS, "optimisation.steps=1", "span.max_query_tokens=9"]),
-        run_dir=tmp_path / "run",
-    )
-    found = finetune(request, progress=silent_progress).results
+    found = trained_once(place, task, tmp_path, "span.max_query_tokens=9")
     assert set(found["splits"]["dev"]) == {"f1", "exact_match"}
     assert "null_score_threshold" in found["tuned"]
 
@@ -310,13 +311,7 @@ def test_a_label_of_which_no_example_is_drawn_is_known(place: Place, tmp_path: P
     rows = [*reviews(40, 1), ("the tensor", "rare")]
     files = [write_table(tmp_path / name, rows) for name in ("train.csv", "dev.csv")]
     task = OwnTask(train=str(files[0]), dev=str(files[1]), columns=COLUMNS)
-    request = FinetuneArguments(
-        task=task,
-        model=str(place.model),
-        overrides=parsed([*SETTINGS, "data.train_examples=9", "optimisation.steps=1"]),
-        run_dir=tmp_path / "run",
-    )
-    found = finetune(request, progress=silent_progress).results
+    found = trained_once(place, task, tmp_path, "data.train_examples=9")
     assert set(found["labels"]["train"]) == {"bad", "good"}
     assert set(found["labels"]["dev"]) == {"bad", "good", "rare"}
 

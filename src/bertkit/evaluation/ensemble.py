@@ -18,7 +18,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,8 @@ class _AveragedSplit:
             except _UnfitError as fault:
                 raise DataError(f"{files[fault.run]}: example {examples[place].id}: {fault}") from fault
         if recipes[0].spec.kind == "multi_label":
-            averaged = _at_thresholds(averaged, [_thresholds(each.run, task) for each in saved])
+            tuned = {THRESHOLDS: _mean_thresholds([_thresholds(each.run, task) for each in saved])}
+            averaged = scoring_task(recipes[0], examples, averaged).final(averaged, tuned)
         return cls(key, recipes[0], examples, files, predictions, averaged)
 
     def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
@@ -301,14 +302,10 @@ def _thresholds(run: RunDirectory, task: str) -> dict[str, float]:
     return found
 
 
-def _at_thresholds(averaged: Sequence[Prediction], members: Sequence[Mapping[str, float]]) -> list[Prediction]:
-    """The labels whose mean probability reaches the mean of the runs' thresholds."""
+def _mean_thresholds(members: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of the runs' thresholds of each label that one of them tuned."""
     names = {name for thresholds in members for name in thresholds}
-    least = {name: float(mean([thresholds.get(name, _THRESHOLD) for thresholds in members])) for name in names}
-    return [
-        replace(each, prediction=[name for name, share in each.scores.items() if share >= least.get(name, _THRESHOLD)])
-        for each in averaged
-    ]
+    return {name: float(mean([thresholds.get(name, _THRESHOLD) for thresholds in members])) for name in names}
 
 
 def _number(predictions: Sequence[Prediction]) -> Prediction:
