@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models import varlen
-from bertkit.models.attention import attend, causal
+from bertkit.models.attention import attend, causal, project_at_once, project_separately
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import initialise
 from bertkit.models.gpt2 import Gpt2Config
@@ -56,6 +56,46 @@ def test_the_kernel_gives_what_rectangles_give(reads: str, monkeypatch: pytest.M
     assert varlen._reported == {None}, "the kernel was used"
     monkeypatch.setattr(varlen, "has_kernels", lambda device: False)
     torch.testing.assert_close(found, values_and_gradients(attended(), heads), **BF16)
+
+
+@pytest.mark.parametrize("reads", ["all", "by position", "window"])
+def test_dropped_probabilities_have_the_mean_of_all_and_their_own_gradient(reads: str) -> None:
+    """The output is linear in the values, so its gradient under the same draw tells what a change of them does."""
+    sequences, scope, rate = PackedSequences.from_lengths(LENGTHS).to(GPU), Scope(None, ""), 0.2
+    query, key, value = (each.detach() for each in drawn_heads())
+
+    def attended(value: Tensor, rate: float, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        if reads == "window":
+            return attend_near(query, key, value, sequences, each_side=16, dropout_rate=rate, scope=scope)
+        visible = causal if reads == "by position" else None
+        return attend(query, key, value, sequences, dropout_rate=rate, scope=scope, visible=visible)
+
+    whole = attended(value, 0.0, 0).float()
+    draws = torch.stack([attended(value, rate, seed).float() for seed in range(200)])
+    assert torch.equal(draws[7], attended(value, rate, 7).float())
+    assert not torch.equal(draws[7], draws[8])
+    # A sum of dropped probabilities times values has at most this deviation: of one value alone.
+    error = (draws.mean(dim=0) - whole).abs().max()
+    assert error < 6 * float(value.abs().max()) * (rate / (1 - rate) / len(draws)) ** 0.5
+    assert (draws.mean(dim=0) - whole).abs().mean() < 0.2 * (draws[0] - whole).abs().mean()
+    leaf = value.clone().requires_grad_()
+    weight, change = torch.randn(2, *value.shape, device=GPU, dtype=value.dtype)
+    (gradient,) = torch.autograd.grad((attended(leaf, rate, 3) * weight).sum(), leaf)
+    moved = (attended(change, rate, 3).float() * weight.float()).sum()
+    expected = (gradient.float() * change.float()).sum()
+    torch.testing.assert_close(moved, expected, rtol=0.02, atol=0.02 * float(change.float().norm()))
+
+
+def test_queries_keys_and_values_in_one_product_are_those_of_three() -> None:
+    torch.manual_seed(0)
+    maps = [torch.nn.Linear(96, rows).to(GPU) for rows in (64, 32, 32)]
+    states = torch.randn(77, 96, device=GPU, requires_grad=True)
+    found, expected = (project(maps, states) for project in (project_at_once, project_separately))
+    torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-5)
+    leaves = [states, *(parameter for each in maps for parameter in each.parameters())]
+    gradients = [torch.autograd.grad(sum(each.square().sum() for each in rows), leaves) for rows in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models import varlen
-from bertkit.models.attention import Bias, attend, causal, sliding_window
+from bertkit.models.attention import Bias, Visible, attend, causal, sliding_window
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import initialise
 from bertkit.models.gpt2 import Gpt2Config
@@ -128,6 +128,57 @@ def test_a_window_in_the_kernel_gives_what_chunks_give(
     same_in_both(mixed_TNH, attended(), heads)
 
 
+@pytest.mark.parametrize(
+    ("window", "visible", "expected"),
+    [(None, None, (False, None, None)), (None, causal, (True, None, None)), (4, None, (False, 4, 4))],
+)
+def test_probabilities_are_dropped_out_in_the_operator_beneath_the_kernel(
+    window: int | None,
+    visible: Visible | None,
+    expected: tuple[bool, int | None, int | None],
+    calls: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def operator(
+        query_TNH: Tensor,
+        key_TNH: Tensor,
+        value_TNH: Tensor,
+        cum_seq_q: Tensor,
+        cum_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        return_debug_mask: bool,
+        *,
+        scale: float | None,
+        window_size_left: int | None,
+        window_size_right: int | None,
+    ) -> tuple[Tensor, ...]:
+        assert cum_seq_q.tolist() == cum_seq_k.tolist() == [0, *np.cumsum(LENGTHS)]
+        assert (max_q, max_k, return_debug_mask) == (17, 17, False)
+        seen.append((dropout_p, scale, is_causal, window_size_left, window_size_right))
+        return value_TNH, query_TNH, query_TNH, query_TNH, query_TNH
+
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    own = list(inspect.signature(operator).parameters)
+    theirs = [argument.name for argument in schema.arguments]
+    assert theirs[:10] == ["query", "key", "value", *own[3:10]]
+    assert set(own[10:]) <= set(theirs[10:])
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
+    query, key, value = drawn_heads()
+    sequences = PackedSequences.from_lengths(LENGTHS)
+    if window is None:
+        mixed = attend(query, key, value, sequences, dropout_rate=0.1, scope=SCOPE, visible=visible, scale=0.3)
+    else:
+        mixed = attend_near(query, key, value, sequences, each_side=window, dropout_rate=0.1, scope=SCOPE)
+    assert mixed is value
+    assert seen == [(0.1, 0.3 if window is None else None, *expected)]
+    assert calls == []
+
+
 def no_bias(query: Tensor, key: Tensor, block: object) -> Tensor:
     return query.new_zeros(1, 1, 1, 1)
 
@@ -135,7 +186,6 @@ def no_bias(query: Tensor, key: Tensor, block: object) -> Tensor:
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
-        ("dropped out", {"dropout_rate": 0.1}),
         ("recorded", {"scope": Scope(Recorder(["hook_pattern"]), "")}),
         ("bias", {"bias": no_bias}),
         ("by position", {"visible": sliding_window(2)}),

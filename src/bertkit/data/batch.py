@@ -330,6 +330,8 @@ class PackedBatch:
             windowed attention; None: the family and its heads decide.
         lanes, ranks_T2: as of `Samples`.
         pairs: where an encoder-decoder's sides are; None: there is no target side.
+        host: the batch that was moved to a GPU, as it was prepared: what depends on its targets and lengths alone is
+            found there without waiting for the GPU. None: this one is where it was prepared.
     """
 
     ids_T: Tensor
@@ -342,6 +344,7 @@ class PackedBatch:
     lanes: BatchLanes | None = None
     ranks_T2: Tensor | None = None
     pairs: SourceTarget | None = None
+    host: PackedBatch | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -433,11 +436,12 @@ class PackedBatch:
         moved = {
             entry.name: getattr(self, entry.name).to(device, non_blocking=True)
             for entry in fields(self)
-            if entry.name not in ("labels", "sequences", "targets") and getattr(self, entry.name) is not None
+            if entry.name not in ("labels", "sequences", "targets", "host") and getattr(self, entry.name) is not None
         }
         labels = {name: label.to(device, non_blocking=True) for name, label in self.labels.items()}
         targets = {term: part.to(device) for term, part in self.targets.items()}
-        return PackedBatch(**moved, sequences=self.sequences.to(device), labels=labels, targets=targets)
+        sequences, host = self.sequences.to(device), self if self.host is None else self.host
+        return PackedBatch(**moved, sequences=sequences, labels=labels, targets=targets, host=host)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

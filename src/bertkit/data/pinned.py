@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 Value = TypeVar("Value")
@@ -18,6 +19,13 @@ Value = TypeVar("Value")
 def pinned(value: Value) -> Value:
     """The same batch, or list of batches, with all tensors pinned; on a machine with a GPU."""
     return with_tensors(value, Tensor.pin_memory)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, without waiting for what a GPU has still to do."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def with_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:

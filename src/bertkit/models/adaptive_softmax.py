@@ -73,7 +73,7 @@ class AdaptiveProjection(VocabularyProjection):
         z_loss: float = 0.0,
         weight_M: Tensor | None = None,
         label_smoothing: float = 0.0,
-        logit_bytes: int = LOGIT_BYTES,
+        logit_bytes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose word is the likeliest of the first softmax, or of
         the cluster whose entry is.
@@ -112,12 +112,12 @@ class AdaptiveProjection(VocabularyProjection):
         return loss, correct
 
     def divergence(
-        self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
+        self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int | None = None
     ) -> tuple[Tensor, Tensor]:
         raise UsageError(_NO_TEACHER)
 
     def compared(
-        self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int = LOGIT_BYTES
+        self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int | None = None
     ) -> tuple[Tensor, Tensor]:
         raise UsageError(_NO_TEACHER)
 

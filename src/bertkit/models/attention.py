@@ -56,6 +56,18 @@ def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence
     return [each(hidden_TD) for each in maps]
 
 
+def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
+    """The same in one product on a GPU, which reads the states once and adds up their gradient by itself."""
+    if not hidden_TD.is_cuda or not all(type(each) is nn.Linear for each in maps):
+        return project_separately(maps, hidden_TD)
+    weights = [each.weight for each in maps]
+    biases = [each.bias for each in maps if each.bias is not None]
+    if len(biases) not in (0, len(maps)):
+        return project_separately(maps, hidden_TD)
+    rows_TF = functional.linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
+    return rows_TF.split([weight.shape[0] for weight in weights], dim=-1)
+
+
 def causal(length: int, device: torch.device) -> Tensor:
     """A token attends to itself and to those before it: Radford et al. 2018, GPT."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -195,9 +207,10 @@ def _attend_whole(
         key_TNH,
         value_TNH,
         sequences,
-        obstacle=_needs_scores(scope, dropout_rate, visible, bias),
+        obstacle=_needs_scores(scope, visible, bias),
         causal=visible is causal,
         scale=scale,
+        dropout_rate=dropout_rate,
     )
     if packed_TNH is not None:
         return packed_TNH
@@ -223,12 +236,10 @@ def _is_recorded(scope: Scope) -> bool:
     return scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
 
 
-def _needs_scores(scope: Scope, dropout_rate: float, visible: Visible | None, bias: Bias | None) -> str | None:
+def _needs_scores(scope: Scope, visible: Visible | None, bias: Bias | None) -> str | None:
     """Why an attention needs the scores or probabilities of all pairs of tokens; None where it does not."""
     if _is_recorded(scope):
         return "scores or probabilities are recorded"
-    if dropout_rate > 0:
-        return "probabilities are dropped out; without it: model.attention_probs_dropout_prob 0"
     if bias is not None:
         return "this family adds a bias to the scores"
     if visible is not None and visible is not causal:
@@ -397,7 +408,7 @@ class SelfAttention(nn.Module):
         inner = width if head_width is None else heads * head_width
         self.heads = heads
         self.dropout_rate = dropout_rate
-        self.projection: Projection = project_separately
+        self.projection: Projection = project_at_once
         self.query = nn.Linear(width, inner, bias=bias)
         self.key = nn.Linear(width, inner, bias=bias)
         self.value = nn.Linear(width, inner, bias=bias)

@@ -1,8 +1,9 @@
 """Attention of packed sequences in one kernel of a GPU, without rectangles: torch.nn.attention.varlen.
 
 Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel reads queries, keys and values end to end and where sequences
-begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it; it takes
-no bias, drops no probability and records none. Whatever it cannot do goes through the rectangles of attention.py.
+begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it, and drops
+probabilities inside; it takes no bias and records nothing. Whatever it cannot do goes through the rectangles of
+attention.py.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
 """
@@ -10,6 +11,7 @@ Shapes: T packed tokens, N heads, H head width, B sequences.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ def attend_packed(
     causal: bool = False,
     each_side: int | None = None,
     scale: float | None = None,
+    dropout_rate: float = 0.0,
 ) -> Tensor | None:
     """What every token reads of its own sequence, (T, N, H); None where the kernel cannot compute it.
 
@@ -46,6 +49,7 @@ def attend_packed(
         causal: whether no token attends to those behind it, in any sequence.
         each_side: a token attends to at most this many on either side; None: to all.
         scale: factor of the scores; None: one over the root of the head width.
+        dropout_rate: of the probabilities.
     """
     if not has_kernels(query_TNH.device):
         return None
@@ -58,7 +62,8 @@ def attend_packed(
         return None
     assert right is not None
     window = (-1 if each_side is None else each_side, right)
-    return packed_kernel(query_TNH, key_TNH, value_TNH, sequences, window=window, scale=scale)
+    kernel = partial(dropping_kernel, dropout_rate=dropout_rate) if dropout_rate > 0 else packed_kernel
+    return kernel(query_TNH, key_TNH, value_TNH, sequences, window=window, scale=scale)
 
 
 def packed_kernel(
@@ -81,6 +86,44 @@ def packed_kernel(
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
     mixed_TNH = varlen_attn(
         query_TNH, key_TNH, value_TNH, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window
+    )
+    assert isinstance(mixed_TNH, Tensor)
+    return mixed_TNH
+
+
+def dropping_kernel(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    window: tuple[int, int],
+    scale: float | None,
+    dropout_rate: float,
+) -> Tensor:
+    """The same with dropout: the operator beneath torch's kernel, whose public form has none.
+
+    Args:
+        window, scale: as in `packed_kernel`.
+        dropout_rate: of the probabilities, drawn by the GPU's generator.
+    """
+    bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
+    is_causal = window == (-1, 0)
+    left, right = (None, None) if window == (-1, -1) or is_causal else window
+    mixed_TNH, *_ = torch.ops.aten._flash_attention_forward(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        bounds_B1,
+        bounds_B1,
+        longest,
+        longest,
+        dropout_rate,
+        is_causal,
+        False,
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
     )
     assert isinstance(mixed_TNH, Tensor)
     return mixed_TNH

@@ -29,6 +29,15 @@ LOGIT_BYTES = 2**25
 fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
 gradient fewer times."""
 
+CUDA_LOGIT_BYTES = 2**29
+"""The same on a GPU, which products of few rows leave idle."""
+
+
+def logit_bytes_on(device: torch.device) -> int:
+    """Logits that exist at once on a device."""
+    return CUDA_LOGIT_BYTES if device.type == "cuda" else LOGIT_BYTES
+
+
 RowsLoss = Callable[[Tensor, Tensor], Tensor]
 """From the logits of two models, each (m, V) in float32, to the loss of each row, (m,)."""
 
@@ -79,7 +88,7 @@ class VocabularyProjection(WordLogits):
         z_loss: float = 0.0,
         weight_M: Tensor | None = None,
         label_smoothing: float = 0.0,
-        logit_bytes: int = LOGIT_BYTES,
+        logit_bytes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats, and the number of rows whose largest logit is their word's.
 
@@ -92,12 +101,12 @@ class VocabularyProjection(WordLogits):
             weight_M: factor of each row's cross-entropy, float32; None: 1. The squared log-sums keep theirs.
             label_smoothing: share of each row's target distribution that all words have alike (Szegedy et al. 2016,
                 arXiv:1512.00567, section 7).
-            logit_bytes: of float32 logits that exist at once; one row at least.
+            logit_bytes: of float32 logits that exist at once, one row at least; None: `logit_bytes_on` the device.
         """
         return self._by_parts(_CrossEntropy(id_M, z_loss, weight_M, label_smoothing), logit_bytes)
 
     def divergence(
-        self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int = LOGIT_BYTES
+        self, teacher: WordLogits, temperature: float = 1.0, *, logit_bytes: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Summed T^2 KL(softmax(teacher / T) || softmax(self / T)) in nats, and the number of rows whose largest logit
         is the teacher's.
@@ -107,13 +116,13 @@ class VocabularyProjection(WordLogits):
             temperature: T.
             logit_bytes: as in `cross_entropy`, of both models together.
         """
-        return self._by_parts(_Divergence(teacher.in_precision(), temperature), logit_bytes // 2)
+        return self._by_parts(_Divergence(teacher.in_precision(), temperature), logit_bytes, models=2)
 
     def compared(
-        self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int = LOGIT_BYTES
+        self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `divergence`, with another loss of the rows, whose gradient autograd computes part by part."""
-        return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes // 2)
+        return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes, models=2)
 
     def in_precision(self) -> VocabularyProjection:
         device = self.states_ME.device.type
@@ -123,12 +132,13 @@ class VocabularyProjection(WordLogits):
         bias_V = None if self.bias_V is None else self.bias_V.to(autocast)
         return VocabularyProjection(self.states_ME.to(autocast), self.weight_VE.to(autocast), bias_V)
 
-    def _by_parts(self, loss_of: _PartLoss, logit_bytes: int) -> tuple[Tensor, Tensor]:
+    def _by_parts(self, loss_of: _PartLoss, logit_bytes: int | None, models: int = 1) -> tuple[Tensor, Tensor]:
         cast = self.in_precision()
+        bytes_each = (logit_bytes_on(cast.states_ME.device) if logit_bytes is None else logit_bytes) // models
         with torch.autocast(self.states_ME.device.type, enabled=False):
             in_place = active(cast.states_ME) is not None and isinstance(loss_of, _CrossEntropy)
             each = cast.states_ME.element_size() if in_place else torch.float32.itemsize
-            rows = max(1, logit_bytes // (each * self.weight_VE.shape[0]))
+            rows = max(1, bytes_each // (each * self.weight_VE.shape[0]))
             loss: Tensor
             correct: Tensor
             loss, correct = _ByParts.apply(  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped

@@ -153,8 +153,9 @@ def _attend_near_whole(
         key_TNH,
         value_TNH,
         sequences,
-        obstacle=_needs_scores(scope, dropout_rate, tokens),
+        obstacle=_needs_scores(scope, tokens),
         each_side=each_side,
+        dropout_rate=dropout_rate,
     )
     if packed_TNH is not None:
         return packed_TNH
@@ -172,13 +173,11 @@ def _attend_near_whole(
     return from_blocks(mixed, sequences)
 
 
-def _needs_scores(scope: Scope, dropout_rate: float, tokens: GlobalTokens | None) -> str | None:
+def _needs_scores(scope: Scope, tokens: GlobalTokens | None) -> str | None:
     """Why a window needs the scores or probabilities of its pairs of tokens; None where it does not."""
     if tokens is not None:
         return "some tokens attend to all others"
-    if recorded(scope):
-        return "scores or probabilities are recorded"
-    return "probabilities are dropped out" if dropout_rate > 0 else None
+    return "scores or probabilities are recorded" if recorded(scope) else None
 
 
 def _mix(

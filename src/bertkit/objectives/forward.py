@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.pinned import sent
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
@@ -155,10 +156,15 @@ def states(
 
 
 def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
-    """The tokens whose states these objectives read of this model, each once, in order; None for all of them."""
-    declared = [objective.reads(model, batch) for objective in objectives]
+    """The tokens whose states these objectives read of this model, each once, in order; None for all of them.
+
+    Found where the batch was prepared: how many they are is not known before, and a GPU would be waited for.
+    """
+    declared = [objective.reads(model, batch.host or batch) for objective in objectives]
     some = [index_M for index_M in declared if index_M is not None]
-    return torch.unique(torch.cat(some)) if some and len(some) == len(declared) else None
+    if not some or len(some) < len(declared):
+        return None
+    return sent(torch.unique(torch.cat(some)), batch.ids_T.device)
 
 
 def takes_over(objectives: Sequence[Objective]) -> CompanionObjective | None:
