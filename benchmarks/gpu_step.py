@@ -127,6 +127,7 @@ class Measurement:
             if form.separate and isinstance(part, SelfAttention):
                 part.projection = project_separately
         settings = {"device": arguments.device, "precision": "bf16", "compile": form.compiled}
+        settings |= {"micro_batch_tokens": arguments.micro_batch_tokens}
         self.engine = resolve_engine(EngineConfig.model_validate(settings))
         self.step = Step.plain(self.model, AdamWConfig().build(self.model), self.engine, 1.0)
         self.terms = ObjectiveTerms(OBJECTIVES)
@@ -174,7 +175,7 @@ class Measurement:
             self._wait()
         events = [event for event in seen.key_averages() if event.device_type.name == "CUDA"]
         rows = [(event.key[:110], event.self_device_time_total / 1e3, event.count) for event in events]
-        return sorted(rows, key=lambda row: -row[1])[:28]
+        return sorted(rows, key=lambda row: -row[1])
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -193,9 +194,11 @@ def main() -> None:
     parser.add_argument("--lengths", default="128,512")
     parser.add_argument("--forms", default="plain,compiled")
     parser.add_argument("--tokens", type=int, default=65_536, help="of an update")
+    parser.add_argument("--micro-batch-tokens", type=int, default=65_536)
     parser.add_argument("--updates", type=int, default=10)
     parser.add_argument("--peak", type=float, default=989.0, help="dense bf16 TFLOP/s by the maker's data sheet")
     parser.add_argument("--profile", default="", help="forms whose kernels are listed, at the first length")
+    parser.add_argument("--shown", type=int, default=40, help="kernels")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpu"))
     arguments = parser.parse_args()
@@ -210,10 +213,8 @@ def main() -> None:
             measurement = build()
             for limit in map(int, arguments.lengths.split(",")):
                 for varied in (False, True):
-                    wanted = form in arguments.profile.split(",") and not found or (
-                        form in arguments.profile.split(",") and not varied and limit == int(arguments.lengths.split(",")[0])
-                    )
-                    row = measurement.measured(limit, varied=varied, updates=arguments.updates, profiled=bool(wanted))
+                    wanted = form in arguments.profile.split(",") and not varied
+                    row = measurement.measured(limit, varied=varied, updates=arguments.updates, profiled=wanted)
                     row = {"size": size, "form": form, "limit": limit, "lengths": "varied" if varied else "fixed", **row}
                     found.append(row)
                     print(
@@ -223,8 +224,11 @@ def main() -> None:
                         f" first updates {row['first_updates_s']:.1f} s",
                         flush=True,
                     )
-                    for kernel, milliseconds, calls in row.get("kernels", []):
-                        print(f"      {milliseconds:>8.2f} ms {calls:>5} {kernel}", flush=True)
+                    kernels = row.get("kernels", [])
+                    if kernels:
+                        print(f"      {sum(each[1] for each in kernels):>8.2f} ms in all kernels")
+                    for kernel, milliseconds, calls in kernels[: arguments.shown]:
+                        print(f"      {milliseconds:>8.2f} ms {calls:>5} {kernel[:70]}", flush=True)
         except Exception as error:  # a form that fails leaves the others their time
             print(f"{size} {form}: {type(error).__name__}: {str(error)[:600]}", flush=True)
         measurement = None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.models import varlen
 from bertkit.run.metrics import read_metrics
 from tests.conftest import Outcome
 from tests.gpu.device import needs_gpu
@@ -16,7 +17,10 @@ from tests.training.tiny_run import write_recipe
 pytestmark = needs_gpu
 
 
-def test_a_pretraining_in_bf16_learns(tmp_path: Path, bertkit: Callable[..., Outcome]) -> None:
+def test_a_pretraining_in_bf16_learns(
+    tmp_path: Path, bertkit: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "_reported", set())  # each is logged once a process
     recipe, text = write_recipe(tmp_path)
     run = tmp_path / "run"
     settings = {

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
-from bertkit.models.vocabulary import RowsLoss, VocabularyProjection, _correct_rows
+from bertkit.models.vocabulary import RowsLoss, VocabularyProjection, _correct_rows, graphed_cross_entropy, use_graph
 
 TOKENS, WIDTH, WORDS = 23, 7, 131
 
@@ -47,6 +47,28 @@ def test_the_z_loss_is_the_mean_square_of_the_denominators_logarithm(rows: int) 
     torch.testing.assert_close(loss, plain)
     for ours, theirs in zip(gradients, torch.autograd.grad(plain * 0.3, leaves), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("z_loss", [0.0, 0.2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_form_for_graphs_is_the_plain_one(weighted: bool, z_loss: float, smoothing: float) -> None:
+    leaves, id_M = tensors()
+    weight_M = torch.linspace(0.5, 2, TOKENS) if weighted else None
+
+    def results() -> tuple[Tensor, ...]:
+        loss, correct = VocabularyProjection(*leaves).cross_entropy(
+            id_M, z_loss=z_loss, weight_M=weight_M, label_smoothing=smoothing, logit_bytes=7 * 4 * WORDS
+        )
+        return loss.detach(), correct, *torch.autograd.grad(loss, leaves)
+
+    plain = results()
+    use_graph(graphed_cross_entropy)
+    try:
+        found = results()
+    finally:
+        use_graph(None)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_frozen_gets_no_gradient_and_nothing_is_kept_without_gradients() -> None:

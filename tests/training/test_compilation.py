@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
+from bertkit.models import varlen
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
@@ -105,6 +106,37 @@ def test_compiled_layers_give_the_plain_states_and_gradients() -> None:
     compile_layers(model)
     found = [states_and_gradients(model, batch) for batch in BATCHES[:2]]
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(
+    ("family", "dropout"), [(BertConfig, 0.0), (BertConfig, 0.1), (ModernBertConfig, 0.0)], ids=str
+)
+def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
+    family: type[BertConfig | ModernBertConfig], dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel and its GPU are stood in for by operators that any graph holds."""
+
+    def kernel(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: Any, **options: Any) -> Tensor:
+        assert options.get("dropout_rate", 0.0) == dropout
+        return (query_TNH * key_TNH + value_TNH) / sequences.max_length
+
+    def compiled(forward: Callable[..., Any], backend: str) -> Any:
+        return torch.compile(forward, dynamic=True, backend=backend, fullgraph=True)
+
+    monkeypatch.setattr(compilation, "_compiled", cache(compiled))
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
+    monkeypatch.setattr(varlen, "_obstacle_of_device", lambda index: None)
+    monkeypatch.setattr(varlen, "packed_kernel", kernel)
+    monkeypatch.setattr(varlen, "dropping_kernel", kernel)
+    sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
+    model = made_model(family.model_validate(sizes))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = [states_and_gradients(model, batch) for batch in BATCHES]
+        compile_layers(model, backend="aot_eager")
+        found = [states_and_gradients(model, batch) for batch in BATCHES]
+    torch.testing.assert_close(found, plain, rtol=0.02, atol=0.02)
 
 
 def test_passes_without_gradients_and_recorded_ones_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,19 @@ def attend(
     if cached_TNH is not None:
         assert cached_bias is bias, "a family whose scores have another bias does not declare `caches_keys`"
         return cached_TNH
-    return eager(_attend_whole)(
+    packed_TNH = attend_packed(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        obstacle=_needs_scores(scope, visible, bias),
+        causal=visible is causal,
+        scale=scale,
+        dropout_rate=dropout_rate,
+    )
+    if packed_TNH is not None:
+        return packed_TNH
+    return eager(_attend_in_rectangles)(
         query_TNH,
         key_TNH,
         value_TNH,
@@ -189,7 +201,7 @@ def attend(
 
 
 @never_traced
-def _attend_whole(
+def _attend_in_rectangles(
     query_TNH: Tensor,
     key_TNH: Tensor,
     value_TNH: Tensor,
@@ -201,19 +213,7 @@ def _attend_whole(
     bias: Bias | None,
     scale: float | None,
 ) -> Tensor:
-    """`attend` without a cache: in the kernel for packed sequences, or in rectangles."""
-    packed_TNH = attend_packed(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        obstacle=_needs_scores(scope, visible, bias),
-        causal=visible is causal,
-        scale=scale,
-        dropout_rate=dropout_rate,
-    )
-    if packed_TNH is not None:
-        return packed_TNH
+    """`attend` where neither a cache nor the kernel for packed sequences gives it."""
     explicit = _is_recorded(scope)
     if explicit:
         sequences = sequences.as_one_block()

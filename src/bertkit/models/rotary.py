@@ -45,6 +45,13 @@ def _turned(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
     return turned_TNH.to(rows_TNH.dtype)
 
 
+def _turned_by_halves(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
+    """The same without writing to what was computed before."""
+    (first, second), cosine_T1h = rows_TNH.float().chunk(2, dim=-1), cosine_T1H.chunk(2, dim=-1)[0]
+    halves = [first * cosine_T1h - second * sine_T1H, second * cosine_T1h + first * sine_T1H]
+    return torch.cat(halves, dim=-1).to(rows_TNH.dtype)
+
+
 class RotaryTable:
     """The angle of each token's position: cosines (T, 1, H), of which the halves are equal, and sines (T, 1, H/2)."""
 
@@ -56,5 +63,7 @@ class RotaryTable:
 
     def turn(self, rows_TNH: Tensor) -> Tensor:
         """Turn each pair (i, i + H/2) of queries or keys, in single precision: (T, N, H)."""
+        if torch.compiler.is_compiling():  # its graph joins the operations, and can hold no formula of their gradient
+            return _turned_by_halves(rows_TNH, self.cosine_T1H, self.sine_T1H)
         turned: Tensor = _Turn.apply(rows_TNH, self.cosine_T1H, self.sine_T1H)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
         return turned

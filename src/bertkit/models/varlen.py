@@ -29,6 +29,10 @@ _HEAD_STEP = 8
 _reported: set[str | None] = set()
 """Why the kernel was not used so far, None where it was; each is logged once."""
 
+_device_obstacles: dict[int | None, str | None] = {}
+"""By the index of a GPU, why it cannot run the kernel; None where it can. A graph that torch.compile traces reads it,
+and cannot ask the GPU."""
+
 
 def attend_packed(
     query_TNH: Tensor,
@@ -146,17 +150,26 @@ def _right_side(sequences: PackedSequences, causal: bool, each_side: int | None)
 
 def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str | None:
     """Why the kernel cannot read these tensors; None where it can."""
-    types = {query_TNH.dtype, key_TNH.dtype, value_TNH.dtype}
-    if len(types) > 1 or query_TNH.dtype not in (torch.bfloat16, torch.float16):
-        return f"the kernel computes in 16 bits, and this is {' and '.join(sorted(str(each) for each in types))}"
+    types = (query_TNH.dtype, key_TNH.dtype, value_TNH.dtype)
+    if not types[0] == types[1] == types[2] or types[0] not in (torch.bfloat16, torch.float16):
+        names = sorted({str(each) for each in types})
+        return f"the kernel computes in 16 bits, and this is {' and '.join(names)}"
     width = query_TNH.shape[-1]
     if value_TNH.shape != query_TNH.shape or width % _HEAD_STEP or width > _WIDEST_HEAD:
         return f"heads of width {width}; the kernel reads multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}"
-    return _obstacle_of_device(query_TNH.device.index)
+    index = query_TNH.device.index
+    if index not in _device_obstacles:
+        look_at(query_TNH.device)
+    return _device_obstacles[index]
+
+
+def look_at(device: torch.device) -> None:
+    """Find out whether a device can run the kernel; before its first use in a compiled graph."""
+    if has_kernels(device):
+        _device_obstacles[device.index] = _obstacle_of_device(device.index)
 
 
 def _obstacle_of_device(index: int | None) -> str | None:
-    """Why a GPU cannot run the kernel; None where it can."""
     if not torch.backends.cuda.is_flash_attention_available():
         return "this torch was built without FlashAttention"
     found = torch.cuda.get_device_capability(index)
@@ -166,8 +179,8 @@ def _obstacle_of_device(index: int | None) -> str | None:
 
 
 def _report(obstacle: str | None) -> None:
-    """Log once which attention is used."""
-    if obstacle in _reported:
+    """Log once which attention is used; a compiled graph cannot."""
+    if torch.compiler.is_compiling() or obstacle in _reported:
         return
     _reported.add(obstacle)
     if obstacle is None:

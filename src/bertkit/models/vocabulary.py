@@ -203,6 +203,10 @@ class _CrossEntropy(_PartLoss):
                 learning=learning,
             )
             return loss_m.sum().float(), correct_m.sum(), logits_mV if learning else None
+        if _graph is not None and learning:
+            weight_m1 = None if self.weight_M is None else self.weight_M[part, None]
+            label_m1 = self.id_M[part, None]
+            return _graph(logits_mV, label_m1, weight_m1, self.z_loss, self.label_smoothing)
         return self._by_operators(logits_mV.float(), part, learning)
 
     def _by_operators(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -233,6 +237,39 @@ class _CrossEntropy(_PartLoss):
         if smoothed:
             probability = probability.sub_(factor_m1 * (smoothed / logits_mV.shape[-1]))
         return loss, correct, probability.scatter_add_(1, label_m1, -(1 - smoothed) * factor_m1)
+
+
+GraphedLoss = Callable[[Tensor, Tensor, Tensor | None, float, float], tuple[Tensor, Tensor, Tensor]]
+
+_graph: GraphedLoss | None = None
+
+
+def use_graph(graph: GraphedLoss | None) -> None:
+    """From now on compute cross-entropies and their gradients by this form of `graphed_cross_entropy`; None: by
+    torch's operators one after the other."""
+    global _graph
+    _graph = graph
+
+
+def graphed_cross_entropy(
+    logits_mV: Tensor, label_m1: Tensor, weight_m1: Tensor | None, z_loss: float, label_smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, the number of correct rows and the gradient of `_CrossEntropy`, written so that torch.compile reads the
+    logits few times and writes them once; arguments as there."""
+    wide_mV = logits_mV.float()
+    top_m1 = wide_mV.amax(dim=-1, keepdim=True)
+    exponential_mV = (wide_mV - top_m1).exp()
+    total_m1 = exponential_mV.sum(dim=-1, keepdim=True)
+    log_sum_m1 = top_m1 + total_m1.log()
+    correct = (wide_mV.argmax(dim=-1, keepdim=True) == label_m1).sum()
+    mean_m1 = wide_mV.mean(dim=-1, keepdim=True) if label_smoothing else 0.0
+    aim_m1 = (1 - label_smoothing) * wide_mV.gather(1, label_m1) + label_smoothing * mean_m1
+    factor_m1 = torch.ones_like(top_m1) if weight_m1 is None else weight_m1
+    loss = (factor_m1 * (log_sum_m1 - aim_m1)).sum() + z_loss * log_sum_m1.square().sum()
+    is_label_mV = torch.arange(logits_mV.shape[1], device=logits_mV.device) == label_m1
+    aimed_mV = is_label_mV * (1 - label_smoothing) + label_smoothing / logits_mV.shape[1]
+    gradient_mV = exponential_mV / total_m1 * (factor_m1 + 2 * z_loss * log_sum_m1) - factor_m1 * aimed_mV
+    return loss, correct, gradient_mV.to(logits_mV.dtype)
 
 
 def _correct_rows(logits_mV: Tensor, label_m1: Tensor, reached_m1: Tensor | None) -> Tensor:

@@ -123,7 +123,18 @@ def attend_near(
     cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
     if cached_TNH is not None:
         return cached_TNH
-    return eager(_attend_near_whole)(
+    packed_TNH = attend_packed(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        obstacle=_needs_scores(scope, tokens),
+        each_side=each_side,
+        dropout_rate=dropout_rate,
+    )
+    if packed_TNH is not None:
+        return packed_TNH
+    return eager(_attend_near_in_rectangles)(
         query_TNH,
         key_TNH,
         value_TNH,
@@ -136,7 +147,7 @@ def attend_near(
 
 
 @never_traced
-def _attend_near_whole(
+def _attend_near_in_rectangles(
     query_TNH: Tensor,
     key_TNH: Tensor,
     value_TNH: Tensor,
@@ -147,18 +158,7 @@ def _attend_near_whole(
     scope: Scope,
     tokens: GlobalTokens | None,
 ) -> Tensor:
-    """`attend_near` without a cache: in the kernel for packed sequences, or in rectangles."""
-    packed_TNH = attend_packed(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        obstacle=_needs_scores(scope, tokens),
-        each_side=each_side,
-        dropout_rate=dropout_rate,
-    )
-    if packed_TNH is not None:
-        return packed_TNH
+    """`attend_near` where neither a cache nor the kernel for packed sequences gives it."""
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)

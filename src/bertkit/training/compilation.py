@@ -23,6 +23,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import PostNormLayer, PreNormLayer
 from bertkit.models.modernbert import ModernBertLayer
 from bertkit.models.recorder import Scope
+from bertkit.models.varlen import look_at
+from bertkit.models.vocabulary import graphed_cross_entropy, use_graph
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
     if backend == "inductor":
         _require_compiler(device)
     keep_out_of_graphs()
+    look_at(device)
     for each in (model, *model.named_companions().values()):
         for layer in each.encoder.recomputable_layers():
             layer.forward = CompiledForward(layer, backend)
@@ -84,6 +87,12 @@ class CompiledForward:
         if not torch.is_grad_enabled() or any(map(_is_recorded, (*arguments, *named.values()))):
             return kind.forward(self.layer, *arguments, **named)
         return _compiled(kind.forward, self.backend)(self.layer, *arguments, **named)
+
+
+def compile_losses(device: torch.device, *, wanted: bool) -> None:
+    """Let cross-entropies over a vocabulary be computed by one graph on a GPU, where that is wanted."""
+    graph = device.type == "cuda" and wanted
+    use_graph(_compiled(graphed_cross_entropy, "inductor") if graph else None)
 
 
 @cache

@@ -7,6 +7,7 @@ times slower than fp32.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,10 @@ from bertkit.training.compiled import bound_compiled_products
 from bertkit.training.config import EngineConfig
 
 _CPU_MICRO_BATCH_TOKENS = 4096
-_CUDA_MICRO_BATCH_TOKENS = 32768
+_CUDA_MICRO_BATCH_TOKENS = (4096, 65_536)
+"""The least and the most; see `_cuda_micro_batch_tokens`."""
+_TOKENS_OF_A_GB = 1024
+"""Of a GPU's memory: BERT large in bf16 takes a little over 1 MB for each token, BERT base 0.4."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
                 f" {torch.cuda.device_count()} GPU; start as many ranks as there are GPUs, or use --device cpu"
             )
         device = torch.device("cuda", launch.local_rank)
-    default_tokens = _CUDA_MICRO_BATCH_TOKENS if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
+    default_tokens = _cuda_micro_batch_tokens(device) if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
     spare_cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1
     given = {name: getattr(config, name) for name in vars(auto) if getattr(config, name) != "auto"}
     return Engine(
@@ -97,6 +101,13 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         activation_checkpointing=config.activation_checkpointing,
         compile=config.compile,
     )
+
+
+def _cuda_micro_batch_tokens(device: torch.device) -> int:
+    """As many as fit a GPU's memory, a power of two: small micro-batches leave it idle between kernels."""
+    gigabytes = torch.cuda.get_device_properties(device).total_memory / 1e9
+    least, most = _CUDA_MICRO_BATCH_TOKENS
+    return int(min(most, max(least, 2 ** math.floor(math.log2(gigabytes * _TOKENS_OF_A_GB)))))
 
 
 def multiplies_bf16(device: torch.device) -> bool:

@@ -20,7 +20,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.ranks import current
 from bertkit.training.activation_checkpointing import checkpoint_layers
 from bertkit.training.clipping import Clipping
-from bertkit.training.compilation import compile_layers
+from bertkit.training.compilation import compile_layers, compile_losses
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.loss_terms import Batch, LossTerms, TermTotal, read_totals
@@ -70,6 +70,7 @@ class Step:
             checkpoint_layers(self.model)
         if self.engine.compile:
             compile_layers(self.model)
+        compile_losses(self.engine.device, wanted=self.engine.compile)
 
     @classmethod
     def plain(
