@@ -206,7 +206,9 @@ def main() -> None:
     device = torch.device(arguments.device)
     products = measured_peak_flops(device, bf16=True) / 1e12
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    print(f"{name}, torch {torch.__version__}; products {products:,.0f} TFLOP/s measured, {arguments.peak:,.0f} by the data sheet")
+    print(
+        f"{name}, torch {torch.__version__}; products {products:,.0f} TFLOP/s measured, {arguments.peak:,.0f} by the data sheet"
+    )
     found: list[dict[str, Any]] = []
     for size, form, build in points(arguments):
         try:
@@ -215,7 +217,13 @@ def main() -> None:
                 for varied in (False, True):
                     wanted = form in arguments.profile.split(",") and not varied
                     row = measurement.measured(limit, varied=varied, updates=arguments.updates, profiled=wanted)
-                    row = {"size": size, "form": form, "limit": limit, "lengths": "varied" if varied else "fixed", **row}
+                    row = {
+                        "size": size,
+                        "form": form,
+                        "limit": limit,
+                        "lengths": "varied" if varied else "fixed",
+                        **row,
+                    }
                     found.append(row)
                     print(
                         f"{size:>6} {form:>14} {limit:>5} {row['lengths']:>7} {row['tokens_per_s']:>10,.0f} tokens/s"

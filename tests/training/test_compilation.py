@@ -132,11 +132,19 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
     monkeypatch.setattr(varlen, "dropping_kernel", kernel)
     sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
     model = made_model(family.model_validate(sizes))
+    exact = [states_and_gradients(model, batch) for batch in BATCHES]
     with torch.autocast("cpu", torch.bfloat16):
         plain = [states_and_gradients(model, batch) for batch in BATCHES]
         compile_layers(model, backend="aot_eager")
         found = [states_and_gradients(model, batch) for batch in BATCHES]
-    torch.testing.assert_close(found, plain, rtol=0.02, atol=0.02)
+    assert all(states_TD.dtype == torch.float32 for states_TD, *_ in found)
+    assert _error(found, exact) < 2 * _error(plain, exact) < 0.03
+
+
+def _error(found: list[list[Tensor]], exact: list[list[Tensor]]) -> float:
+    """Of all numbers together, relative to their norm."""
+    ours, theirs = (torch.cat([each.flatten() for row in rows for each in row]) for rows in (found, exact))
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def test_passes_without_gradients_and_recorded_ones_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,10 @@ class PostNorm(_Layer):
 
     def normed_sum(self, norm: nn.Module, residual_TD: Tensor, branch_TD: Tensor) -> Tensor:
         """norm(residual + dropout(branch)): (T, D)."""
+        if torch.compiler.is_compiling() and branch_TD.dtype == torch.bfloat16:
+            # The graph adds and norms in float32, and what it writes has the precision of the branches.
+            narrow_TD: Tensor = norm(residual_TD.float() + self.dropout(branch_TD)).to(branch_TD.dtype)
+            return narrow_TD
         kernels = active(branch_TD)
         if kernels is None or not _in_float32(norm, residual_TD):
             normed_TD: Tensor = norm(residual_TD + self.dropout(branch_TD))

@@ -55,8 +55,10 @@ def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
     keep_out_of_graphs()
     look_at(device)
     for each in (model, *model.named_companions().values()):
-        for layer in each.encoder.recomputable_layers():
-            layer.forward = CompiledForward(layer, backend)
+        layers = list(each.encoder.recomputable_layers())
+        for layer in layers:
+            # Within the stack states may be narrow (PostNorm.normed_sum); heads read those of the last layer.
+            layer.forward = CompiledForward(layer, backend, torch.float32 if layer is layers[-1] else None)
     if device.type == "cpu":
         log.warning(
             "engine.compile: on a CPU compiled layers have been slower than others, and compiling takes minutes"
@@ -76,17 +78,20 @@ class CompiledForward:
     Args:
         layer: whose class has the `forward`.
         backend: of torch.compile.
+        dtype: of the states that it returns; None: as they come.
     """
 
-    def __init__(self, layer: nn.Module, backend: str) -> None:
+    def __init__(self, layer: nn.Module, backend: str, dtype: torch.dtype | None = None) -> None:
         self.layer = layer
         self.backend = backend
+        self.dtype = dtype
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         kind = type(self.layer)
         if not torch.is_grad_enabled() or any(map(_is_recorded, (*arguments, *named.values()))):
             return kind.forward(self.layer, *arguments, **named)
-        return _compiled(kind.forward, self.backend)(self.layer, *arguments, **named)
+        states_TD = _compiled(kind.forward, self.backend)(self.layer, *arguments, **named)
+        return states_TD if self.dtype is None else states_TD.to(self.dtype)
 
 
 def compile_losses(device: torch.device, *, wanted: bool) -> None:
