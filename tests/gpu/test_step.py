@@ -107,6 +107,24 @@ def test_the_optimiser_is_fused_and_has_its_state_on_the_gpu() -> None:
     assert {tensor.device.type for state in step.optimizer.state.values() for tensor in state.values()} == {"cuda"}
 
 
+def test_an_update_that_is_not_finite_is_left_out_without_waiting_for_it() -> None:
+    model = made_model()
+    step = step_of(model)
+    batches = batches_of(corrupted([20, 9]))
+    assert step.update(batches, TERMS, 1e-3).finite
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        model.masked_lm.bias[50] = float("inf")
+    outcome = step.update(batches, TERMS, 1e-3)
+    with torch.no_grad():
+        model.masked_lm.bias[50] = 0.0
+    assert not outcome.finite
+    after = [parameter.detach() for parameter in model.parameters()]
+    changed = [not torch.equal(new, old) for new, old in zip(after, before, strict=True)]
+    assert sum(changed) <= 1, "the bias that was changed by hand"
+    assert {float(state["step"]) for state in step.optimizer.state.values()} == {1.0}
+
+
 def waits(batches: list[PackedBatch]) -> int:
     """How often an update makes the host wait for the GPU, as torch reports it."""
     step = step_of(made_model(dropout=0.1), precision="bf16")
@@ -124,7 +142,7 @@ def waits(batches: list[PackedBatch]) -> int:
 
 def test_an_update_waits_as_often_for_one_micro_batch_as_for_many() -> None:
     samples = corrupted([40, 12, 33, 40, 7, 40])
-    assert waits(batches_of(samples)) == waits(batches_of(samples, 40)) <= 2
+    assert waits(batches_of(samples)) == waits(batches_of(samples, 40)) <= 2  # the losses and the norm
 
 
 def test_batches_are_pinned_by_the_thread_that_prepares_them() -> None:

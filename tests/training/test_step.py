@@ -21,6 +21,7 @@ from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
+from bertkit.training import step as step_module
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig, decay_groups
@@ -170,7 +171,10 @@ def test_a_term_of_weight_zero_teaches_nothing() -> None:
     assert torch.equal(model.next_sentence.weight, before)
 
 
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the optimiser is called after the numbers are read, or before, as on a GPU."""
+    monkeypatch.setattr(step_module, "judges_by_itself", lambda *_: early)
     model = small_model(101)
     with torch.no_grad():
         model.masked_lm.bias[50] = float("inf")
@@ -179,6 +183,25 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert not outcome.finite
     assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), before)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_updates_that_are_made_before_their_numbers_are_read_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, norms = [], []
+    for early in (False, True):
+        monkeypatch.setattr(step_module, "judges_by_itself", lambda *_, early=early: early)
+        model = small_model(101)
+        training_step = step_of(model, AdamWConfig())
+        for number in range(6):
+            with torch.no_grad():
+                model.masked_lm.bias[50] = float("inf") if number == 3 else 0.0
+            outcome = training_step.update([PackedBatch.from_samples(corrupted(number, 101))], TERMS, 1e-3)
+            assert outcome.finite == (number != 3)
+            norms.append(outcome.gradient_norm)
+        weights.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+        assert {float(state["step"]) for state in training_step.optimizer.state.values()} == {5.0}
+        assert not hasattr(training_step.optimizer, "found_inf")
+    assert torch.equal(*weights)
+    np.testing.assert_equal(norms[:6], norms[6:])
 
 
 def test_biases_and_norms_alone_are_not_decayed() -> None:

@@ -51,7 +51,8 @@ def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
         DataError: no such text, or too little of it.
     """
     size = SIZES[settings.size]
-    samples, tokenizer = samples_of(settings, size.sequences)
+    sequences = settings.sequences or size.sequences
+    samples, tokenizer = samples_of(settings, sequences)
     config = config_of(size)
     torch.manual_seed(0)
     model = HeadedModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
@@ -63,7 +64,7 @@ def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
     return Workload(
         about={
             "model": f"{size.width} x {size.layers}",
-            "batch": f"{size.sequences} x {settings.length}",
+            "batch": f"{sequences} x {settings.length}",
             "vocabulary": tokenizer.vocab_size,
             "precision": engine.precision,
         },

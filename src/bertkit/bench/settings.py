@@ -68,6 +68,9 @@ class BenchSettings(Settings):
         description="Tokenizer of the random model: a directory, a file or a Hub id (default: learnt from the text).",
     )
     vocab_size: int = Field(30_522, ge=100, description="Entries of the vocabulary that is learnt from the text.")
+    sequences: int | None = Field(
+        None, ge=1, description="Sequences of an update of pretrain (default: 32, of --size base 16)."
+    )
     length: int = Field(128, ge=8, le=512, description="Tokens of the longest sequence in training.")
     texts: int = Field(256, ge=1, description="Texts of a round of embed.")
     prompts: int = Field(4, ge=1, description="Prompts of generate, decoded at once.")

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from bertkit.errors import UsageError
 from bertkit.models.vocabulary import (
-    LOGIT_BYTES,
     RowsLoss,
     VocabularyHead,
     VocabularyProjection,

@@ -60,12 +60,12 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
     """The same in one product on a GPU, which reads the states once and adds up their gradient by itself."""
     if not hidden_TD.is_cuda or not all(type(each) is nn.Linear for each in maps):
         return project_separately(maps, hidden_TD)
-    weights = [each.weight for each in maps]
-    biases = [each.bias for each in maps if each.bias is not None]
+    weights: list[Tensor] = [each.get_parameter("weight") for each in maps]
+    biases: list[Tensor] = [bias for each in maps if isinstance(bias := each.bias, Tensor)]
     if len(biases) not in (0, len(maps)):
         return project_separately(maps, hidden_TD)
     rows_TF = functional.linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
-    return rows_TF.split([weight.shape[0] for weight in weights], dim=-1)
+    return torch.split(rows_TF, [weight.shape[0] for weight in weights], dim=-1)
 
 
 def causal(length: int, device: torch.device) -> Tensor:

@@ -34,9 +34,10 @@ class Clipping:
         self.parameters = list(parameters)
         self.max_norm = math.inf if max_norm is None else max_norm
 
-    def clip(self) -> float:
-        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm))
+    def clip(self) -> Tensor:
+        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm before, a number on
+        their device, for which nothing waits."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
 
     def clear(self) -> None:
         """Reset after an update."""
@@ -53,20 +54,22 @@ class RowClipping(Clipping):
     def __init__(self, model: HeadedModel, max_norm: float | None) -> None:
         super().__init__(model.parameters(), max_norm)
         table = model.encoder.word_embedding
-        table.sparse = table.weight.device.type == "cpu"
+        table.sparse = self._has_sparse_gradient = table.weight.device.type == "cpu"
         self._table_VE = table.weight
         self._gradient_VE: Tensor | None = None
         self._word_R: Tensor | None = None
 
-    def clip(self) -> float:
+    def clip(self) -> Tensor:
         """Scale all gradients, and make that of the word embeddings dense; returns the norm before."""
+        if not self._has_sparse_gradient:
+            return super().clip()
         found = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         gradients = [gradient for _, gradient in found if not gradient.is_sparse]
         rows = [_summed(gradient) for _, gradient in found if gradient.is_sparse]
         assert all(parameter is self._table_VE for parameter, gradient in found if gradient.is_sparse)
         gradients += [rows_RE for _, rows_RE in rows]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        factor = self.max_norm / (norm + _EPSILON)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        factor = self.max_norm / (float(norm) + _EPSILON)
         if factor < 1:
             torch._foreach_mul_(gradients, factor)
         for self._word_R, rows_RE in rows:

@@ -102,7 +102,11 @@ def compile_losses(device: torch.device, *, wanted: bool) -> None:
 
 @cache
 def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    return torch.compile(forward, dynamic=True, backend=backend)
+    # torch's own dropout makes four random numbers at once, a graph's one: on a GPU longer than the norm behind it.
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
+    if backend != "inductor":
+        return torch.compile(forward, dynamic=True, backend=backend)
+    return torch.compile(forward, dynamic=True, options=options)
 
 
 def _is_recorded(argument: Any) -> bool:

@@ -60,9 +60,9 @@ class _Pass(nn.Module):
 class ShardedClipping(Clipping):
     """Clips gradients that are spread over the ranks, by the global norm of all."""
 
-    def clip(self) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    def clip(self) -> Tensor:
+        norm = super().clip()
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 class Sharded(Placement):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from bertkit.errors import DataError, first_line
 from bertkit.models.headed import HeadedModel
@@ -119,17 +120,42 @@ class Step:
             for (term, weight), count in zip(terms.weights.items(), whole, strict=True)
         }
         with self.placement.computing():
-            own = self._add_gradients(batches, terms, scales, number, train_encoder=train_encoder)
+            parts = self._add_gradients(batches, terms, scales, number, train_encoder=train_encoder)
             self.placement.sum_gradients(self.clipping.parameters)
-            tokens, totals = added(ranks.gathered((sum(batch.num_tokens for batch in batches), own)))
             norm = self.clipping.clip()
-            finite = not skip and math.isfinite(norm) and all(math.isfinite(total.sum) for total in totals.values())
-            if finite:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-                self.optimizer.step()
+            early = not skip and ranks.count == 1 and judges_by_itself(self.optimizer, norm.device)
+            if early:  # all of the update is under way before its numbers are waited for
+                self._apply(
+                    learning_rate, unless=not_finite([norm, *(loss.sum for part in parts for loss in part.values())])
+                )
+            tokens, totals = added(
+                ranks.gathered((sum(batch.num_tokens for batch in batches), merged(read_totals(parts))))
+            )
+            gradient_norm = float(norm)
+            sums = [gradient_norm, *(total.sum for total in totals.values())]
+            finite = not skip and all(map(math.isfinite, sums))
+            if finite and not early:
+                self._apply(learning_rate)
         self._clear()
-        return StepOutcome(totals, norm, tokens, finite)
+        return StepOutcome(totals, gradient_norm, tokens, finite)
+
+    def _apply(self, learning_rate: float, *, unless: Tensor | None = None) -> None:
+        """Update the weights.
+
+        Args:
+            learning_rate: of groups without a factor of it.
+            unless: 1 on the device where nothing is to be changed, else 0; for optimisers that `judges_by_itself`.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        if unless is None:
+            self.optimizer.step()
+            return
+        self.optimizer.found_inf = unless  # type: ignore[attr-defined]  # torch's own way, of its GradScaler
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.found_inf  # type: ignore[attr-defined]
 
     def _add_gradients(
         self,
@@ -139,8 +165,8 @@ class Step:
         number: int,
         *,
         train_encoder: bool,
-    ) -> dict[str, TermTotal]:
-        """The gradient of this rank's micro-batches, and their total of each term.
+    ) -> list[Mapping[str, LossSum]]:
+        """The gradient of this rank's micro-batches, and the terms of each, still on the device.
 
         Raises:
             MicroBatchMemoryError: the memory of any rank was exhausted.
@@ -162,11 +188,7 @@ class Step:
                 raise DataError(str(MicroBatchMemoryError(exhausted, *_largest(batches)))) from error
         # Only now is what the failing micro-batch computed released: the error's frames held it.
         self._require_memory(batches, exhausted)
-        totals: dict[str, TermTotal] = {}
-        for found in read_totals(parts):
-            for term, total in found.items():
-                totals[term] = totals[term] + total if term in totals else total
-        return totals
+        return parts
 
     def _add_gradient(
         self,
@@ -212,6 +234,27 @@ def _largest(batches: Sequence[Batch]) -> tuple[int, int]:
     """The tokens and the parts of the largest micro-batch."""
     tokens = max((batch.num_tokens for batch in batches), default=0)
     return tokens, max((batch.num_items for batch in batches), default=0)
+
+
+def judges_by_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether an optimiser can be told on the device not to change anything, so that a GPU need not be waited for."""
+    is_fused = isinstance(optimizer, torch.optim.Adam) and all(group["fused"] for group in optimizer.param_groups)
+    return is_fused and device.type == "cuda"
+
+
+def not_finite(numbers: Sequence[Tensor]) -> Tensor:
+    """1 where any of these numbers is not finite, else 0; on their device."""
+    on_device = [number.detach().to(numbers[0].device, torch.float32) for number in numbers]
+    return 1 - torch.stack(on_device).isfinite().all().float()
+
+
+def merged(parts: Iterable[Mapping[str, TermTotal]]) -> dict[str, TermTotal]:
+    """Each term's total of all micro-batches."""
+    totals: dict[str, TermTotal] = {}
+    for found in parts:
+        for term, total in found.items():
+            totals[term] = totals[term] + total if term in totals else total
+    return totals
 
 
 def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
