@@ -155,3 +155,24 @@ def test_a_real_runs_parameters_are_the_plans_and_its_memory_is_near(tmp_path: P
     if not torch.cuda.is_available():
         peak = max(line["peak_memory_mb"] for line in lines if "peak_memory_mb" in line)
         assert plan["memory_mb"] == pytest.approx(peak, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "gigabytes"), [(768, 12, 12, 26.0), (1024, 24, 16, 63.0)], ids=["base", "large"]
+)
+def test_a_gpu_keeps_what_was_measured(width: int, layers: int, heads: int, gigabytes: float) -> None:
+    """65,536 tokens in sequences of 128, dropout, bf16, on an H200 (docs/gpu.md); large with compiled layers."""
+    config = BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width
+    )
+    with torch.device("meta"):
+        model = HeadedModel(config.build(30_528), ["masked_lm"])
+    terms = training_memory(
+        model,
+        micro_batch_tokens=65_536,
+        sequence_length=128,
+        predictions=0.15 * 65_536,
+        bf16=True,
+        device=torch.device("cuda"),
+    )
+    assert sum(terms.values()) / 1e9 == pytest.approx(gigabytes, rel=0.08)

@@ -235,6 +235,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     predictions=read * rows,
                     bf16=engine.bf16,
                     recomputed=engine.activation_checkpointing,
+                    device=engine.device,
                     state_bytes=recipe.optimisation.optimizer.state_bytes,
                 )
                 memory = max(memory, terms, key=lambda each: sum(each.values()))

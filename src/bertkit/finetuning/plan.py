@@ -72,6 +72,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
                 predictions=0,
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
+                device=engine.device,
                 **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
             )
             for part in parts

@@ -36,6 +36,7 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-strict-aliasing",
     "-fopenmp",
     "-fPIC",
     "-shared",
@@ -61,6 +62,10 @@ class Kernels:
 
     path: Path
     dtypes: frozenset[torch.dtype]
+
+    def has(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether the processor has the instructions that a function needs."""
+        return hasattr(_loaded(self.path), f"{name}_{str(dtype).removeprefix('torch.')}")
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
         """Call a function of kernels.cpp for this type of element; torch's number of threads is the last argument."""

@@ -13,10 +13,14 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
+from bertkit.kernels.attention import Reach, can_attend, cells, packed_attention
+from bertkit.kernels.loading import active
+from bertkit.models.dropout import drawn
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,18 @@ def attend_packed(
         scale: factor of the scores; None: one over the root of the head width.
         dropout_rate: of the probabilities.
     """
+    kernels = active(query_TNH)
+    if kernels is not None and obstacle is None and can_attend(kernels, query_TNH, key_TNH, value_TNH):
+        side = -1 if each_side is None else each_side
+        reach = Reach(
+            sequences.cu_seqlens_B1,
+            None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8)),
+            left=side,
+            right=0 if causal else side,
+            scale=query_TNH.shape[-1] ** -0.5 if scale is None else scale,
+        )
+        drop = drawn(cells(reach.bounds_B1, query_TNH.shape[1])[1], dropout_rate) if dropout_rate else None
+        return packed_attention(kernels, query_TNH, key_TNH, value_TNH, reach, drop)
     if not has_kernels(query_TNH.device):
         return None
     right = _right_side(sequences, causal, each_side)

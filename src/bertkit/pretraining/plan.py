@@ -91,6 +91,7 @@ def pretraining_plan(
                 predictions=in_all * micro_batch / length,
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
+                device=engine.device,
                 state_bytes=recipe.optimisation.optimizer.state_bytes,
             )
             memory = max(memory, terms, key=lambda each: sum(each.values()))

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
-from bertkit.models.vocabulary import LOGIT_BYTES
+from bertkit.models.vocabulary import logit_bytes_on
 from bertkit.training.compiled import CACHED_PRIMITIVES
 from bertkit.training.cost import attentions_of, count_weights
 from bertkit.training.engine import Engine
@@ -33,12 +34,15 @@ PRIMITIVE_BYTES = 1.0e6
 _FEATURE_BYTES = {(False, False): 4.0, (False, True): 4.3, (True, False): 2.2, (True, True): 2.7}
 """That a layer keeps for its backward pass for each input and output of its linear maps, by whether it computes in
 bfloat16, and whether it has dropout. Residuals, norms and masks of dropout are in these factors."""
+_CUDA_FEATURE_BYTES = 2.0
+"""The same in bfloat16 on a GPU: BERT base and large kept 1.8 to 2.0 in a measurement (docs/gpu.md)."""
 _EMBEDDING_BYTES = 8.0
 """That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
 _INPUT_BYTES = 4.0
 """Of a value that a layer reads, which is all that one that is computed again keeps."""
 _LOGIT_COPIES = 3
 """Logits, probabilities and gradients that exist at once, in float32."""
+_CPU = torch.device("cpu")
 _TEXT_COPIES = 8
 """Bytes that learning a vocabulary takes for a byte of the sample."""
 
@@ -60,6 +64,7 @@ def training_memory(
     bf16: bool,
     state_bytes: float = 8.0,
     recomputed: bool = False,
+    device: torch.device = _CPU,
 ) -> MemoryTerms:
     """The terms of a model's largest update.
 
@@ -71,24 +76,28 @@ def training_memory(
         bf16: whether matrix products are in bfloat16.
         state_bytes: of a parameter in the optimiser.
         recomputed: whether layers keep their inputs alone, so that what one of them computes is there once at a time.
+        device: where it is computed.
     """
     models = (model, *model.named_companions().values())
     parameters = count_weights(model)
     drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
     features = sum(_features(each.encoder.executed_modules()) for each in models)
-    cells = sum(_cells(each, sequence_length, bf16=bf16) for each in models)
+    cells = sum(_cells(each, sequence_length, bf16=bf16, device=device) for each in models)
     inputs = 0.0
     if recomputed:
         applied = [layer for each in models for layer in _applied_layers(each)]
         largest = max(_features([layer]) for layer in applied)
         features += largest - sum(_features([layer]) for layer in applied)
-        cells = max(max(_cells_of_each(each, sequence_length, bf16=bf16), default=0.0) for each in models)
+        cells = max(
+            max(_cells_of_each(each, sequence_length, bf16=bf16, device=device), default=0.0) for each in models
+        )
         inputs = sum(_INPUT_BYTES * each.encoder.width * len(_applied_layers(each)) for each in models)
-    activations = micro_batch_tokens * (features * _FEATURE_BYTES[bf16, drops] + inputs)
+    each_feature = _CUDA_FEATURE_BYTES if bf16 and device.type == "cuda" else _FEATURE_BYTES[bf16, drops]
+    activations = micro_batch_tokens * (features * each_feature + inputs)
     activations += micro_batch_tokens * sum(_EMBEDDING_BYTES * each.encoder.width for each in models)
     vocabulary = max((each.encoder.vocab_size for each in models), default=0) if predictions else 0
     embedding = vocabulary * model.encoder.embedding_width
-    logits = min(4.0 * predictions * vocabulary, max(LOGIT_BYTES, 4.0 * vocabulary)) * _LOGIT_COPIES
+    logits = min(4.0 * predictions * vocabulary, max(logit_bytes_on(device), 4.0 * vocabulary)) * _LOGIT_COPIES
     item = 2.0 if bf16 else 4.0
     return {
         "weights": 4.0 * parameters,
@@ -113,16 +122,20 @@ def _applied_layers(model: HeadedModel) -> list[nn.Module]:
     return [part for module in model.encoder.executed_modules() for part in module.modules() if part in layers]
 
 
-def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool) -> float:
+def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device) -> float:
     """Values that all attentions keep for a token."""
-    return sum(_cells_of_each(model, sequence_length, bf16=bf16))
+    return sum(_cells_of_each(model, sequence_length, bf16=bf16, device=device))
 
 
-def _cells_of_each(model: HeadedModel, sequence_length: float, *, bf16: bool) -> list[float]:
+def _cells_of_each(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device) -> list[float]:
     """Values that each attention keeps for a token: with dropout the probabilities, the mask and their product; without
-    it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16."""
+    it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16. A GPU's kernels keep
+    none and draw dropout again."""
     cells = []
     for attention in attentions_of(model):
+        if device.type == "cuda" and isinstance(attention, SelfAttention):
+            cells.append(0.0)
+            continue
         kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
         cells.append(kept * attention.heads * attention.keys_seen(sequence_length))
     return cells

@@ -1,0 +1,126 @@
+"""Attention of packed sequences in one compiled kernel on a processor, without rectangles.
+
+Dao 2023, FlashAttention-2, arXiv:2307.08691, has the same on a GPU: no probability is kept, the backward pass computes
+them again. It is for bfloat16, by the instructions that multiply pairs of it; products of this size would each be
+compiled anew by oneDNN for the number and the lengths of a batch's sequences. Sibling ops.py has the other kernels;
+models/attention.py the rectangles that a test ties it to.
+
+Shapes: T packed tokens, N heads, H head width, B sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bertkit.kernels.loading import Kernels
+from bertkit.kernels.ops import Drop
+
+_HEAD_STEP = 16
+"""The width of a head is a multiple of it."""
+_NAME = "attention"
+
+
+def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> bool:
+    """Whether the kernel computes with these tensors."""
+    if torch.cpu._is_amx_tile_supported():  # oneDNN's products use tiles there, and the kernel does not
+        return False
+    rows = (query_TNH, key_TNH, value_TNH)
+    same = all(each.dtype == torch.bfloat16 and each.shape == query_TNH.shape for each in rows)
+    return same and query_TNH.shape[-1] % _HEAD_STEP == 0 and kernels.has(_NAME, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which keys a query attends to in its sequence, and how.
+
+    Attributes:
+        bounds_B1: int32; the first token of each sequence, and the number of all.
+        causal_B: uint8; whether no token of a sequence attends to those behind it; None: of none.
+        left, right: tokens before a query and behind it that it attends to at most; -1: all.
+        scale: factor of the scores.
+    """
+
+    bounds_B1: Tensor
+    causal_B: Tensor | None
+    left: int
+    right: int
+    scale: float
+
+
+def cells(bounds_B1: Tensor, heads: int) -> tuple[Tensor, int]:
+    """Where the probabilities of each sequence begin among those of all, int64 (B,), and how many there are.
+
+    Those of a sequence are ordered by head, query and key.
+    """
+    square_B = heads * bounds_B1.diff().long().square()
+    return square_B.cumsum(0) - square_B, int(square_B.sum())
+
+
+def packed_attention(
+    kernels: Kernels,
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    reach: Reach,
+    drop: Drop | None,
+) -> Tensor:
+    """What every token reads of its own sequence, (T, N, H), in bfloat16; arithmetic is in float32.
+
+    Args:
+        query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`.
+        reach: of the queries.
+        drop: of the probabilities, as many as `cells` says; None: none.
+    """
+    result: Tensor = _PackedAttention.apply(query_TNH, key_TNH, value_TNH, reach, drop, kernels)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+    return result
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_TNH: Tensor,
+        key_TNH: Tensor,
+        value_TNH: Tensor,
+        reach: Reach,
+        drop: Drop | None,
+        kernels: Kernels,
+    ) -> Tensor:
+        rows = [_by_row(each) for each in (query_TNH, key_TNH, value_TNH)]
+        out = torch.empty(query_TNH.shape, dtype=torch.bfloat16)
+        log_sum = torch.empty(query_TNH.shape[:2])
+        kernels.call(_NAME, torch.bfloat16, *_arguments(rows, reach, drop), out, log_sum)
+        ctx.save_for_backward(*rows, log_sum)
+        ctx.reach, ctx.drop, ctx.kernels = reach, drop, kernels
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        *rows, log_sum = ctx.saved_tensors
+        given = gradients[0].to(torch.bfloat16).contiguous()
+        found = [torch.empty(given.shape, dtype=torch.bfloat16) for _ in rows]
+        arguments = _arguments(rows, ctx.reach, ctx.drop)
+        ctx.kernels.call(f"{_NAME}_backward", torch.bfloat16, *arguments, given, log_sum, *found)
+        return *found, None, None, None
+
+
+def _by_row(rows_TNH: Tensor) -> Tensor:
+    """With the heads of a token side by side."""
+    steps = rows_TNH.stride()
+    return rows_TNH if steps[2] == 1 and steps[1] == rows_TNH.shape[2] and steps[0] % 2 == 0 else rows_TNH.contiguous()
+
+
+def _arguments(rows: list[Tensor], reach: Reach, drop: Drop | None) -> list[Tensor | int | float | None]:
+    """Those that both passes have."""
+    _, heads, width = rows[0].shape
+    starts_B = None if drop is None else cells(reach.bounds_B1, heads)[0]
+    bits, threshold, scale = (None, 0, 1.0) if drop is None else drop
+    tensors = [part for each in rows for part in (each, each.stride(0))]
+    sizes = (reach.bounds_B1.numel() - 1, heads, width, reach.left, reach.right)
+    return [*tensors, reach.bounds_B1, reach.causal_B, starts_B, bits, *sizes, threshold, scale, reach.scale]
