@@ -232,25 +232,35 @@ def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
 
+@pytest.mark.parametrize("lengths", [(11, 11, 11), (9, 2, 17)])
 @pytest.mark.parametrize(
     "config", [BertConfig(**SMALL, hidden_act="gelu_new"), FastEncoderConfig(**SMALL, zero_outputs=False)]
 )
-def test_a_whole_model_trains_alike(kernels: Kernels, config: Any) -> None:
+def test_a_whole_model_trains_alike(kernels: Kernels, config: Any, lengths: tuple[int, ...]) -> None:
+    """Nearer to float32 than by torch's operators, or as near; with dropout, of attention where the rectangles that
+    torch's operators compute are as many cells as the kernel does."""
+    one_length = len(set(lengths)) == 1
+    if not one_length and isinstance(config, BertConfig):
+        config = config.model_copy(update={"attention_probs_dropout_prob": 0.0})
     encoder = config.build(60).train()
     initialise(encoder, config, seed=0)
-    batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in (9, 2, 17)])
-    outputs = []
-    for chosen in (None, kernels):
+    batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in lengths])
+    parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+
+    def numbers(chosen: Kernels | None, *, bf16: bool) -> list[Tensor]:
         torch.manual_seed(1)
-        with activated(chosen), torch.autocast("cpu", dtype=torch.bfloat16):
+        with activated(chosen), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
             states = encoder(batch)
-        parameters = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-        outputs.append((states, torch.autograd.grad(states.square().sum(), parameters, allow_unused=True)))
-    (plain, expected), (compiled, found) = outputs
-    assert_near(compiled, plain, torch.bfloat16)
-    for own, other in zip(found, expected, strict=True):
-        if other is not None and own is not None:
-            assert (own - other).norm() <= 0.03 * other.norm() + 1e-3
+        found = torch.autograd.grad(states.square().sum(), parameters, allow_unused=True)
+        return [states.detach(), *(each for each in found if each is not None)]
+
+    exact = numbers(None, bf16=False)
+
+    def error(found: list[Tensor]) -> float:
+        ours, theirs = (torch.cat([each.flatten() for each in every]) for every in (found, exact))
+        return float((ours - theirs).norm() / theirs.norm())
+
+    assert error(numbers(kernels, bf16=True)) < 1.2 * error(numbers(None, bf16=True)) < 0.03
 
 
 def test_settings_choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

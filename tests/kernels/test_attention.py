@@ -1,0 +1,152 @@
+"""The kernel for attention of packed sequences against rectangles: values, gradients, draws of dropout, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertkit.data.batch import PackedSequences
+from bertkit.kernels import attention as kernel
+from bertkit.kernels.loading import KernelError, Kernels, activated, build
+from bertkit.models import varlen
+from bertkit.models.attention import attend, causal
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.windows import attend_near
+
+SCOPE = Scope(None, "")
+EACH_SIDE = 5
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    try:
+        found = Kernels(build(), frozenset([torch.bfloat16]))
+    except KernelError as error:
+        pytest.skip(str(error))
+    if not kernel.can_attend(found, *[torch.zeros(1, 1, 16, dtype=torch.bfloat16)] * 3):
+        pytest.skip("needs a processor that multiplies pairs of bfloat16, without tiles")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def drawn_heads(tokens: int, heads: int, width: int, *, side_by_side: bool = False) -> list[Tensor]:
+    """Queries, keys and values; `side_by_side`: as one product gives them."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(tokens, 3, heads, width, generator=generator).bfloat16()
+    parts = [rows[:, part] for part in range(3)]
+    return [each.detach().requires_grad_() if side_by_side else each.clone().requires_grad_() for each in parts]
+
+
+def attended(
+    heads: list[Tensor], lengths: list[int], reads: str, rate: float = 0.0, scale: float | None = None
+) -> Tensor:
+    causal_B = np.arange(len(lengths)) % 2 == 0 if reads == "by sequence" else None
+    sequences = PackedSequences.from_lengths(lengths, causal_B=causal_B)
+    torch.manual_seed(3)
+    if reads == "window":
+        return attend_near(*heads, sequences, each_side=EACH_SIDE, dropout_rate=rate, scope=SCOPE)
+    visible = causal if reads == "by position" else None
+    return attend(*heads, sequences, dropout_rate=rate, scope=SCOPE, visible=visible, scale=scale)
+
+
+def numbers(chosen: Kernels | None, heads: list[Tensor], *arguments: object) -> list[Tensor]:
+    """Values, and gradients of all three inputs."""
+    with activated(chosen):
+        mixed_TNH = attended(heads, *arguments)  # type: ignore[arg-type]
+    weight_TNH = torch.linspace(-1, 1, mixed_TNH.numel()).sin().view(mixed_TNH.shape)
+    return [mixed_TNH.detach(), *torch.autograd.grad((mixed_TNH * weight_TNH).sum(), heads)]
+
+
+def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    return [
+        float((own.float() - other.float()).norm() / other.float().norm())
+        for own, other in zip(found, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("lengths", [[5, 17, 1, 9, 17, 49], [48], [97, 96]], ids=str)
+@pytest.mark.parametrize(("heads", "width"), [(2, 64), (3, 16), (1, 80), (1, 128)])
+@pytest.mark.parametrize("reads", ["all", "by position", "by sequence", "window"])
+def test_the_kernel_is_nearer_to_float32_than_rectangles_or_as_near(
+    kernels: Kernels, reads: str, heads: int, width: int, lengths: list[int]
+) -> None:
+    narrow = drawn_heads(sum(lengths), heads, width)
+    wide = [each.detach().float().requires_grad_() for each in narrow]
+    exact = numbers(None, wide, lengths, reads)
+    by_kernel = errors(numbers(kernels, narrow, lengths, reads), exact)
+    in_rectangles = errors(numbers(None, narrow, lengths, reads), exact)
+    for own, other in zip(by_kernel, in_rectangles, strict=True):
+        assert own < 1.1 * other < 0.02
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_the_same_probabilities_are_dropped_as_in_one_rectangle(kernels: Kernels, rate: float) -> None:
+    heads, lengths = drawn_heads(4 * 31, 3, 32), [31] * 4
+    found, expected = (numbers(chosen, heads, lengths, "all", rate, 0.2) for chosen in (kernels, None))
+    assert max(errors(found, expected)) < 0.01
+    kept = numbers(None, heads, lengths, "all", 0.0, 0.2)
+    assert min(errors(kept, expected)) > 0.1, "what is dropped counts"
+
+
+def test_sequences_of_many_lengths_drop_their_share(kernels: Kernels) -> None:
+    """With equal queries and values of one, a row's sum is the share that is kept, scaled: 1 on average."""
+    lengths = [40, 3, 77, 12] * 20
+    heads = [torch.zeros(sum(lengths), 4, 16, dtype=torch.bfloat16) for _ in range(2)]
+    heads.append(torch.ones_like(heads[0]))
+    with activated(kernels):
+        mixed_TNH = attended([each.requires_grad_() for each in heads], lengths, "all", 0.25)
+    assert abs(float(mixed_TNH.mean()) - 1) < 0.01
+    assert 0.05 < float(mixed_TNH.float().std()) < 0.3
+
+
+def test_rows_of_one_product_are_read_where_they_lie(kernels: Kernels) -> None:
+    lengths = [19, 4, 33]
+    apart = drawn_heads(sum(lengths), 2, 32)
+    together = drawn_heads(sum(lengths), 2, 32, side_by_side=True)
+    assert not together[1].is_contiguous()
+    found, expected = (numbers(kernels, heads, lengths, "all") for heads in (together, apart))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_any_number_of_threads_gives_the_same_bits(kernels: Kernels) -> None:
+    heads, lengths = drawn_heads(300, 3, 48), [100, 7, 60, 133]
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(numbers(kernels, heads, lengths, "all", 0.2))
+    for other in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(other, found[0], strict=True))
+
+
+@pytest.mark.parametrize("obstacle", ["width", "float32", "recorded", "no instructions", "tiles"])
+def test_what_the_kernel_cannot_do_goes_through_rectangles(
+    kernels: Kernels, obstacle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Tensor:
+        raise AssertionError("the kernel is not for this")
+
+    monkeypatch.setattr(varlen, "packed_attention", fail)
+    if obstacle == "no instructions":
+        monkeypatch.setattr(Kernels, "has", lambda *_: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: obstacle == "tiles")
+    heads = drawn_heads(12, 2, 24 if obstacle == "width" else 32)
+    if obstacle == "float32":
+        heads = [each.detach().float() for each in heads]
+    scope = Scope(Recorder(["hook_pattern"]), "") if obstacle == "recorded" else SCOPE
+    with activated(kernels):
+        attend(*heads, PackedSequences.from_lengths([5, 7]), dropout_rate=0.0, scope=scope)
+
+
+def test_a_library_without_the_function_says_so(kernels: Kernels) -> None:
+    assert kernels.has("attention", torch.bfloat16)
+    assert not kernels.has("attention", torch.float32)
