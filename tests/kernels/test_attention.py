@@ -13,7 +13,7 @@ from bertkit.data.batch import PackedSequences
 from bertkit.kernels import attention as kernel
 from bertkit.kernels.loading import KernelError, Kernels, activated, build
 from bertkit.models import varlen
-from bertkit.models.attention import attend, causal
+from bertkit.models.attention import attend, attend_from_one, causal
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.windows import attend_near
 
@@ -105,8 +105,35 @@ def test_sequences_of_many_lengths_drop_their_share(kernels: Kernels) -> None:
     heads.append(torch.ones_like(heads[0]))
     with activated(kernels):
         mixed_TNH = attended([each.requires_grad_() for each in heads], lengths, "all", 0.25)
+    mixed_TNH = mixed_TNH.detach()
     assert abs(float(mixed_TNH.mean()) - 1) < 0.01
     assert 0.05 < float(mixed_TNH.float().std()) < 0.3
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("lengths", [[13] * 3, [5, 17, 1, 50]], ids=str)
+def test_one_query_a_sequence(kernels: Kernels, lengths: list[int], rate: float) -> None:
+    """What a classifier's last layer needs; where lengths differ, rectangles draw another dropout."""
+    _, key, value = drawn_heads(sum(lengths), 3, 32)
+    query = drawn_heads(len(lengths), 3, 32)[0]
+    sequences = PackedSequences.from_lengths(lengths)
+    token_B = sequences.cu_seqlens_B1[:-1].long()
+
+    def found(chosen: Kernels | None, heads: list[Tensor], rate: float) -> list[Tensor]:
+        torch.manual_seed(3)
+        with activated(chosen):
+            mixed_BNH = attend_from_one(*heads, sequences, token_B, dropout_rate=rate)
+        weight_BNH = torch.linspace(-1, 1, mixed_BNH.numel()).sin().view(mixed_BNH.shape)
+        return [mixed_BNH.detach(), *torch.autograd.grad((mixed_BNH * weight_BNH).sum(), heads)]
+
+    heads = [query, key, value]
+    same_draws = len(set(lengths)) == 1
+    exact = found(None, [each.detach().float().requires_grad_() for each in heads], rate if same_draws else 0.0)
+    assert max(errors(found(kernels, heads, rate if same_draws else 0.0), exact)) < 0.02
+    if rate and not same_draws:
+        draws = torch.stack([found(kernels, [each * 1 for each in heads], rate)[0].float() for _ in range(2)])
+        assert torch.equal(*draws)
+        assert max(errors([draws[0]], [exact[0]])) > 0.05
 
 
 def test_rows_of_one_product_are_read_where_they_lie(kernels: Kernels) -> None:

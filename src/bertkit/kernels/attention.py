@@ -30,7 +30,7 @@ def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: 
     if torch.cpu._is_amx_tile_supported():  # oneDNN's products use tiles there, and the kernel does not
         return False
     rows = (query_TNH, key_TNH, value_TNH)
-    same = all(each.dtype == torch.bfloat16 and each.shape == query_TNH.shape for each in rows)
+    same = all(each.dtype == torch.bfloat16 and each.shape[1:] == query_TNH.shape[1:] for each in rows)
     return same and query_TNH.shape[-1] % _HEAD_STEP == 0 and kernels.has(_NAME, torch.bfloat16)
 
 
@@ -43,6 +43,7 @@ class Reach:
         causal_B: uint8; whether no token of a sequence attends to those behind it; None: of none.
         left, right: tokens before a query and behind it that it attends to at most; -1: all.
         scale: factor of the scores.
+        one_query: whether each sequence has one query, which attends to all of it; else all its tokens are queries.
     """
 
     bounds_B1: Tensor
@@ -50,15 +51,16 @@ class Reach:
     left: int
     right: int
     scale: float
+    one_query: bool = False
 
+    def cells(self, heads: int) -> tuple[Tensor, int]:
+        """Where the probabilities of each sequence begin among those of all, int64 (B,), and how many there are.
 
-def cells(bounds_B1: Tensor, heads: int) -> tuple[Tensor, int]:
-    """Where the probabilities of each sequence begin among those of all, int64 (B,), and how many there are.
-
-    Those of a sequence are ordered by head, query and key.
-    """
-    square_B = heads * bounds_B1.diff().long().square()
-    return square_B.cumsum(0) - square_B, int(square_B.sum())
+        Those of a sequence are ordered by head, query and key.
+        """
+        length_B = self.bounds_B1.diff().long()
+        count_B = heads * length_B * (1 if self.one_query else length_B)
+        return count_B.cumsum(0) - count_B, int(count_B.sum())
 
 
 def packed_attention(
@@ -69,12 +71,12 @@ def packed_attention(
     reach: Reach,
     drop: Drop | None,
 ) -> Tensor:
-    """What every token reads of its own sequence, (T, N, H), in bfloat16; arithmetic is in float32.
+    """What every query reads of its own sequence, in bfloat16 and the queries' shape; arithmetic is in float32.
 
     Args:
-        query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`.
+        query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`. With one query a sequence there are B of them.
         reach: of the queries.
-        drop: of the probabilities, as many as `cells` says; None: none.
+        drop: of the probabilities, as many as `Reach.cells` says; None: none.
     """
     result: Tensor = _PackedAttention.apply(query_TNH, key_TNH, value_TNH, reach, drop, kernels)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return result
@@ -104,7 +106,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *rows, log_sum = ctx.saved_tensors
         given = gradients[0].to(torch.bfloat16).contiguous()
-        found = [torch.empty(given.shape, dtype=torch.bfloat16) for _ in rows]
+        found = [torch.empty(each.shape, dtype=torch.bfloat16) for each in rows]
         arguments = _arguments(rows, ctx.reach, ctx.drop)
         ctx.kernels.call(f"{_NAME}_backward", torch.bfloat16, *arguments, given, log_sum, *found)
         return *found, None, None, None
@@ -119,8 +121,8 @@ def _by_row(rows_TNH: Tensor) -> Tensor:
 def _arguments(rows: list[Tensor], reach: Reach, drop: Drop | None) -> list[Tensor | int | float | None]:
     """Those that both passes have."""
     _, heads, width = rows[0].shape
-    starts_B = None if drop is None else cells(reach.bounds_B1, heads)[0]
+    starts_B = None if drop is None else reach.cells(heads)[0]
     bits, threshold, scale = (None, 0, 1.0) if drop is None else drop
     tensors = [part for each in rows for part in (each, each.stride(0))]
-    sizes = (reach.bounds_B1.numel() - 1, heads, width, reach.left, reach.right)
+    sizes = (reach.bounds_B1.numel() - 1, heads, width, reach.one_query, reach.left, reach.right)
     return [*tensors, reach.bounds_B1, reach.causal_B, starts_B, bits, *sizes, threshold, scale, reach.scale]

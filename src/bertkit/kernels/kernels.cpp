@@ -584,10 +584,14 @@ struct Attention {
     const uint8_t *causal;       // of each sequence, whether no token attends to those behind it; null: none
     const int64_t *random_start; // of each sequence, where its random bits begin; null: nothing is dropped
     const int16_t *random;
-    int64_t sequences, heads, width, left, right; // tokens of a window on either side, -1: all
+    int64_t sequences, heads, width;
+    bool one_query;      // whether each sequence has one query, which attends to all of it; else its tokens are queries
+    int64_t left, right; // tokens of a window on either side, -1: all
     int64_t threshold;
     float keep_scale, scale;
 
+    int64_t first_query(int64_t sequence) const { return one_query ? sequence : bounds[sequence]; }
+    int64_t queries(int64_t sequence) const { return one_query ? 1 : length(sequence); }
     int64_t length(int64_t sequence) const { return bounds[sequence + 1] - bounds[sequence]; }
     int64_t longest() const {
         int64_t found = 0;
@@ -603,8 +607,7 @@ struct Attention {
     }
     const int16_t *random_of(int64_t sequence, int64_t head, int64_t query) const {
         if (random_start == nullptr) return nullptr;
-        const int64_t size = length(sequence);
-        return random + random_start[sequence] + (head * size + query) * size;
+        return random + random_start[sequence] + (head * queries(sequence) + query) * length(sequence);
     }
 };
 
@@ -621,11 +624,12 @@ void attention(const BFloat16 *query, int64_t query_row, const BFloat16 *key, in
         for (int64_t task = 0; task < all.sequences * all.heads; ++task) {
             const int64_t sequence = task / all.heads, head = task % all.heads, start = all.bounds[sequence];
             const int64_t length = all.length(sequence), padded = up_to(length, kLanes);
+            const int64_t asked = all.first_query(sequence), queries = all.queries(sequence);
             transpose_pairs(key + start * key_row + head * width, key_row, length, width, keys.data(), padded);
             interleave(value + start * value_row + head * width, value_row, length, width, values.data(), width);
-            for (int64_t first = 0; first < length; first += kMostRows) {
-                const int64_t rows = std::min<int64_t>(kMostRows, length - first);
-                const BFloat16 *own = query + (start + first) * query_row + head * width;
+            for (int64_t first = 0; first < queries; first += kMostRows) {
+                const int64_t rows = std::min<int64_t>(kMostRows, queries - first);
+                const BFloat16 *own = query + (asked + first) * query_row + head * width;
                 multiply(reinterpret_cast<const uint32_t *>(own), query_row / 2, 1, keys.data(), padded, width / 2,
                          scores.data(), padded, rows, padded / kLanes, all.scale, false);
                 for (int64_t row = 0; row < rows; ++row) {
@@ -635,11 +639,11 @@ void attention(const BFloat16 *query, int64_t query_row, const BFloat16 *key, in
                     const int16_t *random = all.random_of(sequence, head, first + row);
                     std::memset(share, 0, static_cast<size_t>(padded) * sizeof *share);
                     softmax_range(score, low, high, random, all.threshold, all.keep_scale, share,
-                                  log_sum[(start + first + row) * all.heads + head]);
+                                  log_sum[(asked + first + row) * all.heads + head]);
                 }
                 multiply(reinterpret_cast<const uint32_t *>(shares.data()), padded / 2, 1, values.data(), width,
                          (length + 1) / 2, mixed.data(), width, rows, vectors, 1.0f, false);
-                narrow_rows(mixed.data(), width, rows, width, out + (start + first) * out_row + head * width, out_row);
+                narrow_rows(mixed.data(), width, rows, width, out + (asked + first) * out_row + head * width, out_row);
             }
         }
     }
@@ -663,14 +667,16 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < all.sequences * all.heads; ++task) {
             const int64_t sequence = task / all.heads, head = task % all.heads, start = all.bounds[sequence];
-            const int64_t length = all.length(sequence), padded = up_to(length, kLanes), out = start * out_row + head * width;
-            const BFloat16 *own_query = query + start * query_row + head * width;
+            const int64_t length = all.length(sequence), padded = up_to(length, kLanes);
+            const int64_t asked = all.first_query(sequence), queries = all.queries(sequence);
+            const int64_t out = asked * out_row + head * width, key_out = start * out_row + head * width;
+            const BFloat16 *own_query = query + asked * query_row + head * width;
             const BFloat16 *own_key = key + start * key_row + head * width;
             transpose_pairs(own_key, key_row, length, width, keys.data(), padded);
             transpose_pairs(value + start * value_row + head * width, value_row, length, width, values.data(), padded);
             interleave(own_key, key_row, length, width, key_pairs.data(), width);
-            for (int64_t tile = 0; tile < length; tile += kTile) {
-                const int64_t tile_rows = std::min(kTile, length - tile), pairs = (tile_rows + 1) / 2;
+            for (int64_t tile = 0; tile < queries; tile += kTile) {
+                const int64_t tile_rows = std::min(kTile, queries - tile), pairs = (tile_rows + 1) / 2;
                 for (int64_t first = tile; first < tile + tile_rows; first += kMostRows) {
                     const int64_t rows = std::min<int64_t>(kMostRows, tile + tile_rows - first);
                     const BFloat16 *gradient = given + out + first * out_row;
@@ -685,7 +691,7 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
                             scores.data() + row * padded, slopes_of_shares.data() + row * padded,
                             all.first_key(first + row), all.last_key(sequence, first + row), padded,
                             all.random_of(sequence, head, first + row), all.threshold, all.keep_scale,
-                            log_sum[(start + first + row) * all.heads + head], shares.data() + at, slopes.data() + at);
+                            log_sum[(asked + first + row) * all.heads + head], shares.data() + at, slopes.data() + at);
                     }
                     multiply(reinterpret_cast<const uint32_t *>(slopes.data() + (first - tile) * padded), padded / 2, 1,
                              key_pairs.data(), width, (length + 1) / 2, mixed.data(), width, rows, vectors, all.scale,
@@ -701,8 +707,8 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
                 multiply(slope_pairs.data(), 1, padded, query_pairs.data(), width, pairs, key_sum.data(), width,
                          length, vectors, all.scale, tile > 0);
             }
-            narrow_rows(key_sum.data(), width, length, width, key_gradient + out, out_row);
-            narrow_rows(value_sum.data(), width, length, width, value_gradient + out, out_row);
+            narrow_rows(key_sum.data(), width, length, width, key_gradient + key_out, out_row);
+            narrow_rows(value_sum.data(), width, length, width, value_gradient + key_out, out_row);
         }
     }
 }
@@ -777,10 +783,10 @@ BERTKIT_EXPORT(bfloat16, BFloat16)
 extern "C" void attention_bfloat16(const BFloat16 *query, int64_t query_row, const BFloat16 *key, int64_t key_row,
                                    const BFloat16 *value, int64_t value_row, const int32_t *bounds,
                                    const uint8_t *causal, const int64_t *random_start, const int16_t *random,
-                                   int64_t sequences, int64_t heads, int64_t width, int64_t left, int64_t right,
-                                   int64_t threshold, float keep_scale, float scale, BFloat16 *out, float *log_sum,
+                                   int64_t sequences, int64_t heads, int64_t width, int one_query, int64_t left,
+                                   int64_t right, int64_t threshold, float keep_scale, float scale, BFloat16 *out, float *log_sum,
                                    int threads) {
-    const Attention all{bounds, causal, random_start, random, sequences, heads, width, left, right, threshold, keep_scale, scale};
+    const Attention all{bounds, causal, random_start, random, sequences, heads, width, one_query != 0, left, right, threshold, keep_scale, scale};
     attention(query, query_row, key, key_row, value, value_row, all, out, log_sum, threads);
 }
 
@@ -788,11 +794,11 @@ extern "C" void attention_backward_bfloat16(const BFloat16 *query, int64_t query
                                             int64_t key_row, const BFloat16 *value, int64_t value_row,
                                             const int32_t *bounds, const uint8_t *causal, const int64_t *random_start,
                                             const int16_t *random, int64_t sequences, int64_t heads, int64_t width,
-                                            int64_t left, int64_t right, int64_t threshold, float keep_scale,
-                                            float scale, const BFloat16 *given, const float *log_sum,
+                                            int one_query, int64_t left, int64_t right, int64_t threshold,
+                                            float keep_scale, float scale, const BFloat16 *given, const float *log_sum,
                                             BFloat16 *query_gradient, BFloat16 *key_gradient, BFloat16 *value_gradient,
                                             int threads) {
-    const Attention all{bounds, causal, random_start, random, sequences, heads, width, left, right, threshold, keep_scale, scale};
+    const Attention all{bounds, causal, random_start, random, sequences, heads, width, one_query != 0, left, right, threshold, keep_scale, scale};
     attention_backward(query, query_row, key, key_row, value, value_row, given, log_sum, all, query_gradient, key_gradient, value_gradient, threads);
 }
 #endif

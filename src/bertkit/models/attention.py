@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
+from bertkit.kernels.attention import Reach, can_attend, packed_attention
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
@@ -368,6 +369,12 @@ def attend_from_one(
         token_B: positions of these tokens among the packed ones.
         dropout_rate: of the attention probabilities; 0 outside training.
     """
+    kernels = active(query_BNH)
+    if kernels is not None and can_attend(kernels, query_BNH, key_TNH, value_TNH):
+        scale = query_BNH.shape[-1] ** -0.5
+        reach = Reach(sequences.cu_seqlens_B1, None, left=-1, right=-1, scale=scale, one_query=True)
+        drop = drawn(reach.cells(query_BNH.shape[1])[1], dropout_rate)
+        return packed_attention(kernels, query_BNH, key_TNH, value_TNH, reach, drop)
     # Every row of the blocks holds one of these tokens, so the order of their cells is the order of the rows.
     row_order_B = None if sequences.scatter_T is None else sequences.scatter_T[token_B].argsort()
     rows_BNH = query_BNH if row_order_B is None else query_BNH.index_select(0, row_order_B)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
-from bertkit.kernels.attention import Reach, can_attend, cells, packed_attention
+from bertkit.kernels.attention import Reach, can_attend, packed_attention
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn
 
@@ -69,7 +69,7 @@ def attend_packed(
             right=0 if causal else side,
             scale=query_TNH.shape[-1] ** -0.5 if scale is None else scale,
         )
-        drop = drawn(cells(reach.bounds_B1, query_TNH.shape[1])[1], dropout_rate) if dropout_rate else None
+        drop = drawn(reach.cells(query_TNH.shape[1])[1], dropout_rate)
         return packed_attention(kernels, query_TNH, key_TNH, value_TNH, reach, drop)
     if not has_kernels(query_TNH.device):
         return None
