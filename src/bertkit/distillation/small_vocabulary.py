@@ -42,6 +42,7 @@ from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.compiled_kernels import attends_by_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
@@ -236,6 +237,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     bf16=engine.bf16,
                     recomputed=engine.activation_checkpointing,
                     device=engine.device,
+                    kernels=attends_by_kernel(recipe.engine, engine),
                     state_bytes=recipe.optimisation.optimizer.state_bytes,
                 )
                 memory = max(memory, terms, key=lambda each: sum(each.values()))

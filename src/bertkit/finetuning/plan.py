@@ -22,6 +22,7 @@ from bertkit.finetuning.task_order import TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import named_and_hashed
+from bertkit.training.compiled_kernels import attends_by_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
@@ -73,6 +74,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
                 device=engine.device,
+                kernels=attends_by_kernel(recipe.engine, engine),
                 **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
             )
             for part in parts

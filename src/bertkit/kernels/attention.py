@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from bertkit.kernels.loading import Kernels
 from bertkit.kernels.ops import Drop
 
-_HEAD_STEP = 16
+HEAD_STEP = 16
 """The width of a head is a multiple of it."""
 _NAME = "attention"
 
@@ -31,7 +31,7 @@ def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: 
         return False
     rows = (query_TNH, key_TNH, value_TNH)
     same = all(each.dtype == torch.bfloat16 and each.shape[1:] == query_TNH.shape[1:] for each in rows)
-    return same and query_TNH.shape[-1] % _HEAD_STEP == 0 and kernels.has(_NAME, torch.bfloat16)
+    return same and query_TNH.shape[-1] % HEAD_STEP == 0 and kernels.has(_NAME, torch.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
+from bertkit.training.compiled_kernels import attends_by_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
@@ -92,6 +93,7 @@ def pretraining_plan(
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
                 device=engine.device,
+                kernels=attends_by_kernel(recipe.engine, engine),
                 state_bytes=recipe.optimisation.optimizer.state_bytes,
             )
             memory = max(memory, terms, key=lambda each: sum(each.values()))

@@ -8,13 +8,14 @@ them. Sibling compiled.py bounds what oneDNN compiles.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.kernels.loading import KernelError, Kernels, activated, build
+from bertkit.kernels.loading import COMPILERS, KernelError, Kernels, activated, build
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine
 
@@ -30,6 +31,13 @@ def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
     """
     with activated(_wanted(config, engine)):
         yield
+
+
+def attends_by_kernel(config: EngineConfig, engine: Engine) -> bool:
+    """Whether a run will compute attention by the compiled kernel, as far as can be told without building it."""
+    bf16_on_cpu = engine.bf16 and engine.device.type == "cpu" and config.kernels != "torch"
+    has_instructions = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return bf16_on_cpu and has_instructions and any(map(shutil.which, COMPILERS))
 
 
 def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from bertkit.kernels.attention import HEAD_STEP
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
@@ -65,6 +66,7 @@ def training_memory(
     state_bytes: float = 8.0,
     recomputed: bool = False,
     device: torch.device = _CPU,
+    kernels: bool = False,
 ) -> MemoryTerms:
     """The terms of a model's largest update.
 
@@ -77,19 +79,21 @@ def training_memory(
         state_bytes: of a parameter in the optimiser.
         recomputed: whether layers keep their inputs alone, so that what one of them computes is there once at a time.
         device: where it is computed.
+        kernels: whether attention goes through the compiled kernel (`compiled_kernels.attends_by_kernel`).
     """
     models = (model, *model.named_companions().values())
     parameters = count_weights(model)
     drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
     features = sum(_features(each.encoder.executed_modules()) for each in models)
-    cells = sum(_cells(each, sequence_length, bf16=bf16, device=device) for each in models)
+    cells = sum(_cells(each, sequence_length, bf16=bf16, device=device, kernels=kernels) for each in models)
     inputs = 0.0
     if recomputed:
         applied = [layer for each in models for layer in _applied_layers(each)]
         largest = max(_features([layer]) for layer in applied)
         features += largest - sum(_features([layer]) for layer in applied)
         cells = max(
-            max(_cells_of_each(each, sequence_length, bf16=bf16, device=device), default=0.0) for each in models
+            max(_cells_of_each(each, sequence_length, bf16=bf16, device=device, kernels=kernels), default=0.0)
+            for each in models
         )
         inputs = sum(_INPUT_BYTES * each.encoder.width * len(_applied_layers(each)) for each in models)
     each_feature = _CUDA_FEATURE_BYTES if bf16 and device.type == "cuda" else _FEATURE_BYTES[bf16, drops]
@@ -122,23 +126,36 @@ def _applied_layers(model: HeadedModel) -> list[nn.Module]:
     return [part for module in model.encoder.executed_modules() for part in module.modules() if part in layers]
 
 
-def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device) -> float:
+def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool) -> float:
     """Values that all attentions keep for a token."""
-    return sum(_cells_of_each(model, sequence_length, bf16=bf16, device=device))
+    return sum(_cells_of_each(model, sequence_length, bf16=bf16, device=device, kernels=kernels))
 
 
-def _cells_of_each(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device) -> list[float]:
+def _cells_of_each(
+    model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool
+) -> list[float]:
     """Values that each attention keeps for a token: with dropout the probabilities, the mask and their product; without
     it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16. A GPU's kernels keep
-    none and draw dropout again."""
+    none and draw dropout again; the compiled kernel keeps what was drawn."""
     cells = []
     for attention in attentions_of(model):
         if device.type == "cuda" and isinstance(attention, SelfAttention):
             cells.append(0.0)
             continue
+        if kernels and _in_kernel(attention):
+            drawn = int(attention.dropout_rate > 0)
+            cells.append(drawn * attention.heads * attention.keys_seen(sequence_length))
+            continue
         kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
         cells.append(kept * attention.heads * attention.keys_seen(sequence_length))
     return cells
+
+
+def _in_kernel(attention: nn.Module) -> bool:
+    """Whether the compiled kernel computes this attention: BERT's own, of heads of the right width."""
+    if not isinstance(attention, SelfAttention) or type(attention).mix is not SelfAttention.mix:
+        return False
+    return attention.query.out_features // attention.heads % HEAD_STEP == 0
 
 
 def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], text_bytes: float = 0.0) -> MemoryTerms:
