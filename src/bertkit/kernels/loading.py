@@ -1,8 +1,8 @@
 """Building and loading the compiled kernels: once for each compiler, processor and source, kept in the cache.
 
-Own design. The C++ file has no dependency, so that a compiler alone suffices; it is built for the very processor that
-it runs on. Its parallel loops use the OpenMP library that torch has loaded, and with it torch's threads. Sibling ops.py
-has the functions over tensors.
+Own design. The C++ files have no dependency, so that a compiler alone suffices; they are built for the very processor
+that they run on. Their parallel loops use the OpenMP library that torch has loaded, and with it torch's threads.
+Siblings ops.py and attention.py have the functions over tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from bertkit.cache import cache_file
 from bertkit.files import cache_directory, sha256_of
 from bertkit.run.environment import device_name
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))
+HEADER = Path(__file__).with_name("elements.h")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -122,7 +123,7 @@ def build(root: Path | None = None) -> Path:
     if compiler is None:
         raise KernelError(f"no C++ compiler was found ({', '.join(COMPILERS)})")
     identity = {
-        "source": sha256_of(SOURCE),
+        "source": [sha256_of(path) for path in (*SOURCES, HEADER)],
         "compiler": _output_of([compiler, "--version"]).splitlines()[0],
         "flags": FLAGS,
         "processor": device_name(torch.device("cpu")),
@@ -133,7 +134,7 @@ def build(root: Path | None = None) -> Path:
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 made = Path(folder) / path.name
-                _output_of([compiler, *FLAGS, "-o", str(made), str(SOURCE)])
+                _output_of([compiler, *FLAGS, "-o", str(made), *map(str, SOURCES)])
                 os.replace(made, path)
         _loaded(path)
     except OSError as error:

@@ -2,8 +2,8 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py),
 and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly where they
-are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`). A GPU has
-a kernel that needs no rectangles (varlen.py).
+are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`). Kernels
+that need no rectangles come first, where they can compute what is asked for (varlen.py).
 
 A family that scores pairs of tokens in its own way passes a `Visible` (which keys a query attends to) or a `Bias`
 (added to the scores); both are called once a block, never per sequence.

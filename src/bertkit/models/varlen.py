@@ -1,6 +1,7 @@
-"""Attention of packed sequences in one kernel of a GPU, without rectangles: torch.nn.attention.varlen.
+"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen, on a processor
+the compiled one of a run that trains in bfloat16 (kernels/attention.py).
 
-Dao 2023, FlashAttention-2, arXiv:2307.08691. The kernel reads queries, keys and values end to end and where sequences
+Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads queries, keys and values end to end and where sequences
 begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it, and drops
 probabilities inside; it takes no bias and records nothing. Whatever it cannot do goes through the rectangles of
 attention.py.
@@ -59,18 +60,19 @@ def attend_packed(
         scale: factor of the scores; None: one over the root of the head width.
         dropout_rate: of the probabilities.
     """
-    kernels = active(query_TNH)
-    if kernels is not None and obstacle is None and can_attend(kernels, query_TNH, key_TNH, value_TNH):
-        side = -1 if each_side is None else each_side
-        reach = Reach(
-            sequences.cu_seqlens_B1,
-            None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8)),
-            left=side,
-            right=0 if causal else side,
+    if obstacle is None:
+        mixed_TNH = _on_a_processor(
+            query_TNH,
+            key_TNH,
+            value_TNH,
+            sequences,
+            causal=causal,
+            each_side=-1 if each_side is None else each_side,
             scale=query_TNH.shape[-1] ** -0.5 if scale is None else scale,
+            dropout_rate=dropout_rate,
         )
-        drop = drawn(reach.cells(query_TNH.shape[1])[1], dropout_rate)
-        return packed_attention(kernels, query_TNH, key_TNH, value_TNH, reach, drop)
+        if mixed_TNH is not None:
+            return mixed_TNH
     if not has_kernels(query_TNH.device):
         return None
     right = _right_side(sequences, causal, each_side)
@@ -84,6 +86,27 @@ def attend_packed(
     window = (-1 if each_side is None else each_side, right)
     kernel = partial(dropping_kernel, dropout_rate=dropout_rate) if dropout_rate > 0 else packed_kernel
     return kernel(query_TNH, key_TNH, value_TNH, sequences, window=window, scale=scale)
+
+
+def _on_a_processor(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    causal: bool,
+    each_side: int,
+    scale: float,
+    dropout_rate: float,
+) -> Tensor | None:
+    """By the compiled kernel, where this run has it and it serves these tensors; `each_side` -1: all."""
+    kernels = active(query_TNH)
+    if kernels is None or not can_attend(kernels, query_TNH, key_TNH, value_TNH):
+        return None
+    causal_B = None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8))
+    reach = Reach(sequences.cu_seqlens_B1, causal_B, left=each_side, right=0 if causal else each_side, scale=scale)
+    drop = drawn(reach.cells(query_TNH.shape[1])[1], dropout_rate)
+    return packed_attention(kernels, query_TNH, key_TNH, value_TNH, reach, drop)
 
 
 def packed_kernel(
