@@ -8,11 +8,11 @@ not count what other programs take, and is the better figure on a machine that i
 
 One thread, fp32, four steps on a busy machine: 10.8 times the examples of padding to 128, 3.2 times those of padding to
 the longest (processor time: 11.6 and 3.2). Of 550 ms of our step 93% are forward and backward, most of it matrix
-products, 6% AdamW, 1% clipping; the batch takes 1.5 ms, in a thread where jobs/finetuning/finetune.py makes it. What
+products, 6% AdamW, 1% clipping; the batch takes 1.5 ms, in a thread where `bertkit finetune` makes it. What
 gave what:
 
 - no padding: 426 tokens a step where padding to the longest has 1,284
-- the last layer asked for [CLS] alone (`Encoder.at`): 14% fewer operations
+- the last layer asked for [CLS] alone (`Encoder.forward_summary_token`): 14% fewer operations
 - the table's gradient by rows (training/clipping.py): dense, its zeros alone cost as much as AdamW's whole update
 
     python -m benchmarks.finetune_speed --tasks DATA                 as many threads as OMP_NUM_THREADS says
@@ -45,6 +45,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.clipping import RowClipping
+from bertkit.training.compiled_kernels import kernels_in_use
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.gradients import Gradient
@@ -76,7 +77,8 @@ class Ours:
         self.task = Classification(labels, spec.metrics, TextSettings())
         encoder = SequenceEncoder(load_tokenizer(minilm()), max_tokens=LIMIT)
         self.features: Features = self.task.encode(examples, encoder)
-        self.engine = resolve_engine(EngineConfig(device="cpu", precision=precision))
+        self.config = EngineConfig(device="cpu", precision=precision)
+        self.engine = resolve_engine(self.config)
         self.model, _ = load_model(minilm(), heads=(self.task.head,), labels=labels)
         optimizer = AdamWConfig().build(self.model)
         self.terms = TaskTerms(self.task)
@@ -86,7 +88,8 @@ class Ours:
         return [self.features.batch(part) for part in self.features.cut(items, self.engine.micro_batch_tokens)]
 
     def step(self, items: Any) -> None:
-        self.training_step.update(self.batches(items), self.terms, RATE)
+        with kernels_in_use(self.config, self.engine):
+            self.training_step.update(self.batches(items), self.terms, RATE)
 
 
 def peers(task: str, examples: list[Any], *, bf16: bool) -> dict[str, Callable[[Any], object]]:

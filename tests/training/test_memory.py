@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.kernels.attention import can_attend
+from bertkit.kernels.loading import KernelError, Kernels, activated, build
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
@@ -79,6 +81,31 @@ def test_activations_and_attention_are_what_autograd_keeps(config: EncoderConfig
     )
     planned = terms["activations"] + terms["attention"] + terms["bf16_weights"]
     assert planned == pytest.approx(kept_by_autograd(model.train(), batch, bf16=bf16), rel=1 / 3)
+
+
+def test_the_compiled_attention_keeps_no_probabilities() -> None:
+    try:
+        kernels = Kernels(build(), frozenset([torch.bfloat16]))
+    except KernelError as error:
+        pytest.skip(str(error))
+    if not can_attend(kernels, *[torch.zeros(1, 1, 16, dtype=torch.bfloat16)] * 3):
+        pytest.skip("needs a processor that multiplies pairs of bfloat16, without tiles")
+    model = HeadedModel(BertConfig(**SIZES).build(100), [])
+    model.initialise(0)
+    batch = PackedBatch.from_ids([[7] * 64] * 16)
+    terms = training_memory(
+        model,
+        micro_batch_tokens=batch.num_tokens,
+        sequence_length=64,
+        predictions=0,
+        bf16=True,
+        kernels=True,
+    )
+    bits = 2 * 2 * 16 * 2 * 64 * 64
+    assert terms["attention"] == bits, "sixteen random bits of each probability: layers, sequences, heads, cells"
+    with activated(kernels):
+        kept = kept_by_autograd(model.train(), batch, bf16=True)  # which does not see the bits
+    assert terms["activations"] + terms["bf16_weights"] == pytest.approx(kept, rel=1 / 3)
 
 
 def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter_and_logits_are_bounded() -> None:
