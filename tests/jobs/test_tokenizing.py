@@ -26,7 +26,7 @@ from tests.text.corpora import english
 def shards(source: Path, out: Path, executor: ExecutorSettings | None) -> TokenShards:
     cache = out.parent / f"{out.name}-cache"
     corpus = open_corpus([str(source)], cache=cache)
-    return prepare_shards(corpus, CONFIG, out, cache=cache, workers=1, executor=executor, shard_tokens=9_000)
+    return prepare_shards(corpus, CONFIG, out, cache=cache, workers=1, executor=executor, shard_tokens=3_000)
 
 
 @pytest.mark.slow
