@@ -159,10 +159,8 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: Kernels) -> None:
 def test_what_the_kernel_cannot_do_goes_through_rectangles(
     kernels: Kernels, obstacle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Tensor:
-        raise AssertionError("the kernel is not for this")
-
-    monkeypatch.setattr(varlen, "packed_attention", fail)
+    calls: list[object] = []
+    monkeypatch.setattr(varlen, "packed_attention", lambda *arguments: calls.append(arguments) or arguments[1])
     if obstacle == "no instructions":
         monkeypatch.setattr(Kernels, "has", lambda *_: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: obstacle == "tiles")
@@ -170,8 +168,12 @@ def test_what_the_kernel_cannot_do_goes_through_rectangles(
     if obstacle == "float32":
         heads = [each.detach().float() for each in heads]
     scope = Scope(Recorder(["hook_pattern"]), "") if obstacle == "recorded" else SCOPE
-    with activated(kernels):
-        attend(*heads, PackedSequences.from_lengths([5, 7]), dropout_rate=0.0, scope=scope)
+    sequences, found = PackedSequences.from_lengths([5, 7]), []
+    for chosen in (kernels, None):
+        with activated(chosen):
+            found.append(attend(*heads, sequences, dropout_rate=0.0, scope=scope))
+    assert calls == []
+    torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
 
 
 def test_a_library_without_the_function_says_so(kernels: Kernels) -> None:

@@ -118,8 +118,9 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
 ) -> None:
     """The kernel and its GPU are stood in for by operators that any graph holds."""
 
-    def kernel(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: Any, **options: Any) -> Tensor:
-        assert options.get("dropout_rate", 0.0) == dropout
+    def kernel(heads: varlen.Heads, sequences: Any, **options: Any) -> Tensor:
+        query_TNH, key_TNH, value_TNH = heads
+        assert options["dropout_rate"] == dropout
         return (query_TNH * key_TNH + value_TNH) / sequences.max_length
 
     def compiled(forward: Callable[..., Any], backend: str) -> Any:
@@ -129,7 +130,6 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
     monkeypatch.setattr(varlen, "_obstacle_of_device", lambda index: None)
     monkeypatch.setattr(varlen, "packed_kernel", kernel)
-    monkeypatch.setattr(varlen, "dropping_kernel", kernel)
     sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
     model = made_model(family.model_validate(sizes))
     exact = [states_and_gradients(model, batch) for batch in BATCHES]

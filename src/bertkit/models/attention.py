@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.attention import Reach, can_attend, packed_attention
+from bertkit.kernels.attention import Reach
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.recorder import Scope
-from bertkit.models.varlen import attend_packed
+from bertkit.models.varlen import attend_packed, in_compiled_kernel
 
 Visible = Callable[[int, torch.device], Tensor]
 """Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
@@ -369,12 +369,14 @@ def attend_from_one(
         token_B: positions of these tokens among the packed ones.
         dropout_rate: of the attention probabilities; 0 outside training.
     """
-    kernels = active(query_BNH)
-    if kernels is not None and can_attend(kernels, query_BNH, key_TNH, value_TNH):
+
+    def reach() -> Reach:
         scale = query_BNH.shape[-1] ** -0.5
-        reach = Reach(sequences.cu_seqlens_B1, None, left=-1, right=-1, scale=scale, one_query=True)
-        drop = drawn(reach.cells(query_BNH.shape[1])[1], dropout_rate)
-        return packed_attention(kernels, query_BNH, key_TNH, value_TNH, reach, drop)
+        return Reach(sequences.cu_seqlens_B1, None, left=-1, right=-1, scale=scale, one_query=True)
+
+    by_kernel_BNH = in_compiled_kernel((query_BNH, key_TNH, value_TNH), reach, dropout_rate)
+    if by_kernel_BNH is not None:
+        return by_kernel_BNH
     # Every row of the blocks holds one of these tokens, so the order of their cells is the order of the rows.
     row_order_B = None if sequences.scatter_T is None else sequences.scatter_T[token_B].argsort()
     rows_BNH = query_BNH if row_order_B is None else query_BNH.index_select(0, row_order_B)

@@ -12,7 +12,7 @@ Shapes: T packed tokens, N heads, H head width, B sequences.
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn
 
 log = logging.getLogger(__name__)
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, each (T, N, H)."""
 
 _OLDEST_CAPABILITY = (8, 0)
 """Ampere; the kernel is not built for older ones."""
@@ -60,17 +63,15 @@ def attend_packed(
         scale: factor of the scores; None: one over the root of the head width.
         dropout_rate: of the probabilities.
     """
+    side = -1 if each_side is None else each_side
+
+    def reach() -> Reach:
+        causal_B = None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8))
+        factor = query_TNH.shape[-1] ** -0.5 if scale is None else scale
+        return Reach(sequences.cu_seqlens_B1, causal_B, left=side, right=0 if causal else side, scale=factor)
+
     if obstacle is None:
-        mixed_TNH = _on_a_processor(
-            query_TNH,
-            key_TNH,
-            value_TNH,
-            sequences,
-            causal=causal,
-            each_side=-1 if each_side is None else each_side,
-            scale=query_TNH.shape[-1] ** -0.5 if scale is None else scale,
-            dropout_rate=dropout_rate,
-        )
+        mixed_TNH = in_compiled_kernel((query_TNH, key_TNH, value_TNH), reach, dropout_rate)
         if mixed_TNH is not None:
             return mixed_TNH
     if not has_kernels(query_TNH.device):
@@ -83,91 +84,52 @@ def attend_packed(
     if obstacle is not None:
         return None
     assert right is not None
-    window = (-1 if each_side is None else each_side, right)
-    kernel = partial(dropping_kernel, dropout_rate=dropout_rate) if dropout_rate > 0 else packed_kernel
-    return kernel(query_TNH, key_TNH, value_TNH, sequences, window=window, scale=scale)
+    heads = (query_TNH, key_TNH, value_TNH)
+    return packed_kernel(heads, sequences, window=(side, right), scale=scale, dropout_rate=dropout_rate)
 
 
-def _on_a_processor(
-    query_TNH: Tensor,
-    key_TNH: Tensor,
-    value_TNH: Tensor,
-    sequences: PackedSequences,
-    *,
-    causal: bool,
-    each_side: int,
-    scale: float,
-    dropout_rate: float,
-) -> Tensor | None:
-    """By the compiled kernel, where this run has it and it serves these tensors; `each_side` -1: all."""
-    kernels = active(query_TNH)
-    if kernels is None or not can_attend(kernels, query_TNH, key_TNH, value_TNH):
+def in_compiled_kernel(heads: Heads, reach: Callable[[], Reach], dropout_rate: float) -> Tensor | None:
+    """What every query reads, in its shape, where this run has the compiled kernel and it serves these tensors.
+
+    Args:
+        heads: queries, keys and values.
+        reach: of the queries; asked for only where the kernel is used.
+        dropout_rate: of the probabilities.
+    """
+    kernels = active(heads[0])
+    if kernels is None or not can_attend(kernels, *heads):
         return None
-    causal_B = None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8))
-    reach = Reach(sequences.cu_seqlens_B1, causal_B, left=each_side, right=0 if causal else each_side, scale=scale)
-    drop = drawn(reach.cells(query_TNH.shape[1])[1], dropout_rate)
-    return packed_attention(kernels, query_TNH, key_TNH, value_TNH, reach, drop)
+    found = reach()
+    drop = drawn(found.cells(heads[0].shape[1])[1], dropout_rate) if dropout_rate else None
+    return packed_attention(kernels, *heads, found, drop)
 
 
 def packed_kernel(
-    query_TNH: Tensor,
-    key_TNH: Tensor,
-    value_TNH: Tensor,
-    sequences: PackedSequences,
-    *,
-    window: tuple[int, int],
-    scale: float | None,
-) -> Tensor:
-    """torch's kernel.
-
-    Args:
-        window: how many tokens before its own and behind it a token attends to; -1: all.
-        scale: as in `attend_packed`.
-    """
-    from torch.nn.attention.varlen import varlen_attn  # takes a second, and a CPU has no use for it
-
-    bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
-    mixed_TNH = varlen_attn(
-        query_TNH, key_TNH, value_TNH, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window
-    )
-    assert isinstance(mixed_TNH, Tensor)
-    return mixed_TNH
-
-
-def dropping_kernel(
-    query_TNH: Tensor,
-    key_TNH: Tensor,
-    value_TNH: Tensor,
+    heads: Heads,
     sequences: PackedSequences,
     *,
     window: tuple[int, int],
     scale: float | None,
     dropout_rate: float,
 ) -> Tensor:
-    """The same with dropout: the operator beneath torch's kernel, whose public form has none.
+    """torch's kernel; with dropout the operator beneath it, since its public form has none.
 
     Args:
-        window, scale: as in `packed_kernel`.
-        dropout_rate: of the probabilities, drawn by the GPU's generator.
+        heads: queries, keys and values, each (T, N, H).
+        window: how many tokens before its own and behind it a token attends to; -1: all.
+        scale, dropout_rate: as in `attend_packed`; what is dropped is drawn by the GPU's generator.
     """
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
-    is_causal = window == (-1, 0)
-    left, right = (None, None) if window == (-1, -1) or is_causal else window
-    mixed_TNH, *_ = torch.ops.aten._flash_attention_forward(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        bounds_B1,
-        bounds_B1,
-        longest,
-        longest,
-        dropout_rate,
-        is_causal,
-        False,
-        scale=scale,
-        window_size_left=left,
-        window_size_right=right,
-    )
+    if dropout_rate > 0:
+        is_causal = window == (-1, 0)
+        left, right = (None, None) if is_causal or window == (-1, -1) else window
+        sides = {"window_size_left": left, "window_size_right": right}
+        flash, rates = torch.ops.aten._flash_attention_forward, (dropout_rate, is_causal, False)
+        mixed_TNH, *_ = flash(*heads, bounds_B1, bounds_B1, longest, longest, *rates, scale=scale, **sides)
+    else:
+        from torch.nn.attention.varlen import varlen_attn  # takes a second, and a CPU has no use for it
+
+        mixed_TNH = varlen_attn(*heads, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window)
     assert isinstance(mixed_TNH, Tensor)
     return mixed_TNH
 

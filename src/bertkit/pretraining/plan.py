@@ -5,7 +5,7 @@ Nothing here follows a paper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
+from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
@@ -29,7 +30,7 @@ from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
 from bertkit.training.compiled_kernels import attends_by_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
-from bertkit.training.engine import resolve_engine
+from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
@@ -71,31 +72,8 @@ def pretraining_plan(
     memory: MemoryTerms = {}
     stretches: list[_Stretch] = []
     for stage in stages:
-        text_length = stage.recipe.data.sequence_length
-        length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
-        for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
-            predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
-            in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
-            step = step_flops(
-                model,
-                tokens=sequences * length,
-                squared_lengths=sequences * length**2,
-                predictions={head: sequences * count for head, count in predictions.items()},
-                sequences=sequences,
-            )
-            stretches.append(_Stretch(end - first, sequences * text_length, step))
-            micro_batch = min(engine.micro_batch_tokens, sequences * length)
-            terms = training_memory(
-                model,
-                micro_batch_tokens=micro_batch,
-                sequence_length=length,
-                predictions=in_all * micro_batch / length,
-                bf16=engine.bf16,
-                recomputed=engine.activation_checkpointing,
-                device=engine.device,
-                kernels=attends_by_kernel(recipe.engine, engine),
-                state_bytes=recipe.optimisation.optimizer.state_bytes,
-            )
+        for stretch, terms in _stretches_of(stage, model, recipe, engine):
+            stretches.append(stretch)
             memory = max(memory, terms, key=lambda each: sum(each.values()))
     whole = stretches
     if (hours := recipe.optimisation.schedule.hours) is not None:
@@ -123,6 +101,37 @@ def pretraining_plan(
     if text_tokens:
         document["text_passes"] = tokens / text_tokens
     return document | ({"steps_estimated": True} if steps_estimated else {})
+
+
+def _stretches_of(
+    stage: Stage, model: HeadedModel, recipe: Recipe, engine: Engine
+) -> Iterator[tuple[_Stretch, MemoryTerms]]:
+    """The steps of one batch size after the other, and the memory of an update of each."""
+    text_length = stage.recipe.data.sequence_length
+    length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
+    for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
+        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
+        in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
+        step = step_flops(
+            model,
+            tokens=sequences * length,
+            squared_lengths=sequences * length**2,
+            predictions={head: sequences * count for head, count in predictions.items()},
+            sequences=sequences,
+        )
+        micro_batch = min(engine.micro_batch_tokens, sequences * length)
+        terms = training_memory(
+            model,
+            micro_batch_tokens=micro_batch,
+            sequence_length=length,
+            predictions=in_all * micro_batch / length,
+            bf16=engine.bf16,
+            recomputed=engine.activation_checkpointing,
+            device=engine.device,
+            kernels=attends_by_kernel(recipe.engine, engine),
+            state_bytes=recipe.optimisation.optimizer.state_bytes,
+        )
+        yield _Stretch(end - first, sequences * text_length, step), terms
 
 
 def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
