@@ -29,6 +29,7 @@ from torch.nn import functional
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
+from bertkit.models.products import is_plain_linear
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
 from bertkit.training.method import Method, TrainingData
 
@@ -78,7 +79,7 @@ class Q8Bert(Quantising):
         last = last_maps(model)
 
         def fake(_name: str, part: nn.Module) -> nn.Module | None:
-            if type(part) is nn.Linear:
+            if is_plain_linear(part):
                 requantised = self.requantise_outputs and part not in last
                 return FakeLinear(part, self.activation_bits, requantised=requantised)
             return FakeEmbedding(part, by_row=False) if type(part) is nn.Embedding else None

@@ -38,6 +38,7 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
+from bertkit.models.products import is_plain_linear
 from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
 from bertkit.settings import UnreadKey
 from bertkit.training.method import TrainingData
@@ -103,7 +104,7 @@ class QBert(Quantising):
                 write_json(path, record)
         _log(record)
         bits_by_map = {part: bits for maps, bits in zip(layers, record["bits"], strict=True) for part in maps}
-        maps = [part for part in model.modules() if type(part) is nn.Linear]
+        maps = [part for part in model.modules() if is_plain_linear(part)]
         groups = {part: groups_of(model, part, self.groups) for part in maps}
 
         def fake(_name: str, part: nn.Module) -> nn.Module | None:

@@ -23,6 +23,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import Classifier, HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, to_hub_names
 
@@ -194,7 +195,7 @@ class Albert(Encoder):
         self.settings = config
         self.embeddings = NormedEmbeddings(config, vocab_size, width=config.embedding_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+        self.projection = Linear(config.embedding_size, config.hidden_size)
         self.attentions = _groups(AttentionSubLayer, config, config.attention_groups)
         self.feed_forwards = _groups(FeedForwardSubLayer, config, config.feed_forward_groups)
 

@@ -28,6 +28,7 @@ from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
+from bertkit.models.products import Linear, is_plain_linear
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed, in_compiled_kernel
 
@@ -59,7 +60,7 @@ def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence
 
 def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
     """The same in one product on a GPU, which reads the states once and adds up their gradient by itself."""
-    if not hidden_TD.is_cuda or not all(type(each) is nn.Linear for each in maps):
+    if not hidden_TD.is_cuda or not all(map(is_plain_linear, maps)):
         return project_separately(maps, hidden_TD)
     weights: list[Tensor] = [each.get_parameter("weight") for each in maps]
     biases: list[Tensor] = [bias for each in maps if isinstance(bias := each.bias, Tensor)]
@@ -418,10 +419,10 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.dropout_rate = dropout_rate
         self.projection: Projection = project_at_once
-        self.query = nn.Linear(width, inner, bias=bias)
-        self.key = nn.Linear(width, inner, bias=bias)
-        self.value = nn.Linear(width, inner, bias=bias)
-        self.output = nn.Linear(inner, width, bias=bias)
+        self.query = Linear(width, inner, bias=bias)
+        self.key = Linear(width, inner, bias=bias)
+        self.value = Linear(width, inner, bias=bias)
+        self.output = Linear(inner, width, bias=bias)
 
     @property
     def products_per_pair(self) -> int:

@@ -26,6 +26,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
@@ -134,7 +135,7 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
         ),
         "next_sentence": HeadPlan(
             f"{classes}ForNextSentencePrediction",
-            lambda shape: nn.Linear(shape.width, 2),
+            lambda shape: Linear(shape.width, 2),
             {"": "cls.seq_relationship"},
             pooled=True,
         ),

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.models.products import is_plain_linear
+
 
 def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
     """Turn the weights of linear maps to bfloat16 once, as autocast would in every batch.
@@ -21,9 +23,8 @@ def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
         model: read under autocast from now on.
         words: those of embeddings as well, which a head over the vocabulary multiplies with.
     """
-    kinds = (nn.Linear, nn.Embedding) if words else (nn.Linear,)
     for part in model.modules():
-        if type(part) in kinds:
+        if is_plain_linear(part) or (words and type(part) is nn.Embedding):
             part.to(torch.bfloat16)
 
 
@@ -44,7 +45,7 @@ def multiply_few_rows_at_once(model: nn.Module, *, tokens: int, others: int) -> 
         return
     in_layers = {part for stack in model.modules() if isinstance(stack, nn.ModuleList) for part in stack.modules()}
     for part in model.modules():
-        if type(part) is nn.Linear and part.in_features > _SUMMED_AT_ONCE:
+        if is_plain_linear(part) and part.in_features > _SUMMED_AT_ONCE:
             part.forward = _FewRows(part, tokens if part in in_layers else others)  # type: ignore[method-assign]
 
 

@@ -29,6 +29,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
@@ -114,7 +115,7 @@ class BigBirdSpanHead(nn.Module):
         self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.output = nn.Linear(config.hidden_size, 2)
+        self.output = Linear(config.hidden_size, 2)
 
     def forward(self, states_MD: Tensor) -> Tensor:
         """(M, D) to (M, 2)."""
@@ -149,7 +150,7 @@ class BigBirdAttention(SelfAttention):
         is_sparse = config.attention_type == "block_sparse"
         super().__init__(width, heads, dropout_rate=0.0 if is_sparse else config.attention_probs_dropout_prob)
         for name in ("query", "key", "value"):
-            setattr(self, name, nn.Linear(width, width, bias=config.use_bias))
+            setattr(self, name, Linear(width, width, bias=config.use_bias))
         self.pattern = BlockPattern(config.block_size, config.num_random_blocks, heads, layer)
         self.is_sparse = is_sparse
 

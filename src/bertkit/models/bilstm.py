@@ -35,6 +35,7 @@ from bertkit.errors import UsageError
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
@@ -232,9 +233,9 @@ class StateClassifier(nn.Module):
     def __init__(self, config: BilstmConfig, outputs: int) -> None:
         super().__init__()
         width = 2 * config.lstm_width * (_COMPARED if config.texts == 2 else 1)
-        self.dense = nn.Linear(width, config.classifier_width)
+        self.dense = Linear(width, config.classifier_width)
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(config.classifier_width, outputs)
+        self.output = Linear(config.classifier_width, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """What `one_text` or `two_texts` gives, to (B, K)."""

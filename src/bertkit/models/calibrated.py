@@ -252,7 +252,7 @@ class CalibratedFeedForward:
 def feed_forward_of(layer: FeedForward) -> CalibratedFeedForward | None:
     """How its maps are multiplied at once; None where they or the activation do not allow it."""
     maps = (layer.inner, layer.outer)
-    if not all(type(each) is CalibratedLinear for each in maps) or layer.activation not in _IN_PRODUCT:
+    if not all(isinstance(each, CalibratedLinear) for each in maps) or layer.activation not in _IN_PRODUCT:
         return None
     return CalibratedFeedForward(_IN_PRODUCT[layer.activation])
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bertkit.models.products import Linear
 from bertkit.text.tokenizer import Tokenizer
 
 BYTES = 256
@@ -41,8 +42,8 @@ class Highway(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, width)
-        self.transform = nn.Linear(width, width)
+        self.gate = Linear(width, width)
+        self.transform = Linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
         gate = torch.sigmoid(self.gate(states))
@@ -68,7 +69,7 @@ class CharacterCnn(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv1d(character_width, number, width) for width, number in filters)
         total = sum(number for _, number in filters)
         self.highways = nn.ModuleList(Highway(total) for _ in range(highways))
-        self.projection = nn.Linear(total, projection)
+        self.projection = Linear(total, projection)
 
     def forward(self, spelled_WC: Tensor) -> Tensor:
         """(W, C) to (W, P)."""

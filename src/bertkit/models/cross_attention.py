@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import SourceTarget
 from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 
@@ -49,10 +50,10 @@ class CrossAttention(nn.Module):
         self.heads = heads
         self.dropout_rate = dropout_rate
         self.scale = scale
-        self.query = nn.Linear(width, inner, bias=bias)
-        self.key = nn.Linear(width, inner, bias=bias)
-        self.value = nn.Linear(width, inner, bias=bias)
-        self.output = nn.Linear(inner, width, bias=bias)
+        self.query = Linear(width, inner, bias=bias)
+        self.key = Linear(width, inner, bias=bias)
+        self.value = Linear(width, inner, bias=bias)
+        self.output = Linear(inner, width, bias=bias)
 
     def forward(self, hidden_UD: Tensor, source: EncodedSource, layer: int, scope: Scope) -> Tensor:
         """(U, D) to (U, D). Points: `hook_q` and `hook_z`, (U, N, H); `hook_k` and `hook_v`, (S, N, H), and

@@ -27,6 +27,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import UnreadKey
@@ -186,7 +187,7 @@ class ContextPooler(nn.Module):
     def __init__(self, width: int, activation: Activation, *, dropout_rate: float) -> None:
         super().__init__()
         self.dropout = Dropout(dropout_rate)
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, first_BD: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ class DebertaEmbeddings(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, width) if config.position_biased_input else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         widens = width != config.hidden_size
-        self.widen = nn.Linear(width, config.hidden_size, bias=False) if widens else nn.Identity()
+        self.widen = Linear(width, config.hidden_size, bias=False) if widens else nn.Identity()
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:

@@ -14,11 +14,12 @@ from collections.abc import Collection
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention, attend
 from bertkit.models.dropout import Dropout
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 Kind = Literal["c2p", "p2c"]
@@ -164,9 +165,9 @@ class SeparatePositions(DisentangledAttention):
     def add_maps(self, width: int) -> None:
         """`position_key` and `position_query`."""
         if "c2p" in self.kinds:
-            self.position_key = nn.Linear(width, width)
+            self.position_key = Linear(width, width)
         if "p2c" in self.kinds:
-            self.position_query = nn.Linear(width, width)
+            self.position_query = Linear(width, width)
 
     def position_keys(self, table_RD: Tensor) -> Tensor:
         keys_RD: Tensor = self.position_key(table_RD)
@@ -183,6 +184,6 @@ class KeysWithoutBias(SeparatePositions):
     def add_maps(self, width: int) -> None:
         """As above, with other keys."""
         super().add_maps(width)
-        self.key = nn.Linear(width, width, bias=False)
+        self.key = Linear(width, width, bias=False)
         if "c2p" in self.kinds:
-            self.position_key = nn.Linear(width, width, bias=False)
+            self.position_key = Linear(width, width, bias=False)

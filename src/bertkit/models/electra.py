@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import PostNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
@@ -114,7 +115,7 @@ class Electra(BertStack):
         super().__init__(config, vocab_size)
         self.embeddings = NormedEmbeddings(config, vocab_size, width=config.embedding_size)
         if config.embedding_size != config.hidden_size:
-            self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+            self.projection = Linear(config.embedding_size, config.hidden_size)
         self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
 
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:

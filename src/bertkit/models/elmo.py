@@ -32,6 +32,7 @@ from bertkit.models.character_cnn import CharacterCnn, Highway, spelling
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.products import Linear
 from bertkit.models.projected_lstm import FORGET, GATES, ProjectedLstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -119,7 +120,7 @@ class ElmoSoftmax(VocabularyHead):
 
     def __init__(self, projection: int, vocab_size: int) -> None:
         super().__init__()
-        self.output = nn.Linear(projection, vocab_size)
+        self.output = Linear(projection, vocab_size)
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD[:, : self.output.in_features], self.output.weight, self.output.bias)

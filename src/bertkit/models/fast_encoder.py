@@ -34,6 +34,7 @@ from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -152,7 +153,7 @@ class FastMaskedLM(VocabularyHead):
 
     def __init__(self, config: FastEncoderConfig, shape: HeadShape) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if config.head_transform else None
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=False) if config.head_transform else None
         has_weights = config.head_transform and config.head_norm_weights
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps) if has_weights else None
         self.eps = config.norm_eps
@@ -224,7 +225,7 @@ class FastAttention(SelfAttention):
         width = config.hidden_size
         super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
         for name in ("query", "key", "value", "output"):
-            setattr(self, name, nn.Linear(width, width, bias=False))
+            setattr(self, name, Linear(width, width, bias=False))
         self.eps = config.norm_eps if config.query_key_norm else None
         self.value_weights = nn.Parameter(torch.empty(2)) if has_values else None
 
@@ -261,9 +262,9 @@ class FastFeedForward(nn.Module):
 
     def __init__(self, config: FastEncoderConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.inner = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""

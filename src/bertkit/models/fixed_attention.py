@@ -13,10 +13,11 @@ Shapes: T packed tokens, D width, N heads, L learnt heads, H head width; b seque
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import Mix, SelfAttention, attend, from_blocks, to_blocks
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 PATTERNS = 7
@@ -61,8 +62,8 @@ class FixedHeadsAttention(SelfAttention):
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)
         learnt_width = width // heads * (heads - PATTERNS)
-        self.query = nn.Linear(width, learnt_width)
-        self.key = nn.Linear(width, learnt_width)
+        self.query = Linear(width, learnt_width)
+        self.key = Linear(width, learnt_width)
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """As of `SelfAttention`; the points `hook_q` and `hook_k` are (T, L, H)."""

@@ -25,6 +25,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.heads import Classifier, HeadPlan
 from bertkit.models.layers import FeedForward, PostNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed
@@ -86,7 +87,7 @@ class GptLikeConfig(TransformerConfig):
             "causal_lm": HeadPlan(f"{self.classes}LMHeadModel", lambda _: Decoder(), decoder="lm_head"),
             "sequence_classification": HeadPlan(
                 f"{self.classes}ForSequenceClassification",
-                lambda shape: nn.Linear(shape.width, shape.num_labels, bias=False),
+                lambda shape: Linear(shape.width, shape.num_labels, bias=False),
                 {"": "score"},
                 summary="last",
             ),

@@ -33,6 +33,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weighted_sum import weighted_sum
@@ -156,7 +157,7 @@ class GptBertTransform(nn.Module):
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
         self.input_norm = plain_norm(config.hidden_size, config.layer_norm_eps)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.norm = plain_norm(config.hidden_size, config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -185,7 +186,7 @@ class GptBertClassifier(nn.Module):
     def __init__(self, config: GptBertConfig, outputs: int) -> None:
         super().__init__()
         self.transform = GptBertTransform(config)
-        self.output = nn.Linear(config.hidden_size, outputs)
+        self.output = Linear(config.hidden_size, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
@@ -225,7 +226,7 @@ class GptBertAttention(SharedPositions):
             position_dropout_rate=rate,
         )
         self.table_rows = 2 * config.position_bucket_size - 1
-        self.gate = nn.Linear(width, width)
+        self.gate = Linear(width, width)
         self.norm = plain_norm(width, config.layer_norm_eps)
         self.output_dropout = Dropout(rate)
 
@@ -265,9 +266,9 @@ class GptBertFeedForward(nn.Module):
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.inner = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.norm = plain_norm(config.intermediate_size, config.layer_norm_eps)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:

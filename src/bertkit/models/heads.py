@@ -20,6 +20,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
 from bertkit.models.gelu import gelu
 from bertkit.models.layers import ACTIVATIONS, Activation
+from bertkit.models.products import Linear
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
 Reads = Literal["vocabulary", "tokens", "sequences"]
@@ -103,7 +104,7 @@ class MaskedLMHead(VocabularyHead):
     ) -> None:
         super().__init__()
         embedding_width = width if embedding_width is None else embedding_width
-        self.dense = nn.Linear(width, embedding_width)
+        self.dense = Linear(width, embedding_width)
         self.activation = ACTIVATIONS[activation]
         self.norm = nn.LayerNorm(embedding_width, eps=norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
@@ -129,9 +130,9 @@ class SpanBoundaryHead(VocabularyHead):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.offset_embedding = nn.Embedding(SPAN_POSITIONS, self.OFFSET_WIDTH)
-        self.dense_1 = nn.Linear(2 * shape.width + self.OFFSET_WIDTH, shape.width)
+        self.dense_1 = Linear(2 * shape.width + self.OFFSET_WIDTH, shape.width)
         self.norm_1 = nn.LayerNorm(shape.width, eps=1e-12)
-        self.dense_2 = nn.Linear(shape.width, shape.embedding_width)
+        self.dense_2 = Linear(shape.width, shape.embedding_width)
         self.norm_2 = nn.LayerNorm(shape.embedding_width, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
 
@@ -160,7 +161,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
 
     def forward(self, first_BD: Tensor) -> Tensor:
         return torch.tanh(self.dense(first_BD))
@@ -172,7 +173,7 @@ class Classifier(nn.Module):
     def __init__(self, width: int, outputs: int, *, dropout_rate: float) -> None:
         super().__init__()
         self.dropout = Dropout(dropout_rate)
-        self.output = nn.Linear(width, outputs)
+        self.output = Linear(width, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
@@ -188,10 +189,10 @@ class DenseClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.input_dropout = Dropout(input_dropout_rate)
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
         self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout_rate)
-        self.output = nn.Linear(width, outputs)
+        self.output = Linear(width, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
@@ -246,13 +247,13 @@ def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
         "span_boundary": _span_boundary_plan(),
         "sentence_vector": HeadPlan(None, lambda shape: nn.Identity(), summary="mean"),
         "vector_classification": HeadPlan(
-            None, lambda shape: nn.Linear(shape.width, shape.num_labels), {"": "vector_classifier"}, summary="mean"
+            None, lambda shape: Linear(shape.width, shape.num_labels), {"": "vector_classifier"}, summary="mean"
         ),
     }
 
 
 def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:
-    return HeadPlan(None, lambda shape: nn.Linear(shape.width, outputs), {"": f"pretraining.{name}"}, pooled=pooled)
+    return HeadPlan(None, lambda shape: Linear(shape.width, outputs), {"": f"pretraining.{name}"}, pooled=pooled)
 
 
 def _replaced_token_plan() -> HeadPlan:

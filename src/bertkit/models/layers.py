@@ -22,6 +22,7 @@ from bertkit.kernels.loading import active
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout, drawn
 from bertkit.models.gelu import gelu, gelu_by_tanh
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 Activation = Literal[
@@ -65,9 +66,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, inner_width: int, activation: Activation) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, inner_width)
+        self.inner = Linear(width, inner_width)
         self.activation = ACTIVATIONS[activation]
-        self.outer = nn.Linear(inner_width, width)
+        self.outer = Linear(inner_width, width)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""

@@ -25,6 +25,7 @@ from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder
 from bertkit.models.layers import FeedForward, PostNorm
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
 from bertkit.models.weights import Names
@@ -82,9 +83,9 @@ class LongformerAttention(SelfAttention):
         width = config.hidden_size
         super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
         self.each_side = window // 2
-        self.query_global = nn.Linear(width, width)
-        self.key_global = nn.Linear(width, width)
-        self.value_global = nn.Linear(width, width)
+        self.query_global = Linear(width, width)
+        self.key_global = Linear(width, width)
+        self.value_global = Linear(width, width)
 
     def keys_seen(self, length: float) -> float:
         return keys_in_window(length, self.each_side)

@@ -30,6 +30,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.models.weights import Names
@@ -134,7 +135,7 @@ class WideMaskedLMHead(MaskedLMHead):
 
     def __init__(self, shape: HeadShape, *, activation: Activation, norm_eps: float) -> None:
         super().__init__(shape.width, shape.vocab_size, activation=activation, norm_eps=norm_eps)
-        self.rest = nn.Linear(shape.vocab_size, shape.width - shape.embedding_width, bias=False)
+        self.rest = Linear(shape.vocab_size, shape.width - shape.embedding_width, bias=False)
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         transformed_MD: Tensor = self.norm(self.activation(self.dense(hidden_MD)))
@@ -161,7 +162,7 @@ class MobileBertEmbeddings(Embeddings):
         super().__init__(config, vocab_size)
         self.word = nn.Embedding(vocab_size, config.embedding_size)
         self.trigrams = config.trigram_input
-        self.projection = nn.Linear(config.embedding_size * (3 if self.trigrams else 1), config.hidden_size)
+        self.projection = Linear(config.embedding_size * (3 if self.trigrams else 1), config.hidden_size)
         self.norm = _norm(config, config.hidden_size, eps=_UNHEEDED_NORM_EPS)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
@@ -190,7 +191,7 @@ class NormedLinear(nn.Module):
 
     def __init__(self, config: MobileBertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.inner_size)
+        self.dense = Linear(config.hidden_size, config.inner_size)
         self.norm = _norm(config, config.inner_size)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
@@ -207,9 +208,9 @@ class BottleneckAttention(SelfAttention):
         super().__init__(inner, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
         own = config.queries_read_own_bottleneck
         read = inner if config.use_bottleneck_attention else config.hidden_size
-        self.query = nn.Linear(inner if own else read, inner)
-        self.key = nn.Linear(inner if own else read, inner)
-        self.value = nn.Linear(read, inner)
+        self.query = Linear(inner if own else read, inner)
+        self.key = Linear(inner if own else read, inner)
+        self.value = Linear(read, inner)
         # The Hub's class has this bottleneck even where it does not use it.
         if config.use_bottleneck and config.key_query_shared_bottleneck:
             self.bottleneck = NormedLinear(config)
@@ -263,7 +264,7 @@ class MobileBertLayer(nn.Module):
         self.has_bottleneck = config.use_bottleneck
         if config.use_bottleneck:
             self.narrow = NormedLinear(config)
-            self.widen = nn.Linear(config.inner_size, config.hidden_size)
+            self.widen = Linear(config.inner_size, config.hidden_size)
             self.norm = _norm(config, config.hidden_size)
 
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:

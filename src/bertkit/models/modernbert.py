@@ -26,6 +26,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -204,7 +205,7 @@ class ModernBertTransform(nn.Module):
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.classifier_bias)
         self.activation = ACTIVATIONS[config.classifier_activation]
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
@@ -237,7 +238,7 @@ class ModernBertClassifier(nn.Module):
         super().__init__()
         self.transform = ModernBertTransform(config)
         self.dropout = Dropout(config.classifier_dropout)
-        self.output = nn.Linear(config.hidden_size, outputs)
+        self.output = Linear(config.hidden_size, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
@@ -252,7 +253,7 @@ class ModernBertAttention(SelfAttention):
         width, bias = config.hidden_size, config.attention_bias
         super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
         for name in ("query", "key", "value", "output"):
-            setattr(self, name, nn.Linear(width, width, bias=bias))
+            setattr(self, name, Linear(width, width, bias=bias))
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
         self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
@@ -288,10 +289,10 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.inner = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""

@@ -28,6 +28,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import HeadPlan, MaskedLMHead
 from bertkit.models.layers import ACTIVATIONS, PostNorm
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout, stacked
 
@@ -115,10 +116,10 @@ class MosaicBertFeedForward(nn.Module):
 
     def __init__(self, config: MosaicBertConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.inner = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.activation = ACTIVATIONS["gelu"]
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.outer = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""

@@ -20,7 +20,6 @@ Shapes: R rows, D width, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 
 from bertkit.models.bf16 import products_of_one_row
 from bertkit.models.headed import HeadedModel
+from bertkit.models.products import has_onednn, is_plain_linear
 from bertkit.models.vocabulary import VocabularyHead
 
 WORTH_STEPS = 32
@@ -41,15 +41,6 @@ _PACKED_FOR_ROWS = 16
 """The layout is the one that oneDNN chooses for so many rows."""
 _MEMORY_SHARE = 0.25
 """Of the memory that is free, for the second copy."""
-
-
-def has_onednn(dtype: torch.dtype) -> bool:
-    """Whether this processor and this torch have oneDNN's products of such weights."""
-    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch's
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @dataclass(frozen=True)
@@ -156,4 +147,4 @@ class StepProducts:
 
 
 def _is_map(part: nn.Module, dtype: torch.dtype) -> TypeGuard[nn.Linear]:
-    return type(part) is nn.Linear and part.weight.dtype == dtype and "forward" not in vars(part)
+    return is_plain_linear(part) and part.weight.dtype == dtype and "forward" not in vars(part)

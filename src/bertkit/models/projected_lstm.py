@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bertkit.models.products import Linear
+
 GATES = 4
 FORGET = 1
 """The forget gate among the gates: input, forget, cell, output, in torch's order."""
@@ -44,9 +46,9 @@ class ProjectedLstm(nn.Module):
         super().__init__()
         self.cell_clip = cell_clip
         self.projection_clip = projection_clip
-        self.input = nn.Linear(width, GATES * cell_width)
-        self.hidden = nn.Linear(projection, GATES * cell_width, bias=False)
-        self.projection = nn.Linear(cell_width, projection, bias=False)
+        self.input = Linear(width, GATES * cell_width)
+        self.hidden = Linear(projection, GATES * cell_width, bias=False)
+        self.projection = Linear(cell_width, projection, bias=False)
 
     def forward(
         self, states_TE: Tensor, running_S: Sequence[int], start: tuple[Tensor, Tensor] | None = None

@@ -41,6 +41,7 @@ from bertkit.models.int8 import (
 )
 from bertkit.models.layers import FeedForward
 from bertkit.models.low_bit import LowBitLinear
+from bertkit.models.products import is_plain_linear
 from bertkit.models.weights import Names, to_hub_names
 
 QUANTISATION = "quantization_config"
@@ -71,11 +72,11 @@ def quantise(model: HeadedModel, ranges: Mapping[str, InputRange] | None = None)
 def _calibrated(model: nn.Module, ranges: Mapping[str, InputRange]) -> dict[str, CalibratedLinear]:
     """The maps whose inputs have a range. Maps of one input share factors; what a feed-forward layer's outer map reads
     has none."""
-    parts = {name: part for name in ranges if type(part := model.get_submodule(name)) is nn.Linear}
+    parts = {name: part for name in ranges if is_plain_linear(part := model.get_submodule(name))}
     readers, unsmoothed = {part: [part] for part in parts.values()}, set()
     for owner in model.modules():
         if isinstance(owner, SelfAttention):
-            together = [each for each in (owner.query, owner.key, owner.value) if each in readers]
+            together: list[nn.Linear] = [each for each in (owner.query, owner.key, owner.value) if each in readers]
             readers |= dict.fromkeys(together, together)
         elif type(owner) is FeedForward:
             unsmoothed.add(owner.outer)
@@ -90,7 +91,7 @@ def _calibrated(model: nn.Module, ranges: Mapping[str, InputRange]) -> dict[str,
 
 
 def _quantised(part: nn.Module) -> nn.Module | None:
-    if type(part) is nn.Linear:
+    if is_plain_linear(part):
         return QuantisedLinear.of(part)
     return QuantisedEmbedding.of(part) if type(part) is nn.Embedding else None
 

@@ -24,6 +24,7 @@ from torch.nn import functional
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import from_blocks, to_blocks
 from bertkit.models.dropout import dropout
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 _LONGEST_WAVE = 10_000.0
@@ -190,11 +191,11 @@ class DistanceAttention(nn.Module, ABC):
         super().__init__()
         self.heads = heads
         self.dropout_rate = dropout_rate
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.relative = nn.Linear(width, width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.query = Linear(width, width, bias=False)
+        self.key = Linear(width, width, bias=False)
+        self.value = Linear(width, width, bias=False)
+        self.relative = Linear(width, width, bias=False)
+        self.output = Linear(width, width, bias=False)
 
     @abstractmethod
     def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.models.products import linear
 from bertkit.models.vocabulary import VocabularyProjection
 
 
@@ -64,7 +65,7 @@ def sampled_cross_entropy(projection: VocabularyProjection, id_M: Tensor, negati
     bias_V = projection.bias_V
     assert bias_V is not None, "heads with a sampled softmax have a bias"
     correction_N, correction_M = (expected_counts(word, vocab_size, tries).log().float() for word in (drawn_N, id_M))
-    logits_MN = functional.linear(projection.states_ME, projection.weight_VE[drawn_N], bias_V[drawn_N]).float()
+    logits_MN = linear(projection.states_ME, projection.weight_VE[drawn_N], bias_V[drawn_N]).float()
     logits_MN = logits_MN - correction_N
     logits_MN = logits_MN.masked_fill(drawn_N == id_M[:, None], torch.finfo(logits_MN.dtype).min)
     own_M = (projection.states_ME * projection.weight_VE[id_M]).sum(-1).float() + bias_V[id_M] - correction_M

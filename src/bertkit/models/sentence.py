@@ -25,6 +25,7 @@ from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
+from bertkit.models.products import Linear
 from bertkit.models.static import load_static
 
 SETTINGS_FILE = "sentence_bert_config.json"
@@ -88,7 +89,7 @@ class Dense(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: nn.Module) -> None:
         super().__init__()
-        self.linear = nn.Linear(inputs, outputs, bias=bias)
+        self.linear = Linear(inputs, outputs, bias=bias)
         self.activation = activation
 
     def forward(self, vectors_BE: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from bertkit.models.encoder_decoder import (
 )
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import ACTIVATIONS, PreNorm
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
@@ -214,9 +215,9 @@ class T5FeedForward(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.inner = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D)."""
@@ -230,10 +231,10 @@ class GatedT5FeedForward(nn.Module):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.gated = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.gate = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.gated = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
         # What `gated-gelu` means is the tanh approximation.
         self.activation = ACTIVATIONS["gelu_new"]
 

@@ -37,6 +37,7 @@ from bertkit.models.encoder_decoder import (
 from bertkit.models.gpt import CausalSelfAttention
 from bertkit.models.key_value_cache import CachedSequences
 from bertkit.models.layers import Activation, PreNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.transformer import sinusoids
 from bertkit.models.weights import Names
@@ -131,7 +132,7 @@ class Recurrence(nn.Module):
         self.positions = config.max_position_embeddings
         self.threshold = 1 - config.halting_epsilon
         self.signal = nn.Embedding(steps, width) if config.step_signal == "learned" else None
-        self.halting = nn.Linear(width, 1) if config.halting else None
+        self.halting = Linear(width, 1) if config.halting else None
 
     def forward(
         self,

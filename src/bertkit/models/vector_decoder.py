@@ -21,6 +21,7 @@ from bertkit.models.encoder import TransformerConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HeadShape
 from bertkit.models.layers import PostNormLayer
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
@@ -31,8 +32,8 @@ class VectorAttention(nn.Module):
     def __init__(self, width: int, heads: int, *, norm_eps: float, attention_dropout: float, hidden_dropout: float):
         super().__init__()
         self.heads, self.dropout_rate = heads, attention_dropout
-        self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
+        self.value = Linear(width, width)
+        self.output = Linear(width, width)
         self.norm = nn.LayerNorm(width, eps=norm_eps)
         self.dropout = Dropout(hidden_dropout)
 

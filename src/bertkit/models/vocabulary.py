@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
+from bertkit.models.products import add_weight_gradient, linear, states_gradient
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
@@ -73,10 +73,10 @@ class VocabularyProjection(WordLogits):
 
     def logits(self) -> Tensor:
         """(M, V)."""
-        return functional.linear(self.states_ME, self.weight_VE, self.bias_V)
+        return linear(self.states_ME, self.weight_VE, self.bias_V)
 
     def part(self, part: slice) -> Tensor:
-        return functional.linear(self.states_ME[part], self.weight_VE, self.bias_V).float()
+        return linear(self.states_ME[part], self.weight_VE, self.bias_V).float()
 
     def rows(self, index_M: Tensor) -> VocabularyProjection:
         return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
@@ -357,7 +357,7 @@ class _ByParts(torch.autograd.Function):
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
             states = states_ME[part]
-            logits = functional.linear(states, weight_VE, bias_V)
+            logits = linear(states, weight_VE, bias_V)
             part_loss, right, part_gradient = loss_of(logits, part, needs_states or needs_weight or needs_bias)
             loss += part_loss
             correct += right
@@ -365,9 +365,9 @@ class _ByParts(torch.autograd.Function):
                 continue
             gradient = part_gradient.to(states.dtype)
             if states_grad is not None:
-                states_grad[part] = gradient @ weight_VE
+                states_grad[part] = states_gradient(gradient, weight_VE)
             if weight_grad is not None:
-                weight_grad.addmm_(gradient.t(), states, beta=1 if first else 0)
+                add_weight_gradient(weight_grad, gradient, states, is_first=not first)
             if bias_grad is not None:
                 bias_grad += gradient.sum(dim=0)
         if weight_grad is not None and not tokens:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bertkit.cache import cache_file
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, read_json, write_json
+from bertkit.models.products import linear
 from bertkit.run.environment import device_name
 
 Clock = Callable[[], float]
@@ -140,7 +141,7 @@ def product_rates(device: torch.device, bf16: bool, seconds: float = PROBE_SECON
 
 def _multiply(left: Tensor, right: Tensor, repeats: int) -> None:
     for _ in range(repeats):
-        left @ right
+        linear(left, right)
 
 
 def timed(work: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:

@@ -25,6 +25,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.products import Linear
 from bertkit.settings import Settings, UnreadKey
 
 LinearProjections = nn.ModuleDict
@@ -192,7 +193,7 @@ def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, see
         widths |= term.projections(shapes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LinearProjections({name: nn.Linear(*sizes) for name, sizes in sorted(widths.items())})
+        return LinearProjections({name: Linear(*sizes) for name, sizes in sorted(widths.items())})
 
 
 def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
