@@ -1,8 +1,9 @@
-"""Whether a run computes with compiled kernels or with torch's operators alone.
+"""Whether a run computes with compiled kernels and the faster library's products, or with torch's operators alone.
 
 Own design. Compiled kernels round where the operators round and draw what they draw, but their sums have another order.
 In bf16, where products round far more, they are the default; in single precision they are used where the recipe wants
-them. Sibling compiled.py bounds what oneDNN compiles.
+them, for they win little there. Products in single precision are oneDNN's where MKL leaves half of the processor unused
+(models/products.py). Sibling compiled.py bounds what oneDNN compiles.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from bertkit.errors import UsageError
 from bertkit.kernels.loading import COMPILERS, KernelError, Kernels, activated, build
+from bertkit.models.products import products_by_torch
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine
 
@@ -24,12 +26,12 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
-    """Compute with the kernels that the settings name, within the context.
+    """Compute with the kernels and the products that the settings name, within the context.
 
     Raises:
         UsageError: `engine.kernels` is compiled, and they cannot be had.
     """
-    with activated(_wanted(config, engine)):
+    with activated(_wanted(config, engine)), products_by_torch(config.kernels == "torch"):
         yield
 
 

@@ -27,7 +27,8 @@ class EngineConfig(ExecutorSettings):
     kernels: Literal["auto", "compiled", "torch"] = Field(
         "auto",
         description="On a CPU, loops compiled for this processor in place of torch's operators; auto: in bf16, where"
-        " there is a C++ compiler; compiled: in fp32, too.",
+        " there is a C++ compiler; compiled: in fp32, too. torch: its operators alone, and its choice of library for"
+        " products, which may take twice as long in fp32.",
     )
     activation_checkpointing: bool = Field(
         False,

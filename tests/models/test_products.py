@@ -1,0 +1,166 @@
+"""Products by oneDNN are torch's up to rounding, whatever the layout of the matrices, and a row's bits are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertkit.models import products
+from bertkit.models.products import (
+    LEAST_ROWS,
+    LEAST_WEIGHTS,
+    Linear,
+    add_weight_gradient,
+    by_onednn,
+    has_onednn,
+    linear,
+    products_by_torch,
+    states_gradient,
+)
+from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.engine import resolve_engine
+from bertkit.training.engine_config import EngineConfig
+
+pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason="this processor's torch has no oneDNN")
+
+WIDE, NARROW = 391, 175
+"""Odd and unequal; their product is above `LEAST_WEIGHTS`."""
+ROWS = 43
+
+
+@pytest.fixture(autouse=True)
+def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products of this file, also on processors on which MKL is as fast."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layouts(rows_RD: Tensor) -> Iterator[Tensor]:
+    """The same values contiguous, as a transpose, as part of a wider matrix, and with a stride of two."""
+    yield rows_RD
+    yield rows_RD.t().contiguous().t()
+    yield torch.cat([rows_RD, rows_RD], dim=1)[:, : rows_RD.shape[1]]
+    yield rows_RD.repeat_interleave(2, dim=1)[:, ::2]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(WIDE, NARROW), (NARROW, WIDE), (257, 257)])
+def test_results_and_gradients_are_torchs(inputs: int, outputs: int, with_bias: bool) -> None:
+    states, weight = drawn(ROWS, inputs), drawn(outputs, inputs, seed=1) / inputs**0.5
+    bias = drawn(outputs, seed=2) if with_bias else None
+    given = drawn(ROWS, outputs, seed=3)
+
+    def by(function: object, states: Tensor, weight: Tensor, given: Tensor) -> list[Tensor]:
+        leaves = [each.detach().clone().requires_grad_() for each in (weight, *([] if bias is None else [bias]))]
+        states = states.detach().requires_grad_()
+        out = function(states, *leaves)  # type: ignore[operator]
+        return [out, *torch.autograd.grad(out, [states, *leaves], given)]
+
+    expected = by(functional.linear, states, weight, given)
+    for states_as, weight_as, given_as in zip(*map(layouts, (states, weight, given)), strict=True):
+        assert by_onednn(states_as, weight_as)
+        torch.testing.assert_close(by(linear, states_as, weight_as, given_as), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_a_gradient_that_is_one_number_everywhere() -> None:
+    states, weight = drawn(ROWS, WIDE).requires_grad_(), drawn(NARROW, WIDE, seed=1).requires_grad_()
+    linear(states, weight).sum().backward()  # an expanded number
+    assert states.grad is not None
+    assert weight.grad is not None
+    torch.testing.assert_close(states.grad, weight.detach().sum(0).expand(ROWS, -1), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(weight.grad, states.detach().sum(0).expand(NARROW, -1), atol=1e-4, rtol=1e-5)
+
+
+def test_states_of_three_dimensions_are_rows() -> None:
+    states, map_ = drawn(3, 17, WIDE), Linear(WIDE, NARROW)
+    assert by_onednn(states, map_.weight)
+    torch.testing.assert_close(map_(states), functional.linear(states, map_.weight, map_.bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("states_learn", "weight_learns"), [(True, False), (False, True), (False, False)])
+def test_what_is_frozen_has_no_gradient(states_learn: bool, weight_learns: bool) -> None:
+    states = drawn(ROWS, WIDE).requires_grad_(states_learn)
+    map_ = Linear(WIDE, NARROW).requires_grad_(weight_learns)
+    out = map_(states)
+    assert out.requires_grad is (states_learn or weight_learns)
+    if out.requires_grad:
+        out.square().sum().backward()
+    assert (states.grad is not None) is states_learn
+    assert [each.grad is not None for each in map_.parameters()] == [weight_learns, weight_learns]
+
+
+def test_gradients_of_the_words() -> None:
+    gradient, states, weight = drawn(ROWS, WIDE), drawn(ROWS, NARROW, seed=1), drawn(WIDE, NARROW, seed=2)
+    torch.testing.assert_close(states_gradient(gradient, weight), gradient @ weight, atol=1e-4, rtol=1e-5)
+    total = torch.full((WIDE, NARROW), torch.nan)
+    add_weight_gradient(total, gradient, states, is_first=True)
+    torch.testing.assert_close(total, gradient.t() @ states, atol=1e-4, rtol=1e-5)
+    add_weight_gradient(total, gradient, states, is_first=False)
+    torch.testing.assert_close(total, 2 * gradient.t() @ states, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(384, 1536), (1536, 384), (NARROW, WIDE)])
+def test_a_row_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> None:
+    states, map_ = drawn(700, inputs), Linear(inputs, outputs)
+    with torch.no_grad():
+        whole = map_(states)
+        for rows in (LEAST_ROWS, 33, 64, 128, 320, 699):
+            assert torch.equal(map_(states[:rows].clone()), whole[:rows])
+
+
+def test_few_rows_and_small_maps_are_torchs_to_the_bit() -> None:
+    least = LEAST_WEIGHTS // 256
+    for rows, outputs in ((LEAST_ROWS - 1, least), (LEAST_ROWS, least - 1)):
+        states, map_ = drawn(rows, 256), Linear(256, outputs)
+        assert not by_onednn(states, map_.weight)
+        assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
+    assert by_onednn(drawn(LEAST_ROWS, 256), drawn(least, 256))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_torchs(dtype: torch.dtype) -> None:
+    states, weight = drawn(ROWS, WIDE).to(dtype), drawn(NARROW, WIDE, seed=1).to(dtype)
+    assert not by_onednn(states, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not by_onednn(states.float(), weight.float())
+        assert linear(states.float(), weight.float()).dtype is torch.bfloat16
+
+
+def test_the_setting_torch_leaves_them_to_torch() -> None:
+    states, map_ = drawn(ROWS, WIDE), Linear(WIDE, NARROW)
+    config = EngineConfig(kernels="torch", device="cpu", precision="fp32")
+    with kernels_in_use(config, resolve_engine(config)):
+        assert not by_onednn(states, map_.weight)
+        assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
+    assert by_onednn(states, map_.weight)
+    with products_by_torch(False):
+        assert by_onednn(states, map_.weight)
+
+
+def test_only_amds_processors_with_avx_512_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rule = products.onednn_is_faster.__wrapped__
+    for is_amd, has_avx512, expected in ((True, True, True), (True, False, False), (False, True, False)):
+        monkeypatch.setattr(products, "_is_amd", lambda found=is_amd: found)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda found=has_avx512: found)
+        assert rule() is (expected and torch.backends.mkl.is_available())
+
+
+def test_it_is_torchs_linear_map_in_all_else() -> None:
+    torch.manual_seed(0)
+    own = Linear(5, 3)
+    torch.manual_seed(0)
+    plain = nn.Linear(5, 3)
+    assert str(own) == str(plain)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(own.state_dict()[name], value)
+    assert products.is_plain_linear(own)
+    assert products.is_plain_linear(plain)
+    assert not products.is_plain_linear(nn.Bilinear(2, 2, 2))
