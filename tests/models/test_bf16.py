@@ -11,6 +11,7 @@ from torch import nn
 
 from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once, products_of_one_row
 from bertkit.models.decoding import CachedNextTokens
+from bertkit.models.products import Linear
 
 VOCABULARY = 61
 
@@ -19,7 +20,7 @@ def test_maps_alone_or_words_too_become_bf16() -> None:
     maps, both = small_gpt2(VOCABULARY, positions=30), small_gpt2(VOCABULARY, positions=30)
     keep_in_bf16(maps)
     keep_in_bf16(both, words=True)
-    kinds = {nn.Linear: (True, True), nn.Embedding: (False, True), nn.LayerNorm: (False, False)}
+    kinds = {Linear: (True, True), nn.Embedding: (False, True), nn.LayerNorm: (False, False)}
     for kind, expected in kinds.items():
         for model, is_bf16 in zip((maps, both), expected, strict=True):
             own = [part.weight.dtype for part in model.modules() if type(part) is kind]

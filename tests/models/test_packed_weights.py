@@ -13,7 +13,8 @@ from torch import nn
 from bertkit.models import packed_weights
 from bertkit.models.bf16 import keep_in_bf16
 from bertkit.models.decoding import CachedNextTokens, RecomputedNextTokens
-from bertkit.models.packed_weights import MOST_ROWS, WORTH_STEPS, OneDnnProduct, StepProducts, has_onednn
+from bertkit.models.packed_weights import MOST_ROWS, WORTH_STEPS, OneDnnProduct, StepProducts
+from bertkit.models.products import has_onednn, is_plain_linear
 
 VOCABULARY = 131
 
@@ -86,7 +87,7 @@ def test_what_does_not_pay_or_fit_is_left_to_torch(monkeypatch: pytest.MonkeyPat
 
 def test_a_map_that_multiplies_in_its_own_way_keeps_it_and_an_error_leaves_nothing() -> None:
     model = small_gpt2(VOCABULARY, positions=90)
-    own = next(part for part in model.modules() if type(part) is nn.Linear)
+    own = next(part for part in model.modules() if is_plain_linear(part))
     kept = own.forward
     own.forward = kept  # type: ignore[method-assign]
     before = copy.deepcopy(model.state_dict())

@@ -83,36 +83,51 @@ void activation_backward(const T *x, const T *gradient, T *out, int64_t count, i
 }
 
 template <class T>
-void cross_entropy(T *logits, int64_t rows, int64_t words, const int64_t *label, const float *weight, float z_loss,
-                   float smoothing, bool learning, double *loss, uint8_t *correct, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; ++row) {
-        T *own = logits + row * words;
-        const int64_t word = label[row];
-        const float top = largest(own, words);
-        const float label_logit = widen(own[word]);
-        bool first = label_logit == top;
-        for (int64_t i = 0; first && i < word; ++i) first = widen(own[i]) != top;
-        correct[row] = first;
-        float sum = 0.0f, sum_logits = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < words; ++i) sum += fast_exp(widen(own[i]) - top);
-        if (smoothing != 0.0f) {
-#pragma omp simd reduction(+ : sum_logits)
-            for (int64_t i = 0; i < words; ++i) sum_logits += widen(own[i]);
-        }
-        const float log_sum = top + std::log(sum);
-        const float factor = weight == nullptr ? 1.0f : weight[row];
-        const float mean = sum_logits / static_cast<float>(words);
-        const float aim = (1.0f - smoothing) * label_logit + smoothing * mean;
-        loss[row] = static_cast<double>(factor * (log_sum - aim) + z_loss * log_sum * log_sum);
-        if (!learning) continue;
-        const float scale = (factor + 2.0f * z_loss * log_sum) / sum;
-        const float even = factor * smoothing / static_cast<float>(words);
-        const float at_label = scale * fast_exp(label_logit - top) - even - (1.0f - smoothing) * factor;
+void cross_entropy(T *logits, const T *bias, int64_t rows, int64_t words, const int64_t *label, const float *weight,
+                   float z_loss, float smoothing, bool learning, double *loss, uint8_t *correct, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> values(static_cast<size_t>(words));
+        float *of_words = values.data();
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            T *own = logits + row * words;
+            const int64_t word = label[row];
+            if (bias == nullptr) {
 #pragma omp simd
-        for (int64_t i = 0; i < words; ++i) narrow(scale * fast_exp(widen(own[i]) - top) - even, own[i]);
-        narrow(at_label, own[word]);
+                for (int64_t i = 0; i < words; ++i) of_words[i] = widen(own[i]);
+            } else {
+#pragma omp simd
+                for (int64_t i = 0; i < words; ++i) of_words[i] = widen(own[i]) + widen(bias[i]);
+            }
+            const float top = largest(of_words, words);
+            const float label_logit = of_words[word];
+            bool first = label_logit == top;
+            for (int64_t i = 0; first && i < word; ++i) first = of_words[i] != top;
+            correct[row] = first;
+            float sum = 0.0f, sum_logits = 0.0f;
+            if (smoothing != 0.0f) {
+#pragma omp simd reduction(+ : sum_logits)
+                for (int64_t i = 0; i < words; ++i) sum_logits += of_words[i];
+            }
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < words; ++i) {
+                of_words[i] = fast_exp(of_words[i] - top);
+                sum += of_words[i];
+            }
+            const float log_sum = top + std::log(sum);
+            const float factor = weight == nullptr ? 1.0f : weight[row];
+            const float mean = sum_logits / static_cast<float>(words);
+            const float aim = (1.0f - smoothing) * label_logit + smoothing * mean;
+            loss[row] = static_cast<double>(factor * (log_sum - aim) + z_loss * log_sum * log_sum);
+            if (!learning) continue;
+            const float scale = (factor + 2.0f * z_loss * log_sum) / sum;
+            const float even = factor * smoothing / static_cast<float>(words);
+            const float at_label = scale * of_words[word] - even - (1.0f - smoothing) * factor;
+#pragma omp simd
+            for (int64_t i = 0; i < words; ++i) narrow(scale * of_words[i] - even, own[i]);
+            narrow(at_label, own[word]);
+        }
     }
 }
 
@@ -355,10 +370,11 @@ void neighbours_backward(const T *gradient, const T *x, const float *factors, co
     extern "C" void gelu_exact_backward_##NAME(const T *x, const T *gradient, T *out, int64_t count, int threads) {   \
         activation_backward<GeluExact>(x, gradient, out, count, threads);                                             \
     }                                                                                                                 \
-    extern "C" void cross_entropy_##NAME(T *logits, int64_t rows, int64_t words, const int64_t *label,                \
+    extern "C" void cross_entropy_##NAME(T *logits, const T *bias, int64_t rows, int64_t words, const int64_t *label, \
                                          const float *weight, float z_loss, float smoothing, int learning,            \
                                          double *loss, uint8_t *correct, int threads) {                               \
-        cross_entropy(logits, rows, words, label, weight, z_loss, smoothing, learning != 0, loss, correct, threads);  \
+        cross_entropy(logits, bias, rows, words, label, weight, z_loss, smoothing, learning != 0, loss, correct,      \
+                      threads);                                                                                       \
     }                                                                                                                 \
     extern "C" void softmax_dropout_##NAME(const T *scores, const int64_t *visible, int64_t rows_each, int64_t rows,  \
                                            int64_t keys, const int16_t *random, int64_t threshold, float scale,       \

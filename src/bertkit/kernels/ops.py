@@ -256,6 +256,7 @@ def cross_entropy(
     logits_mV: Tensor,
     id_m: Tensor,
     *,
+    bias_V: Tensor | None,
     weight_m: Tensor | None,
     z_loss: float,
     label_smoothing: float,
@@ -266,6 +267,7 @@ def cross_entropy(
     Args:
         logits_mV: contiguous; where `learning`, their gradient stands in their place afterwards.
         id_m: the label of each row.
+        bias_V: added to each row, of the logits' type; None: nothing.
         weight_m: factor of each row's cross-entropy, float32; None: 1.
         z_loss: factor of each row's squared log-sum of exponentials.
         label_smoothing: share of each row's target distribution that all words have alike.
@@ -285,6 +287,6 @@ def cross_entropy(
     kernels.call(
         "cross_entropy",
         logits_mV.dtype,
-        *(logits_mV, rows, words, label, weight, z_loss, label_smoothing, learning, loss, correct),
+        *(logits_mV, bias_V, rows, words, label, weight, z_loss, label_smoothing, learning, loss, correct),
     )
     return loss, correct

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -136,8 +136,10 @@ class VocabularyProjection(WordLogits):
         cast = self.in_precision()
         bytes_each = (logit_bytes_on(cast.states_ME.device) if logit_bytes is None else logit_bytes) // models
         with torch.autocast(self.states_ME.device.type, enabled=False):
-            in_place = active(cast.states_ME) is not None and isinstance(loss_of, _CrossEntropy)
-            each = cast.states_ME.element_size() if in_place else torch.float32.itemsize
+            each = torch.float32.itemsize
+            if isinstance(loss_of, _CrossEntropy) and active(cast.states_ME) is not None:
+                each = cast.states_ME.element_size()  # the gradient takes the logits' place
+                loss_of = replace(loss_of, bias_V=None if cast.bias_V is None else cast.bias_V.detach())
             rows = max(1, bytes_each // (each * self.weight_VE.shape[0]))
             loss: Tensor
             correct: Tensor
@@ -168,7 +170,13 @@ class VocabularyHead(nn.Module, ABC):
 
 
 class _PartLoss(ABC):
-    """A loss of rows of logits, a part of them at a time."""
+    """A loss of rows of logits, a part of them at a time.
+
+    Attributes:
+        bias_V: of the words, where the loss adds it to the logits by itself; None: they have it.
+    """
+
+    bias_V: Tensor | None = None
 
     @abstractmethod
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -183,12 +191,16 @@ class _PartLoss(ABC):
 
 @dataclass(frozen=True)
 class _CrossEntropy(_PartLoss):
-    """Against one word for each row, weighted, and `z_loss` times the squared log-sum of exponentials."""
+    """Against one word for each row, weighted, and `z_loss` times the squared log-sum of exponentials.
+
+    The compiled kernel adds the bias on its way: a product with a bias in bfloat16 writes the bias to all logits first,
+    and reads them again."""
 
     id_M: Tensor
     z_loss: float = 0.0
     weight_M: Tensor | None = None
     label_smoothing: float = 0.0
+    bias_V: Tensor | None = None
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         kernels = active(logits_mV)
@@ -197,6 +209,7 @@ class _CrossEntropy(_PartLoss):
                 kernels,
                 logits_mV,
                 self.id_M[part],
+                bias_V=self.bias_V,
                 weight_m=None if self.weight_M is None else self.weight_M[part],
                 z_loss=self.z_loss,
                 label_smoothing=self.label_smoothing,
@@ -357,7 +370,7 @@ class _ByParts(torch.autograd.Function):
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
             states = states_ME[part]
-            logits = linear(states, weight_VE, bias_V)
+            logits = linear(states, weight_VE, bias_V if loss_of.bias_V is None else None)
             part_loss, right, part_gradient = loss_of(logits, part, needs_states or needs_weight or needs_bias)
             loss += part_loss
             correct += right
