@@ -130,6 +130,7 @@ def _installation() -> Diagnosis:
 def _processor() -> Diagnosis:
     import torch
 
+    from bertkit.models.products import onednn_is_faster
     from bertkit.run.environment import device_name
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
@@ -138,6 +139,8 @@ def _processor() -> Diagnosis:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     found = f"{device_name(torch.device('cpu'))}, {cores} cores, {threads} threads, trains in {precision}"
+    if onednn_is_faster():
+        found += ", multiplies float32 by oneDNN"
     if threads > cores:
         remedy = f"export OMP_NUM_THREADS={cores}: more threads than cores wait for one another"
         return Diagnosis("processor", "warning", found, remedy)

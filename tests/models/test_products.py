@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.data.batch import PackedBatch
 from bertkit.models import products
+from bertkit.models.albert import AlbertConfig
+from bertkit.models.bert import BertConfig
+from bertkit.models.electra import ElectraConfig
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.products import (
     LEAST_ROWS,
     LEAST_WEIGHTS,
@@ -21,6 +28,7 @@ from bertkit.models.products import (
     products_by_torch,
     states_gradient,
 )
+from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.training.compiled_kernels import kernels_in_use
 from bertkit.training.engine import resolve_engine
 from bertkit.training.engine_config import EngineConfig
@@ -164,3 +172,39 @@ def test_it_is_torchs_linear_map_in_all_else() -> None:
     assert products.is_plain_linear(own)
     assert products.is_plain_linear(plain)
     assert not products.is_plain_linear(nn.Bilinear(2, 2, 2))
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 300,
+    "hidden_dropout_prob": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [BertConfig(**SIZES), AlbertConfig(**SIZES, embedding_size=128), ElectraConfig(**SIZES, embedding_size=128)],
+    ids=lambda config: config.family,
+)
+def test_a_whole_model_trains_alike(config: EncoderConfig) -> None:
+    vocab_size = 611  # of tied weights, two gradients of which meet
+    model = HeadedModel(config.build(vocab_size), [MaskedLM().term])
+    model.initialise(0)
+    model.train()
+    batch = PackedBatch.from_ids([list(range(5, 5 + length)) for length in (31, 2, 40)])
+    index_M, label_M = torch.arange(1, 73, 3), torch.arange(24) * 7 % vocab_size
+    parameters = [each for each in model.parameters() if each.requires_grad]
+
+    def numbers(*, by_torch: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        with products_by_torch(by_torch):
+            states_MD = model.encoder.forward_tokens(batch, index_M)
+            loss, _ = model.projection("masked_lm", states_MD).cross_entropy(label_M)
+        return [loss, *torch.autograd.grad(loss, parameters, allow_unused=True)]  # type: ignore[list-item]  # None: unused
+
+    found, expected = numbers(by_torch=False), numbers(by_torch=True)
+    assert any(each is not None and not torch.equal(each, other) for each, other in zip(found, expected, strict=True))
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
