@@ -95,7 +95,7 @@ def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> T
         return functional.linear(states, weight_FD, bias_F)
     rows_RD = states.reshape(-1, states.shape[-1])
     rows_RF: Tensor = _Linear.apply(rows_RD, weight_FD, bias_F)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
-    return rows_RF if states.ndim == 2 else rows_RF.view(*states.shape[:-1], -1)  # the rows are the states
+    return rows_RF if states.ndim == 2 else rows_RF.view(*states.shape[:-1], -1)
 
 
 def by_onednn(states: Tensor, weight_FD: Tensor) -> bool:
@@ -135,8 +135,8 @@ def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient_RF: Tensor, states_RD: Tensor) -> Tensor:
-    """(F, D), maybe in the layout of its transpose: of both sides the wider is the map's width, which oneDNN multiplies
-    at up to three times the speed of the other way."""
+    """(F, D), maybe in the layout of its transpose: with the longer side of the result inside, oneDNN multiplies at up to
+    three times the speed."""
     left_FR, right_DR = gradient_RF.contiguous().t(), states_RD.contiguous().t()
     if right_DR.shape[0] > left_FR.shape[0]:
         return _product(left_FR, right_DR, None)
@@ -154,6 +154,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
         needs_states, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(states_RD if needs_weight else None, weight_FD if needs_states else None)
+        bias_F = None if bias_F is None else bias_F.contiguous()
         return _product(states_RD.contiguous(), weight_FD.contiguous(), bias_F)
 
     @staticmethod
