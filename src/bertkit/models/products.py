@@ -135,8 +135,8 @@ def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient_RF: Tensor, states_RD: Tensor) -> Tensor:
-    """(F, D), maybe in the layout of its transpose: with the longer side of the result inside, oneDNN multiplies at up to
-    three times the speed."""
+    """(F, D), maybe in the layout of its transpose: with the longer side of the result inside, oneDNN multiplies at up
+    to three times the speed."""
     left_FR, right_DR = gradient_RF.contiguous().t(), states_RD.contiguous().t()
     if right_DR.shape[0] > left_FR.shape[0]:
         return _product(left_FR, right_DR, None)
