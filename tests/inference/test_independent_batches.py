@@ -24,7 +24,9 @@ from bertkit.inference.independent_batches import (
     filler_lengths,
     independent_batch,
 )
+from bertkit.models import products
 from bertkit.models.headed import HeadedModel
+from bertkit.models.products import has_onednn
 from bertkit.models.registry import FAMILIES
 from bertkit.models.sentence import Dense, Normalise, SentenceModel
 from bertkit.training.engine import Engine
@@ -62,8 +64,14 @@ def drawn_sequences(vocabulary: int) -> list[TextSequence]:
     return [TextSequence(generator.integers(5, vocabulary, length).tolist(), [0] * length, 0) for length in LENGTHS]
 
 
+@pytest.mark.parametrize("everywhere", [False, True], ids=["as-usual", "by-onednn"])
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"elmo"}))
-def test_no_company_changes_a_bit(family: str) -> None:
+def test_no_company_changes_a_bit(family: str, everywhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if everywhere:
+        if not has_onednn(torch.float32):
+            pytest.skip("this processor's torch has no oneDNN")
+        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+        monkeypatch.setattr(products, "LEAST_SIDE", 2)  # as the maps of a real model
     embedder = small_embedder(family)
     sequences = drawn_sequences(embedder.tokenizer.vocab_size)
     expected = embedder.vectors(sequences)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
@@ -19,14 +20,16 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.products import (
     LEAST_ROWS,
+    LEAST_SIDE,
     LEAST_WEIGHTS,
     Linear,
-    add_weight_gradient,
     by_onednn,
+    float32_library,
     has_onednn,
     linear,
     products_by_torch,
     states_gradient,
+    weight_gradient,
 )
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.training.compiled_kernels import kernels_in_use
@@ -35,8 +38,8 @@ from bertkit.training.engine_config import EngineConfig
 
 pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason="this processor's torch has no oneDNN")
 
-WIDE, NARROW = 391, 175
-"""Odd and unequal; their product is above `LEAST_WEIGHTS`."""
+WIDE, NARROW = 391, 275
+"""Odd and unequal, both above `LEAST_SIDE`."""
 ROWS = 43
 
 
@@ -59,7 +62,7 @@ def layouts(rows_RD: Tensor) -> Iterator[Tensor]:
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs"), [(WIDE, NARROW), (NARROW, WIDE), (257, 257)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(WIDE, NARROW), (NARROW, WIDE), (257, 257), (517, 601)])
 def test_results_and_gradients_are_torchs(inputs: int, outputs: int, with_bias: bool) -> None:
     states, weight = drawn(ROWS, inputs), drawn(outputs, inputs, seed=1) / inputs**0.5
     bias = drawn(outputs, seed=2) if with_bias else None
@@ -107,11 +110,37 @@ def test_what_is_frozen_has_no_gradient(states_learn: bool, weight_learns: bool)
 def test_gradients_of_the_words() -> None:
     gradient, states, weight = drawn(ROWS, WIDE), drawn(ROWS, NARROW, seed=1), drawn(WIDE, NARROW, seed=2)
     torch.testing.assert_close(states_gradient(gradient, weight), gradient @ weight, atol=1e-4, rtol=1e-5)
-    total = torch.full((WIDE, NARROW), torch.nan)
-    add_weight_gradient(total, gradient, states, is_first=True)
+    total = weight_gradient(gradient, states, None)
+    assert total.is_contiguous()
     torch.testing.assert_close(total, gradient.t() @ states, atol=1e-4, rtol=1e-5)
-    add_weight_gradient(total, gradient, states, is_first=False)
+    assert weight_gradient(gradient, states, total) is total
     torch.testing.assert_close(total, 2 * gradient.t() @ states, atol=2e-4, rtol=1e-5)
+
+
+def test_derivatives_of_derivatives_are_torchs() -> None:
+    """As the eigenvalues of a Hessian need them, of a large map behind a small one."""
+    small, large = nn.Linear(7, WIDE), Linear(WIDE, NARROW)
+    states = drawn(ROWS, 7)
+    weights = [small.weight, large.weight, large.bias]
+
+    def second() -> list[Tensor]:
+        loss = large(torch.tanh(small(states))).square().sum()
+        first = torch.autograd.grad(loss, weights, create_graph=True)
+        directions = [drawn(*each.shape, seed=number) for number, each in enumerate(weights)]
+        return list(torch.autograd.grad(first, weights, directions))
+
+    found = second()
+    with products_by_torch():
+        expected = second()
+    for own, other in zip(found, expected, strict=True):
+        assert float((own - other).norm()) < 1e-5 * float(other.norm())
+
+
+def test_derivatives_in_forward_mode_are_torchs() -> None:
+    states, change, map_ = drawn(ROWS, WIDE), drawn(ROWS, WIDE, seed=1), Linear(WIDE, NARROW)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(map_(forward_ad.make_dual(states, change))).tangent
+    torch.testing.assert_close(found, change @ map_.weight.t(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(384, 1536), (1536, 384), (NARROW, WIDE)])
@@ -124,12 +153,31 @@ def test_a_row_has_the_same_bits_in_any_company(inputs: int, outputs: int) -> No
 
 
 def test_few_rows_and_small_maps_are_torchs_to_the_bit() -> None:
-    least = LEAST_WEIGHTS // 256
-    for rows, outputs in ((LEAST_ROWS - 1, least), (LEAST_ROWS, least - 1)):
-        states, map_ = drawn(rows, 256), Linear(256, outputs)
+    sides = LEAST_SIDE, LEAST_SIDE
+    words = 64, LEAST_WEIGHTS // 64
+    for rows, (inputs, outputs) in (
+        (LEAST_ROWS - 1, sides),
+        (LEAST_ROWS - 1, words),
+        (LEAST_ROWS, (LEAST_SIDE, LEAST_SIDE - 1)),
+        (LEAST_ROWS, (64, words[1] - 1)),
+    ):
+        states, map_ = drawn(rows, inputs), Linear(inputs, outputs)
         assert not by_onednn(states, map_.weight)
         assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
-    assert by_onednn(drawn(LEAST_ROWS, 256), drawn(least, 256))
+    for inputs, outputs in (sides, words):
+        assert by_onednn(drawn(LEAST_ROWS, inputs), drawn(outputs, inputs))
+
+
+def test_sizes_that_do_not_fit_are_told_as_torch_tells_them() -> None:
+    with pytest.raises(RuntimeError, match=f"{ROWS}x{WIDE}"):
+        Linear(WIDE + 1, NARROW)(drawn(ROWS, WIDE))
+
+
+def test_torchs_own_switch_is_obeyed() -> None:
+    states, map_ = drawn(ROWS, WIDE), Linear(WIDE, NARROW)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not by_onednn(states, map_.weight)
+    assert by_onednn(states, map_.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -146,7 +194,9 @@ def test_the_setting_torch_leaves_them_to_torch() -> None:
     config = EngineConfig(kernels="torch", device="cpu", precision="fp32")
     with kernels_in_use(config, resolve_engine(config)):
         assert not by_onednn(states, map_.weight)
+        assert float32_library() == "torch"
         assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
+    assert float32_library() == "oneDNN"
     assert by_onednn(states, map_.weight)
     with products_by_torch(False):
         assert by_onednn(states, map_.weight)
@@ -189,7 +239,7 @@ SIZES: dict[str, Any] = {
     ids=lambda config: config.family,
 )
 def test_a_whole_model_trains_alike(config: EncoderConfig) -> None:
-    vocab_size = 611  # of tied weights, two gradients of which meet
+    vocab_size = 8209  # of tied weights, two gradients of which meet
     model = HeadedModel(config.build(vocab_size), [MaskedLM().term])
     model.initialise(0)
     model.train()

@@ -24,12 +24,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
-from bertkit.models.products import is_plain_linear
+from bertkit.models.products import is_plain_linear, linear
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
 from bertkit.training.method import Method, TrainingData
 
@@ -189,11 +188,11 @@ class FakeLinear(nn.Linear):
             self._input_peak.observe(input)
         limit = float(self.input_threshold)
         if limit == 0:
-            output = functional.linear(input, self.weight, self.bias)
+            output = linear(input, self.weight, self.bias)
         else:
             rounded = straight_through(input, round_to(input.detach(), limit, self.levels))
             weight_FD = straight_through(self.weight, self.rounded_weight())
-            output = functional.linear(rounded, weight_FD, self.bias)
+            output = linear(rounded, weight_FD, self.bias)
         if self.output_threshold is None:
             return output
         if self.training:

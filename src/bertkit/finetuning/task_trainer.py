@@ -20,6 +20,7 @@ from bertkit.metrics.statistics import no_better_than_constant
 from bertkit.models.conversion import with_more_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
+from bertkit.models.products import products_by_torch
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD, TEMPERATURE, THRESHOLDS, Regression
@@ -64,7 +65,8 @@ class TaskTrainer:
         self.prefix = prefix
         engine = resolve_engine(recipe.engine, TASK_INTERVALS)
         data = TrainingData(self.task, prepared.train.features, engine, directory)
-        self.model = recipe.method.prepare(self.new_model(seed), seed, data)
+        with products_by_torch(recipe.engine.kernels == "torch"):
+            self.model = recipe.method.prepare(self.new_model(seed), seed, data)
         for name, module in self.task.modules(self.model, seed).items():
             self.model.companions[name] = module
 

@@ -278,6 +278,7 @@ def cross_entropy(
     """
     rows, words = logits_mV.shape
     assert logits_mV.is_contiguous()
+    assert bias_V is None or (bias_V.dtype is logits_mV.dtype and bias_V.is_contiguous())
     label = id_m.contiguous()
     if rows and not 0 <= int(label.min()) <= int(label.max()) < words:
         raise IndexError(f"labels from {int(label.min())} to {int(label.max())}, of {words} words")

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.errors import DataError
 from bertkit.models.attention import project_separately
 from bertkit.models.int8 import QuantisedLinear, WeightCache, quantise_rows
 from bertkit.models.layers import ACTIVATIONS, FeedForward
+from bertkit.models.products import linear
 
 INPUT_RANGE = "input_range"
 INPUT_FACTOR = "input_factor"
@@ -173,7 +173,7 @@ class CalibratedLinear(QuantisedLinear):
         """(..., D) to (..., F)."""
         if not multiplies_bytes(input):
             rounded = input + (self.grid.rounded(input.detach()) - input).detach()
-            return functional.linear(rounded, self.weight, self.bias)
+            return linear(rounded, self.weight, self.bias)
         product: ByteMatrix = self.cached.get("product", lambda: ByteMatrix([self]))
         return product(self.grid.quantised(input), torch.float32)
 

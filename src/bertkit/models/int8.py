@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from bertkit.errors import DataError
 from bertkit.models.attention import project_separately
+from bertkit.models.products import linear
 
 TRAINING_REFUSED = (
     "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
@@ -174,7 +175,7 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
         """(..., D) to (..., F)."""
         if not is_fast(input):
             rounded = input + (_on_grid(input.detach()) - input).detach()
-            return functional.linear(rounded, self.weight, self.bias)
+            return linear(rounded, self.weight, self.bias)
         product = self.cached.get(
             "product", lambda: Int8Matrix(self.weight_int8, self.weight_scale, None, largest=STEPS)
         )
@@ -204,7 +205,7 @@ class StaticLinear(QuantisedLinear):
             output: Tensor = product(input.float().clamp(-threshold, threshold), scale, zero=LEVELS + 1)
         else:
             rounded = input + (round_to(input.detach(), threshold, self.levels) - input).detach()
-            output = functional.linear(rounded, self.weight, self.bias)
+            output = linear(rounded, self.weight, self.bias)
         if output_threshold is None:
             return output
         return output + (round_to(output.detach(), output_threshold, self.levels) - output).detach()

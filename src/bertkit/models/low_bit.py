@@ -15,10 +15,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.errors import DataError
 from bertkit.models.int8 import QuantisedModule, WeightCache, levels_of, round_to
+from bertkit.models.products import linear
 
 _SMALLEST_STEP = 1e-30
 
@@ -174,4 +174,4 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
         rounded = round_to(input.detach(), self.input_threshold, self.levels)
-        return functional.linear(input + (rounded - input).detach(), self.weight, self.bias)
+        return linear(input + (rounded - input).detach(), self.weight, self.bias)

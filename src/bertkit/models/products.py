@@ -30,14 +30,19 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 from torch.nn import functional
 
-LEAST_WEIGHTS = 1 << 16
-"""Of a map. oneDNN compiles a product for each shape in half a millisecond, which small maps do not save again."""
-LEAST_ROWS = 16
-"""Fewer are read faster by MKL. More decide nothing, so that a row has the same bits in any company
-(`inference/independent_batches.py` gives every map a multiple of this)."""
+LEAST_SIDE = 256
+LEAST_WEIGHTS = 1 << 20
+"""A map has both sides at least so wide, or so many weights. oneDNN compiles a product for each shape in half a
+millisecond, which smaller maps do not save again: BERT tiny took 1.7 times as long for one text after another."""
+LEAST_ROWS = 8
+"""Of fewer both libraries compute a row in other bits than of more. More decide nothing, so that a row has the same
+bits in any company (`inference/independent_batches.py`)."""
+_WIDE = 512
+"""A gradient of weights that is as wide is computed as it is stored; a narrower one with its longer side inside, at up
+to three times the speed, and transposed, which costs as much as it wins for wide ones."""
 
 _torch_alone = False
 
@@ -89,6 +94,11 @@ def is_plain_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
     return type(part) in (Linear, nn.Linear)
 
 
+def float32_library() -> str:
+    """Which library multiplies float32 within the context: oneDNN, or torch's choice."""
+    return "oneDNN" if onednn_is_faster() and not _torch_alone else "torch"
+
+
 def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
     """states W^T + b, as `torch.nn.functional.linear`: (..., D) to (..., F)."""
     if not by_onednn(states, weight_FD):
@@ -100,16 +110,22 @@ def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> T
 
 def by_onednn(states: Tensor, weight_FD: Tensor) -> bool:
     """Whether `linear` multiplies these by oneDNN."""
+    return weight_FD.dtype is torch.float32 and _is_worth(states, *weight_FD.shape)
+
+
+def _is_worth(states: Tensor, outputs: int, inputs: int) -> bool:
+    """Whether oneDNN multiplies these states by a map's weights, and what belongs to them in the backward pass."""
+    if torch.compiler.is_compiling() or states.device.type != "cpu" or not onednn_is_faster():
+        return False
     return (
-        weight_FD.numel() >= LEAST_WEIGHTS
-        and states.numel() >= LEAST_ROWS * weight_FD.shape[1]
-        and states.dtype is torch.float32
-        and weight_FD.dtype is torch.float32
-        and states.device.type == "cpu"
+        states.dtype is torch.float32
+        and (min(outputs, inputs) >= LEAST_SIDE or outputs * inputs >= LEAST_WEIGHTS)
+        and states.shape[-1] == inputs
+        and states.numel() >= LEAST_ROWS * inputs
         and not _torch_alone
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and onednn_is_faster()
+        and forward_ad._current_level < 0  # forward-mode derivatives are torch's
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 
@@ -120,14 +136,18 @@ def states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
     return _states_gradient(gradient_RF, weight_FD)
 
 
-def add_weight_gradient(total_FD: Tensor, gradient_RF: Tensor, states_RD: Tensor, *, is_first: bool) -> None:
-    """Add gradient^T states, what `linear` gives back to its weight; the first one is put in place of what is there."""
-    if not by_onednn(states_RD, total_FD):
-        total_FD.addmm_(gradient_RF.t(), states_RD, beta=0 if is_first else 1)
-    elif is_first:
-        total_FD.copy_(_weight_gradient(gradient_RF, states_RD))
-    else:
-        total_FD.add_(_weight_gradient(gradient_RF, states_RD))
+def weight_gradient(gradient_RF: Tensor, states_RD: Tensor, before_FD: Tensor | None) -> Tensor:
+    """gradient^T states, (F, D), what `linear` gives back to its weight.
+
+    Args:
+        before_FD: what it is added to, in place; None: nothing.
+    """
+    if _is_worth(states_RD, gradient_RF.shape[1], states_RD.shape[1]):
+        product_FD = _weight_gradient(gradient_RF, states_RD)
+        return product_FD.contiguous() if before_FD is None else before_FD.add_(product_FD)
+    if before_FD is None:
+        return gradient_RF.t() @ states_RD
+    return before_FD.addmm_(gradient_RF.t(), states_RD)
 
 
 def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
@@ -135,10 +155,10 @@ def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient_RF: Tensor, states_RD: Tensor) -> Tensor:
-    """(F, D), maybe in the layout of its transpose: with the longer side of the result inside, oneDNN multiplies at up
-    to three times the speed."""
+    """(F, D), maybe in the layout of its transpose; see `_WIDE`."""
     left_FR, right_DR = gradient_RF.contiguous().t(), states_RD.contiguous().t()
-    if right_DR.shape[0] > left_FR.shape[0]:
+    outputs, inputs = left_FR.shape[0], right_DR.shape[0]
+    if inputs >= min(outputs, _WIDE):
         return _product(left_FR, right_DR, None)
     return _product(right_DR, left_FR, None).t()
 
@@ -150,6 +170,8 @@ def _product(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Ten
 
 
 class _Linear(torch.autograd.Function):
+    """The second derivative is that of torch's products."""
+
     @staticmethod
     def forward(ctx: Any, states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
         needs_states, needs_weight, _ = ctx.needs_input_grad
@@ -158,12 +180,15 @@ class _Linear(torch.autograd.Function):
         return _product(states_RD.contiguous(), weight_FD.contiguous(), bias_F)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         states_RD, weight_FD = ctx.saved_tensors
-        gradient_RF = gradients[0].contiguous()
-        return (
-            None if weight_FD is None else _states_gradient(gradient_RF, weight_FD),
-            None if states_RD is None else _weight_gradient(gradient_RF, states_RD),
-            gradient_RF.sum(dim=0) if ctx.needs_input_grad[2] else None,
-        )
+        (given_RF,) = gradients
+        states_grad = weight_grad = None
+        if torch.is_grad_enabled():  # create_graph: the gradient is differentiated again
+            states_grad = None if weight_FD is None else given_RF @ weight_FD
+            weight_grad = None if states_RD is None else given_RF.t() @ states_RD
+        else:
+            given_RF = given_RF.contiguous()
+            states_grad = None if weight_FD is None else _states_gradient(given_RF, weight_FD)
+            weight_grad = None if states_RD is None else _weight_gradient(given_RF, states_RD)
+        return states_grad, weight_grad, given_RF.sum(dim=0) if ctx.needs_input_grad[2] else None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
-from bertkit.models.products import add_weight_gradient, linear, states_gradient
+from bertkit.models.products import linear, states_gradient, weight_gradient
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
@@ -362,9 +362,9 @@ class _ByParts(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=states_ME.device)
         correct = torch.zeros((), dtype=torch.int64, device=states_ME.device)
         states_grad = torch.empty_like(states_ME) if needs_states else None
-        weight_grad = torch.empty_like(weight_VE) if needs_weight else None
-        bias_grad = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
         tokens = states_ME.shape[0]
+        weight_grad = torch.zeros_like(weight_VE) if needs_weight and not tokens else None
+        bias_grad = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
         # Parts of one size: a short last one would pay for a whole addition to the embedding's gradient.
         rows = math.ceil(tokens / max(1, math.ceil(tokens / rows)))
         for first in range(0, tokens, max(1, rows)):
@@ -379,12 +379,10 @@ class _ByParts(torch.autograd.Function):
             gradient = part_gradient.to(states.dtype)
             if states_grad is not None:
                 states_grad[part] = states_gradient(gradient, weight_VE)
-            if weight_grad is not None:
-                add_weight_gradient(weight_grad, gradient, states, is_first=not first)
+            if needs_weight:
+                weight_grad = weight_gradient(gradient, states, weight_grad)
             if bias_grad is not None:
                 bias_grad += gradient.sum(dim=0)
-        if weight_grad is not None and not tokens:
-            weight_grad.zero_()
         ctx.kept = (states_grad, weight_grad, bias_grad)
         ctx.mark_non_differentiable(correct)
         return loss, correct

@@ -1,7 +1,7 @@
 """How many compiled matrix products a process keeps.
 
-Nothing here follows a paper. oneDNN compiles a product in bfloat16 for its exact shape. Batches of whole sequences have
-another number of tokens each, so most shapes never come again.
+Nothing here follows a paper. oneDNN compiles a product, of bfloat16 and on some processors of float32, for its exact
+shape. Batches of whole sequences have another number of tokens each, so most shapes never come again.
 """
 
 from __future__ import annotations

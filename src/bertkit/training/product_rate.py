@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.cache import cache_file
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, read_json, write_json
-from bertkit.models.products import linear
+from bertkit.models.products import float32_library, linear
 from bertkit.run.environment import device_name
 
 Clock = Callable[[], float]
@@ -46,19 +46,22 @@ class ProductKind:
         processor: its name, of a GPU the GPU's.
         threads: of torch's operators; 0 on a GPU.
         dtype: of both matrices.
-        torch_version: which brings the library of products.
+        torch_version: which brings the libraries of products.
+        library: of them, which multiplies: see `models/products.py`.
     """
 
     processor: str
     threads: int
     dtype: str
     torch_version: str
+    library: str = "torch"
 
     @classmethod
     def of(cls, device: torch.device, *, bf16: bool) -> ProductKind:
         """Of products on this device as the process is set up now."""
         threads = torch.get_num_threads() if device.type == "cpu" else 0
-        return cls(device_name(device), threads, "bfloat16" if bf16 else "float32", torch.__version__)
+        library = "torch" if bf16 or device.type != "cpu" else float32_library()
+        return cls(device_name(device), threads, "bfloat16" if bf16 else "float32", torch.__version__, library)
 
 
 class ProductRates:

@@ -17,6 +17,7 @@ from torch import nn
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.products import Linear
 from bertkit.tasks.embedding.losses.base import TextVectors
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 
@@ -39,7 +40,7 @@ class SimcseLoss(MultipleNegativesLoss):
                 "embedding.loss.name=simcse: the two readings of a text differ by dropout alone, the model has none:"
                 " vectors get worse; take a model whose config.json has dropout (0.1 in BERT), or the loss tsdae"
             )
-        return nn.Sequential(nn.Linear(width, width), nn.Tanh()) if self.projection else None
+        return nn.Sequential(Linear(width, width), nn.Tanh()) if self.projection else None
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         vectors_I2E = batch.vectors_IAE if module is None else module(batch.vectors_IAE)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.products import Linear
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, pair
 
 Part = Literal["u", "v", "|u-v|", "u*v"]
@@ -35,7 +36,7 @@ class SoftmaxLoss(EmbeddingLoss):
     of_parts: ClassVar[bool] = False
 
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module:
-        return nn.Linear(len(self.parts) * width, labels)
+        return Linear(len(self.parts) * width, labels)
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         assert module is not None
