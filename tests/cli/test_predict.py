@@ -186,7 +186,7 @@ def test_a_tagger_finds_words_itself_in_text(trained: Trained, piped: Bertkit, t
     (pipe,) = lines_of(piped(file.read_bytes(), "--model", run, "--format", "document").stdout)
     assert pipe == whole
     blank = piped("fine\n\n", "--model", run)
-    assert lines_of(blank.stdout)[1] == {"prediction": None, "entities": []}
+    assert lines_of(blank.stdout)[1] == {"id": "1", "prediction": None, "entities": []}
     assert "1 of 2 lines are blank" in blank.stderr
 
 
@@ -253,6 +253,8 @@ def test_a_question_is_asked_of_a_file_of_text(trained: Trained, piped: Bertkit,
     assert refused.code == 2
     assert "--question: " in refused.stderr
     assert "does not answer questions, it is for tagging" in refused.stderr
+    unset = piped("", file, "--model", run, "--question", " ")
+    assert (unset.code, "--question: is empty" in unset.stderr) == (2, True), unset.stderr
 
 
 def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:

@@ -181,6 +181,14 @@ def test_a_damaged_part_is_begun_anew(tmp_path: Path) -> None:
         assert VectorFile(tmp_path / "v.npy", np.float32, 3, {}).rows == 0
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = VectorFile(tmp_path / "v.npy", np.float32, 3, {})
+    (tmp_path / "v.npy.part").unlink()
+    (tmp_path / "v.npy.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*v\.npy\.part'"):
+        file.append(["0"], np.ones((1, 3)), {})
+
+
 def test_bad_input_is_named(model: Path, file: Path, tmp_path: Path, bertkit: Command) -> None:
     def fails(code: int, message: str, *arguments: object) -> None:
         done = bertkit("embed", "--model", model, *arguments)

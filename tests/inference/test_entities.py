@@ -137,5 +137,5 @@ def test_tags_that_are_no_chunks_are_given_by_word() -> None:
 def test_a_blank_text_has_no_entity_and_order_is_kept() -> None:
     texts = [RawText("0", "Ann"), RawText("1", " \n"), RawText("2", "Bob. Tim.")]
     rows = [document for _, document in documents(Tagger("sentence"), texts)]  # type: ignore[arg-type]
-    assert rows[1] == {"prediction": None, "entities": []}
+    assert rows[1] == {"id": "1", "prediction": None, "entities": []}
     assert [[each["text"] for each in row["entities"]] for row in rows] == [["Ann"], [], ["Bob", "Tim"]]

@@ -55,7 +55,7 @@ def test_texts_pairs_and_words_are_inputs_too(base: Path, tmp_path: Path) -> Non
     # Rows of one matrix product may round apart, by where they stand in it.
     assert first["scores"] == pytest.approx(second["scores"], rel=1e-6)
     assert len(first["scores"]) == 1
-    assert blank == {"prediction": None}
+    assert blank == {"id": "2", "prediction": None}
 
 
 def test_a_tagger_gives_entities_and_a_reader_answers(base: Path, tmp_path: Path) -> None:

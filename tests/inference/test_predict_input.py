@@ -42,16 +42,31 @@ def test_a_quoted_tsv_is_read_as_in_training(tmp_path: Path) -> None:
     assert texts(path) == ['a "word"', "two\nlines"]
 
 
-def test_rows_that_cannot_be_read_are_none_so_that_lines_stay_together(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_read_are_empty_so_that_lines_stay_together(tmp_path: Path) -> None:
     content = b"n,body\n1,a\n2,b,c\n3,caf\xe9\n4,d\n"
-    assert texts(None, content, skip=True) == ["a", None, None, "d", 2]
+    assert texts(None, content, skip=True) == ["a", "", "", "d", 2]
     objects = b'{"body": "a"}\n{"body"\n\n{"body": 3}\n{"body": "d"}\n'
-    assert texts(None, objects, skip=True) == ["a", None, None, None, "d", 2]
+    assert texts(None, objects, skip=True) == ["a", "", "", "", "d", 2]
     path = tmp_path / "mine.jsonl"
     path.write_bytes(objects)
-    assert texts(path, skip=True) == ["a", None, None, None, "d", 2]
+    assert texts(path, skip=True) == ["a", "", "", "", "d", 2]
     with pytest.raises(DataError, match="line 3: 3 fields"):
         texts(None, content.replace(b"\xe9", b""))
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+def test_in_a_table_of_one_column_a_blank_line_is_an_empty_text(tmp_path: Path, quoted: bool) -> None:
+    """As spreadsheets write it; not behind the last row, and not where a row has other fields."""
+    path = tmp_path / ("mine.csv" if quoted else "mine.tsv")
+    path.write_text("\nbody\nfirst\n\n\nsecond\n\n\n")
+    assert texts(path, quoted=quoted) == ["first", "", "", "second"]
+    path.write_text("n,body\n1,first\n\n2,second\n".replace(",", "," if quoted else "\t"))
+    assert texts(path, quoted=quoted) == ["first", "second"]
+
+
+def test_a_row_without_a_text_keeps_its_id() -> None:
+    rows = open_input(None, io.BytesIO(b"id,body\nx,first\ny,\n,third\n"), "csv", COLUMNS)
+    assert [each.id for each in examples_of(rows, "classification", COLUMNS)] == ["x", "y", "2"]
 
 
 def test_what_a_pipe_cannot_be_read_as_is_told() -> None:

@@ -303,6 +303,15 @@ def test_the_command_plans_and_shows_its_results(home: Path, bertkit, monkeypatc
     assert "undecided: it is worse (a test)" in done.stderr or "ed: it is worse (a test)" in done.stderr
 
 
+def test_a_plan_is_refused_where_the_study_would_be(home: Path, bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    long = ["--set", "set={optimisation.schedule: {name: linear, peak: 1.0e-3, warmup_steps: 6}}"]
+    planned = bertkit("study", "small.yaml", "--data", "text.txt", "--plan", *long)
+    assert planned.code == 2, planned.stderr
+    assert "schedule.warmup_steps (6) must be below steps (3)" in planned.stderr
+    assert "schedule.warmup_share" in planned.stderr
+
+
 def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
     given = arguments(
         place,

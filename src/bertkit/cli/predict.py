@@ -207,6 +207,8 @@ def predict(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
     ).engine()
     predictor = zero_shot.predictor(name, engine, max_length=max_length, offline=common.offline)
+    if reading.question is not None and not reading.question.strip():
+        raise UsageError("--question: is empty; write the question that is asked of the text")
     if reading.question is not None and predictor.kind != "span":
         raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
@@ -229,7 +231,7 @@ class Shown:
 
 def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, shown: Shown) -> None:
     """The prediction of every input on stdout, as soon as it is made."""
-    from bertkit.inference.documents import documents
+    from bertkit.inference.documents import documents, is_blank
     from bertkit.tasks.readers.reading import LeftOut
 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair, question=reading.question)
@@ -245,7 +247,7 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
                     f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
                 )
             lines += 1
-            blank += example is None
+            blank += is_blank(example)
             result(document, as_json=True)
             meter.update(lines)
     if left_out.rows:
@@ -294,7 +296,7 @@ def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm, ex
 
     waiting: deque[ColumnSentence] = deque()
 
-    def examples() -> Iterable[Item]:
+    def examples() -> Iterable[Item | None]:
         for sentence in column_sentences(input_lines(path, sys.stdin.buffer), str(path or "stdin"), form):
             waiting.append(sentence)
             yield sentence.example

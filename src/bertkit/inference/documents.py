@@ -20,7 +20,12 @@ from bertkit.tasks.examples import Example, QuestionExample, TaggedExample
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 
-Item = Example | RawText | None
+Item = Example | RawText
+
+
+def is_blank(item: Item) -> bool:
+    """Whether an input has nothing to predict."""
+    return isinstance(item, RawText) and not item.text.strip()
 
 
 def documents(
@@ -35,7 +40,7 @@ def documents(
 
     Args:
         predictor: the model.
-        items: examples, texts for a tagger, or None for a blank line.
+        items: examples, texts for a tagger, or an empty text for a blank line.
         top: this many of the scores, the greatest first, or of the answers.
         executor, windows: those of `Predictor.stream`, `first` and `largest`.
     """
@@ -76,7 +81,7 @@ class _Assembly:
         self._prediction = prediction
 
     def document(self) -> dict[str, Any]:
-        assert not isinstance(self.item, RawText)
+        assert self._prediction is not None
         return document_of(self.item, self._prediction, top=self._top)
 
 
@@ -99,15 +104,18 @@ class _TextAssembly(_Assembly):
         return self._collector.document()
 
 
-class _BlankText(_Assembly):
-    """A text of a tagger without a word."""
+class _Blank(_Assembly):
+    """An input without a word; `empty` is what a tagger's document has besides."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(None, None)
-        self._key = key
+    def __init__(self, item: RawText, empty: Mapping[str, list[Any]]) -> None:
+        super().__init__(item, None)
+        self._id, self._empty = item.id, empty
+
+    def parts(self) -> Iterator[Any]:
+        yield None
 
     def document(self) -> dict[str, Any]:
-        return {"prediction": None, self._key: []}
+        return {"id": self._id, "prediction": None, **self._empty}
 
 
 class _QuestionAssembly(_Assembly):
@@ -133,9 +141,11 @@ def _assembly(predictor: Predictor, item: Item, top: int | None) -> _Assembly:
     task = predictor.task
     if isinstance(task, Span) and isinstance(item, QuestionExample):
         return _QuestionAssembly(item, task, predictor.stored, top)
+    if isinstance(item, RawText) and is_blank(item):
+        if isinstance(task, Tagging):
+            return _Blank(item, {"entities" if has_chunks(task.labels.names) else "tags": []})
+        return _Blank(item, {})
     if isinstance(task, Tagging) and isinstance(item, RawText):
-        if not item.text.strip():
-            return _BlankText("entities" if has_chunks(task.labels.names) else "tags")
         return _TextAssembly(item, task, top)
     return _Assembly(item, top)
 
@@ -149,16 +159,14 @@ def _with_last(parts: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
     yield before, True
 
 
-def document_of(example: Example | None, prediction: Prediction | None, *, top: int | None = None) -> dict[str, Any]:
+def document_of(example: Item, prediction: Prediction, *, top: int | None = None) -> dict[str, Any]:
     """One line of what `bertkit predict` prints: prediction, scores, id (else the row's number), and a tagger's words.
 
     Args:
-        example: None where the input's line was blank, which is predicted as null.
+        example: what was predicted.
         prediction: of the example.
         top: this many of the scores, the greatest first; a tagger's are then one mapping for each word.
     """
-    if prediction is None:
-        return {"prediction": None}
     found: dict[str, Any] = {"id": prediction.id}
     if isinstance(example, TaggedExample):
         found["words"] = list(example.words)

@@ -1,8 +1,8 @@
 """A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, Parquet, SQuAD.
 
 No paper; tables are read as those of training (bertkit.tasks.readers.delimited). Sibling of bertkit.tasks.readers,
-which read whole files with labels; here lines are read one by one, when they are needed, and a blank one is an example
-that is None: what is printed has one line for each.
+which read whole files with labels; here lines are read one by one, when they are needed, and a blank one is a text
+without a word: what is printed has one line for each.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def examples_of(
     kind: Kind,
     columns: InputColumns,
     left_out: LeftOut | None = None,
-) -> Iterator[Example | RawText | None]:
-    """The examples that rows hold; None where there is nothing to read, as on a blank line or in a bad row.
+) -> Iterator[Example | RawText]:
+    """The examples that rows hold; an empty text where there is nothing to read, as on a blank line or in a bad row.
 
     Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
     Spans: `question` and `context` (or `text`, where one question serves all). Choice: `context` (or `text`),
@@ -247,12 +247,13 @@ def examples_of(
     }
     make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
     for number, (where, row) in enumerate(rows):
-        nothing = RawText(str(number), "") if kind == "tagging" else None
+        name = str(number) if row is None else id_of(row, number)
         try:
-            example = nothing if row is None else make(row, id_of(row, number), where, columns)
+            example = None if row is None else make(row, name, where, columns)
         except DataError as fault:
             left_out.bad(where, fault)
-            example = nothing
+            example = None
+        example = RawText(name, "") if example is None else example
         # Sentences of a stream belong to no document: each is one of its own.
         yield replace(example, document=number) if isinstance(example, TaggedExample) else example
 

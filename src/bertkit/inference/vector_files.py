@@ -115,8 +115,11 @@ class VectorFile:
             rows_NF: as they are stored.
             notes: what is to be known when it is continued.
         """
-        with self._part.open("ab") as file:
-            file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
+        try:
+            with self._part.open("ab") as file:
+                file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._part)) from error  # a write names no file
         if self.form != "npy":
             with self._ids.open("a", encoding="utf-8") as names:
                 names.writelines(f"{json.dumps(each)}\n" for each in ids)

@@ -15,7 +15,11 @@ from bertkit.study.planned import PlannedStudy
 
 
 def study_plan(planned: PlannedStudy) -> dict[str, Any]:
-    """Runs, steps, tokens, FLOPs and time of the whole study, and each arm's share of them."""
+    """Runs, steps, tokens, FLOPs and time of the whole study, and each arm's share of them.
+
+    Raises:
+        UsageError: a recipe that does not hold for the steps of its runs.
+    """
     study, arms = planned.study, {}
     for arm, own in planned.recipes.items():
         plans = {str(setting): pretraining_plan(recipe) for setting, recipe in own}
@@ -25,6 +29,8 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         study_runs = [study_run for study_run in planned.runs() if study_run.arm == arm]
         steps = [(costs[str(dict(study_run.setting))], study_run) for study_run in study_runs]
         counted = [(cost, cost.steps(study.budget, study_run.share)) for cost, study_run in steps]
+        for (_, number), study_run in zip(counted, study_runs, strict=True):
+            planned.recipe(study_run, number)
         first = next(iter(plans.values()))
         share = sum(cost.flops * number for cost, number in counted) / first["flops"]
         arms[arm] = {

@@ -118,7 +118,10 @@ class OptimisationConfig(Settings):
     def _consistent(self) -> Self:
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
-            raise ValueError(f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps})")
+            raise ValueError(
+                f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps}); for runs of several lengths give"
+                " schedule.warmup_share in its place, such as 0.05"
+            )
         if self.batch_ramp is not None and self.batch_sequences is not None:
             self.batch_ramp.smaller(self.batch_sequences)
         total = sum(stage.share for stage in self.stages)

@@ -60,6 +60,18 @@ def test_embeddings_are_those_of_encode(models: Models) -> None:
     np.testing.assert_allclose(vectors_of(one), expected[:1], atol=TOLERANCE)
 
 
+def test_a_body_without_its_header_is_told(models: Models) -> None:
+    """As curl sends it, which calls all that it sends a form."""
+
+    async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        return await client.post("/v1/embeddings", content=b'{"model": "base", "input": "a"}', headers=form)
+
+    refused = in_process([models["base"]], ask)
+    assert refused.status_code == 422
+    assert "the header content-type: application/json" in refused.json()["error"]["message"]
+
+
 def test_token_ids_and_base64(models: Models) -> None:
     base = models["base"]
     ids = [each.ids[1:-1] for each in base.model.sequences(["the fine cat", "a list"])]

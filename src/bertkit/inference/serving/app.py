@@ -158,7 +158,7 @@ def _add_errors(api: FastAPI) -> None:
 
     @api.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _invalid(error).response()
+        return _invalid(error, request.headers.get("content-type", "")).response()
 
     @api.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:
@@ -179,8 +179,11 @@ def _add_errors(api: FastAPI) -> None:
         return internal_error().response()
 
 
-def _invalid(error: RequestValidationError) -> RequestError:
+def _invalid(error: RequestValidationError, content_type: str) -> RequestError:
     """The first faults of a body by their fields; nothing of the body is repeated but names of fields."""
+    if "json" not in content_type and any(tuple(each["loc"]) == ("body",) for each in error.errors()):
+        message = "the body: is read as JSON with the header content-type: application/json alone; send it"
+        return RequestError(422, message, code="invalid_request")
     found: dict[str, list[str]] = {}
     for each in error.errors():
         place = [part for part in each["loc"] if part != "body"]

@@ -61,12 +61,19 @@ def rows_of_lines(
         has_quotes = delimiter != "\t" or not tabs or (_is_quoted_header(first[1]) if quoted is None else quoted)
     lines = chain([first], lines)
     rows = _csv_fields(lines, place, delimiter, left_out) if has_quotes else _plain_fields(lines, delimiter)
-    number, names = next(rows, (first[0], []))
+    number, names = next((row for row in rows if row[1] != []), (first[0], []))
     header = [name.strip() for name in names or ()]
     if twice := sorted({name for name in header if name and header.count(name) > 1}):
         raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
+    blank: list[int] = []
     for line, fields in rows:
         where = f"{place}, line {line}"
+        if fields == []:
+            blank.append(line)
+            continue
+        if len(header) == 1:  # there a blank line is an empty field, but for those at the end
+            yield from ((f"{place}, line {each}", {header[0]: ""}) for each in blank)
+        blank.clear()
         if fields is None:
             yield where, None
         elif fault := _fault(fields, header, delimiter, quoted=has_quotes):
@@ -95,11 +102,12 @@ def _has_bad_bytes(text: str) -> bool:
 
 
 def _plain_fields(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str] | None]]:
-    return ((number, line.split(delimiter)) for number, line in lines if line)
+    """Rows with the number of their line, blank ones without a field."""
+    return ((number, line.split(delimiter) if line else []) for number, line in lines)
 
 
 def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows of CSV with the number of their first line; blank lines are passed over, a bad row is None.
+    """Rows of CSV with the number of their first line; blank lines have no field, a bad row is None.
 
     An unclosed quote takes in all lines up to the next quote, or to the end. Only the line that it is in is bad: rows
     are read on from the line behind it.
@@ -131,8 +139,7 @@ def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> 
             fields = None
             again.extendleft(reversed(row[1:]))
             reader = csv.reader(read(), delimiter=delimiter, strict=True)
-        if fields is None or fields:
-            yield row[0][0], fields
+        yield row[0][0], fields
 
 
 def _is_quoted_header(line: str) -> bool:
