@@ -38,8 +38,8 @@ LEAST_WEIGHTS = 1 << 20
 """A map has both sides at least so wide, or so many weights. oneDNN compiles a product for each shape in half a
 millisecond, which smaller maps do not save again: BERT tiny took 1.7 times as long for one text after another."""
 LEAST_ROWS = 8
-"""Fewer stay with MKL, which computes a row of so few in other bits than of more anyway. How many more there are decides
-nothing, so that a row has the same bits in any company (`inference/independent_batches.py`)."""
+"""Fewer stay with MKL, which computes a row of so few in other bits than of more anyway. How many more there are
+decides nothing, so that a row has the same bits in any company (`inference/independent_batches.py`)."""
 _WIDE = 512
 """A gradient of weights that is as wide is computed as it is stored; a narrower one with its longer side inside, at up
 to three times the speed, and transposed, which costs as much as it wins for wide ones."""
