@@ -141,12 +141,11 @@ def _assembly(predictor: Predictor, item: Item, top: int | None) -> _Assembly:
     task = predictor.task
     if isinstance(task, Span) and isinstance(item, QuestionExample):
         return _QuestionAssembly(item, task, predictor.stored, top)
-    if isinstance(item, RawText) and is_blank(item):
-        if isinstance(task, Tagging):
-            return _Blank(item, {"entities" if has_chunks(task.labels.names) else "tags": []})
-        return _Blank(item, {})
     if isinstance(task, Tagging) and isinstance(item, RawText):
-        return _TextAssembly(item, task, top)
+        empty: dict[str, list[Any]] = {"entities" if has_chunks(task.labels.names) else "tags": []}
+        return _Blank(item, empty) if is_blank(item) else _TextAssembly(item, task, top)
+    if isinstance(item, RawText):
+        return _Blank(item, {})
     return _Assembly(item, top)
 
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,13 +116,10 @@ class VectorFile:
             rows_NF: as they are stored.
             notes: what is to be known when it is continued.
         """
-        try:
-            with self._part.open("ab") as file:
-                file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._part)) from error  # a write names no file
+        with _faults_named(self._part), self._part.open("ab") as file:
+            file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
         if self.form != "npy":
-            with self._ids.open("a", encoding="utf-8") as names:
+            with _faults_named(self._ids), self._ids.open("a", encoding="utf-8") as names:
                 names.writelines(f"{json.dumps(each)}\n" for each in ids)
             fsync_path(self._ids)
         fsync_path(self._part)
@@ -186,3 +184,12 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     header = buffer.getvalue()
     assert len(header) == _HEADER_BYTES
     return header
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    """Errors of writing with the file's name, which an open file's writes do not give."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

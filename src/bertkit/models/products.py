@@ -110,10 +110,10 @@ def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> T
 
 def by_onednn(states: Tensor, weight_FD: Tensor) -> bool:
     """Whether `linear` multiplies these by oneDNN."""
-    return weight_FD.dtype is torch.float32 and _is_worth(states, *weight_FD.shape)
+    return weight_FD.dtype is torch.float32 and _is_by_onednn(states, *weight_FD.shape)
 
 
-def _is_worth(states: Tensor, outputs: int, inputs: int) -> bool:
+def _is_by_onednn(states: Tensor, outputs: int, inputs: int) -> bool:
     """Whether oneDNN multiplies these states by a map's weights, and what belongs to them in the backward pass."""
     if torch.compiler.is_compiling() or states.device.type != "cpu" or not onednn_is_faster():
         return False
@@ -136,18 +136,18 @@ def states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
     return _states_gradient(gradient_RF, weight_FD)
 
 
-def weight_gradient(gradient_RF: Tensor, states_RD: Tensor, before_FD: Tensor | None) -> Tensor:
+def weight_gradient(gradient_RF: Tensor, states_RD: Tensor, total_FD: Tensor | None) -> Tensor:
     """gradient^T states, (F, D), what `linear` gives back to its weight.
 
     Args:
-        before_FD: what it is added to, in place; None: nothing.
+        total_FD: of the rows before, to which it is added in place; None: there are none.
     """
-    if _is_worth(states_RD, gradient_RF.shape[1], states_RD.shape[1]):
+    if _is_by_onednn(states_RD, gradient_RF.shape[1], states_RD.shape[1]):
         product_FD = _weight_gradient(gradient_RF, states_RD)
-        return product_FD.contiguous() if before_FD is None else before_FD.add_(product_FD)
-    if before_FD is None:
+        return product_FD.contiguous() if total_FD is None else total_FD.add_(product_FD)
+    if total_FD is None:
         return gradient_RF.t() @ states_RD
-    return before_FD.addmm_(gradient_RF.t(), states_RD)
+    return total_FD.addmm_(gradient_RF.t(), states_RD)
 
 
 def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:

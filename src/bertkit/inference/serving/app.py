@@ -182,7 +182,7 @@ def _add_errors(api: FastAPI) -> None:
 def _invalid(error: RequestValidationError, content_type: str) -> RequestError:
     """The first faults of a body by their fields; nothing of the body is repeated but names of fields."""
     if "json" not in content_type and any(tuple(each["loc"]) == ("body",) for each in error.errors()):
-        message = "the body: is read as JSON with the header content-type: application/json alone; send it"
+        message = "the body: is read as JSON only with the header content-type: application/json; send this header"
         return RequestError(422, message, code="invalid_request")
     found: dict[str, list[str]] = {}
     for each in error.errors():
