@@ -62,6 +62,25 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return (2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype).requires_grad_()
 
 
+@pytest.mark.parametrize("count", [1, 2, 1001])
+def test_random_words_are_numpys(kernels: Kernels, count: int) -> None:
+    for seed in (0, 7, 2**63 - 1):
+        expected = np.random.SFC64(seed).random_raw(count).view(np.int64)
+        assert np.array_equal(ops.random_words(kernels, seed, count).numpy(), expected)
+
+
+@pytest.mark.parametrize("count", [5, 4096])
+def test_what_is_dropped_does_not_depend_on_the_kernels(kernels: Kernels, count: int) -> None:
+    found = []
+    for chosen in (kernels, None):
+        torch.manual_seed(2)
+        with activated(chosen):
+            drop = drawn(count, 0.3)
+        assert drop is not None
+        found.append((drop.bits, torch.get_rng_state()))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("function", [gelu, gelu_by_tanh])
 def test_gelu(kernels: Kernels, function: Any, dtype: torch.dtype) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import attention as kernel
 from bertkit.kernels.loading import KernelError, Kernels, activated, build
+from bertkit.models import attention as models_attention
 from bertkit.models import varlen
-from bertkit.models.attention import attend, attend_from_one, causal
+from bertkit.models.attention import attend, attend_from_one, causal, project_at_once
+from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.windows import attend_near
 
@@ -143,6 +145,54 @@ def test_rows_of_one_product_are_read_where_they_lie(kernels: Kernels) -> None:
     assert not together[1].is_contiguous()
     found, expected = (numbers(kernels, heads, lengths, "all") for heads in (together, apart))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_columns_beside_each_other() -> None:
+    rows_TF = torch.arange(60.0).view(5, 12)
+    first, second, third = rows_TF.split([4, 2, 6], dim=1)
+    whole = kernel.beside_each_other([first, second, third])
+    assert whole is not None
+    assert torch.equal(whole, rows_TF)
+    assert whole.data_ptr() == rows_TF.data_ptr()
+    for parts in ([second, first, third], [first, second], [first, second, third[:4]], [first, second.clone(), third]):
+        assert kernel.beside_each_other(parts) is None
+    assert kernel.beside_each_other([rows_TF[:, :6].clone(), rows_TF[:, 6:].clone()]) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [(32, 32, 32), (16, 48)], ids=str)
+def test_one_product_for_queries_keys_and_values(kernels: Kernels, widths: tuple[int, ...], bias: bool) -> None:
+    """Nearer to float32 than a product for each, or as near; the gradient of the states is rounded once."""
+    torch.manual_seed(0)
+    maps = [Linear(24, width, bias=bias) for width in widths]
+    states = torch.randn(61, 24, requires_grad=True)
+    inputs = [states, *(weight for each in maps for weight in each.parameters())]
+
+    def found(chosen: Kernels | None, *, bf16: bool) -> list[Tensor]:
+        with activated(chosen), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            columns = project_at_once(maps, states)
+        assert (columns[0].stride(0) == sum(widths)) == (chosen is not None)
+        total = torch.stack(
+            [(each.float() * torch.linspace(-1, 1, each.numel()).sin().view_as(each)).sum() for each in columns]
+        ).sum()
+        return [*(each.detach() for each in columns), *torch.autograd.grad(total, inputs)]
+
+    exact = found(None, bf16=False)
+    by_one, by_each = (errors(found(chosen, bf16=True), exact) for chosen in (kernels, None))
+    assert all(own < 1.05 * other < 0.02 for own, other in zip(by_one, by_each, strict=True))
+
+
+def test_gradients_that_lie_beside_each_other_are_not_joined(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    maps = [Linear(24, 32) for _ in range(3)]
+    states = torch.randn(61, 24, requires_grad=True)
+    joined = []
+    found = kernel.beside_each_other
+    monkeypatch.setattr(models_attention, "beside_each_other", lambda parts: joined.append(found(parts)) or joined[-1])
+    with activated(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
+        heads = [each.view(61, 2, 16) for each in project_at_once(maps, states)]
+        attended(heads, [61], "all").float().square().sum().backward()
+    assert [each is not None for each in joined] == [True]
 
 
 def test_any_number_of_threads_gives_the_same_bits(kernels: Kernels) -> None:

@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.errors import UsageError
+from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
 from bertkit.models.products import is_plain_linear, linear
@@ -81,7 +82,7 @@ class Q8Bert(Quantising):
             if is_plain_linear(part):
                 requantised = self.requantise_outputs and part not in last
                 return FakeLinear(part, self.activation_bits, requantised=requantised)
-            return FakeEmbedding(part, by_row=False) if type(part) is nn.Embedding else None
+            return FakeEmbedding(part, by_row=False) if is_plain_embedding(part) else None
 
         replace_parts(model, fake)
         return model

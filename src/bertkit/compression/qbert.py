@@ -35,6 +35,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention import SelfAttention
+from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
@@ -111,7 +112,7 @@ class QBert(Quantising):
             if isinstance(part, nn.Linear) and part in groups:
                 bits = bits_by_map.get(part, OUTSIDE_BITS)
                 return FakeGroupLinear(part, self.activation_bits, group_F=groups[part], weight_bits=bits)
-            return FakeEmbedding(part, by_row=True) if type(part) is nn.Embedding else None
+            return FakeEmbedding(part, by_row=True) if is_plain_embedding(part) else None
 
         replace_parts(model, fake)
         return model

@@ -107,18 +107,46 @@ inline void interleave(const BFloat16 *rows, int64_t stride, int64_t count, int6
     }
 }
 
+// Sixteen rows of sixteen pairs, turned: pair i of every row in `rows[i]`.
+inline void turn(__m512i (&rows)[kLanes]) {
+    __m512i twos[kLanes], fours[kLanes];
+    for (int i = 0; i < kLanes; i += 2) {
+        twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < kLanes; i += 4) {  // fours[i + k]: of rows i to i + 3 pair 4 * l + k, in quarter l
+        fours[i] = _mm512_unpacklo_epi64(twos[i], twos[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(twos[i], twos[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(twos[i + 1], twos[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(twos[i + 1], twos[i + 3]);
+    }
+    constexpr int kEven = 0x88, kOdd = 0xdd;  // quarters 0 and 2, or 1 and 3, of each of two
+    for (int k = 0; k < 4; ++k) {
+        const __m512i even_first = _mm512_shuffle_i32x4(fours[k], fours[4 + k], kEven);
+        const __m512i even_last = _mm512_shuffle_i32x4(fours[8 + k], fours[12 + k], kEven);
+        const __m512i odd_first = _mm512_shuffle_i32x4(fours[k], fours[4 + k], kOdd);
+        const __m512i odd_last = _mm512_shuffle_i32x4(fours[8 + k], fours[12 + k], kOdd);
+        rows[k] = _mm512_shuffle_i32x4(even_first, even_last, kEven);
+        rows[4 + k] = _mm512_shuffle_i32x4(odd_first, odd_last, kEven);
+        rows[8 + k] = _mm512_shuffle_i32x4(even_first, even_last, kOdd);
+        rows[12 + k] = _mm512_shuffle_i32x4(odd_first, odd_last, kOdd);
+    }
+}
+
 // Pairs of a row's columns, with the rows side by side: out[pair][row], 0 behind the last row.
 inline void transpose_pairs(const BFloat16 *rows, int64_t stride, int64_t count, int64_t width, uint32_t *out,
                             int64_t out_row) {
-    const __m512i steps = _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int>(stride / 2)),
-                                             _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (int64_t row = 0; row < out_row; row += kLanes) {
-        const int64_t left = std::min<int64_t>(kLanes, count - row);
-        const __mmask16 there = left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1u);
-        const uint32_t *own = reinterpret_cast<const uint32_t *>(rows + (left <= 0 ? 0 : row) * stride);
-        for (int64_t pair = 0; pair < width / 2; ++pair) {
-            const __m512i found = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, steps, own + pair, 4);
-            _mm512_storeu_si512(out + pair * out_row + row, found);
+        for (int64_t pair = 0; pair < width / 2; pair += kLanes) {
+            const int64_t pairs = std::min(kLanes, width / 2 - pair);
+            const __mmask16 there = static_cast<__mmask16>((1u << pairs) - 1u);
+            __m512i block[kLanes];
+            for (int64_t i = 0; i < kLanes; ++i) {
+                block[i] = row + i < count ? _mm512_maskz_loadu_epi32(there, rows + (row + i) * stride + 2 * pair)
+                                           : _mm512_setzero_si512();
+            }
+            turn(block);
+            for (int64_t i = 0; i < pairs; ++i) _mm512_storeu_si512(out + (pair + i) * out_row + row, block[i]);
         }
     }
 }
@@ -130,25 +158,27 @@ inline void narrow_rows(const float *rows, int64_t row, int64_t count, int64_t w
     }
 }
 
-// Softmax of the scores from `low` to `high`, and dropout as above.
-inline void softmax_range(const float *scores, int64_t low, int64_t high, const int16_t *random, int64_t threshold,
+// Softmax of the scores from `low` to `high`, and dropout as above; the exponentials take the scores' place.
+inline void softmax_range(float *scores, int64_t low, int64_t high, const int16_t *random, int64_t threshold,
                           float keep_scale, BFloat16 *out, float &log_sum) {
     const float top = largest(scores + low, high - low);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = low; i < high; ++i) sum += fast_exp(scores[i] - top);
+    for (int64_t i = low; i < high; ++i) {
+        scores[i] = fast_exp(scores[i] - top);
+        sum += scores[i];
+    }
     log_sum = top + std::log(sum);
     if (random == nullptr) {
         const float factor = 1.0f / sum;
 #pragma omp simd
-        for (int64_t i = low; i < high; ++i) narrow(factor * fast_exp(scores[i] - top), out[i]);
+        for (int64_t i = low; i < high; ++i) narrow(factor * scores[i], out[i]);
         return;
     }
     const float factor = keep_scale / sum;
 #pragma omp simd
     for (int64_t i = low; i < high; ++i) {
-        const float value = factor * fast_exp(scores[i] - top);
-        narrow(random[i] >= threshold ? value : 0.0f, out[i]);
+        narrow(random[i] >= threshold ? factor * scores[i] : 0.0f, out[i]);
     }
 }
 
@@ -242,7 +272,7 @@ void attention(const BFloat16 *query, int64_t query_row, const BFloat16 *key, in
                          scores.data(), padded, rows, padded / kLanes, all.scale, false);
                 for (int64_t row = 0; row < rows; ++row) {
                     const int64_t low = all.first_key(first + row), high = all.last_key(sequence, first + row);
-                    const float *score = scores.data() + row * padded;
+                    float *score = scores.data() + row * padded;
                     BFloat16 *share = shares.data() + row * padded;
                     const int16_t *random = all.random_of(sequence, head, first + row);
                     std::memset(share, 0, static_cast<size_t>(padded) * sizeof *share);
@@ -260,7 +290,7 @@ void attention(const BFloat16 *query, int64_t query_row, const BFloat16 *key, in
 void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16 *key, int64_t key_row,
                         const BFloat16 *value, int64_t value_row, const BFloat16 *given, const float *log_sum,
                         const Attention &all, BFloat16 *query_gradient, BFloat16 *key_gradient,
-                        BFloat16 *value_gradient, int threads) {
+                        BFloat16 *value_gradient, int64_t gradient_row, int threads) {
     const int64_t width = all.width, vectors = width / kLanes, out_row = all.heads * width;
     const int64_t most = up_to(all.longest(), kLanes);
 #pragma omp parallel num_threads(threads)
@@ -277,7 +307,8 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
             const int64_t sequence = task / all.heads, head = task % all.heads, start = all.bounds[sequence];
             const int64_t length = all.length(sequence), padded = up_to(length, kLanes);
             const int64_t asked = all.first_query(sequence), queries = all.queries(sequence);
-            const int64_t out = asked * out_row + head * width, key_out = start * out_row + head * width;
+            const int64_t out = asked * out_row + head * width;
+            BFloat16 *own_query_gradient = query_gradient + asked * gradient_row + head * width;
             const BFloat16 *own_query = query + asked * query_row + head * width;
             const BFloat16 *own_key = key + start * key_row + head * width;
             transpose_pairs(own_key, key_row, length, width, keys.data(), padded);
@@ -304,7 +335,7 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
                     multiply(reinterpret_cast<const uint32_t *>(slopes.data() + (first - tile) * padded), padded / 2, 1,
                              key_pairs.data(), width, (length + 1) / 2, mixed.data(), width, rows, vectors, all.scale,
                              false);
-                    narrow_rows(mixed.data(), width, rows, width, query_gradient + out + first * out_row, out_row);
+                    narrow_rows(mixed.data(), width, rows, width, own_query_gradient + first * gradient_row, gradient_row);
                 }
                 interleave(shares.data(), padded, tile_rows, padded, share_pairs.data(), padded);
                 interleave(slopes.data(), padded, tile_rows, padded, slope_pairs.data(), padded);
@@ -315,8 +346,9 @@ void attention_backward(const BFloat16 *query, int64_t query_row, const BFloat16
                 multiply(slope_pairs.data(), 1, padded, query_pairs.data(), width, pairs, key_sum.data(), width,
                          length, vectors, all.scale, tile > 0);
             }
-            narrow_rows(key_sum.data(), width, length, width, key_gradient + key_out, out_row);
-            narrow_rows(value_sum.data(), width, length, width, value_gradient + key_out, out_row);
+            const int64_t own_keys = start * gradient_row + head * width;
+            narrow_rows(key_sum.data(), width, length, width, key_gradient + own_keys, gradient_row);
+            narrow_rows(value_sum.data(), width, length, width, value_gradient + own_keys, gradient_row);
         }
     }
 }
@@ -341,10 +373,10 @@ extern "C" void attention_backward_bfloat16(const BFloat16 *query, int64_t query
                                             int one_query, int64_t left, int64_t right, int64_t threshold,
                                             float keep_scale, float scale, const BFloat16 *given, const float *log_sum,
                                             BFloat16 *query_gradient, BFloat16 *key_gradient, BFloat16 *value_gradient,
-                                            int threads) {
+                                            int64_t gradient_row, int threads) {
     const Attention all{bounds, causal, random_start, random, sequences, heads, width, one_query != 0,
                         left, right, threshold, keep_scale, scale};
     attention_backward(query, query_row, key, key_row, value, value_row, given, log_sum, all, query_gradient,
-                       key_gradient, value_gradient, threads);
+                       key_gradient, value_gradient, gradient_row, threads);
 }
 #endif

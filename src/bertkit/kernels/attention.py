@@ -10,6 +10,7 @@ Shapes: T packed tokens, N heads, H head width, B sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,17 @@ HEAD_STEP = 16
 _NAME = "attention"
 
 
+def has_attention(kernels: Kernels) -> bool:
+    """Whether the kernel is used on this processor."""
+    # oneDNN's products use tiles where there are any, and the kernel does not.
+    return not torch.cpu._is_amx_tile_supported() and kernels.has(_NAME, torch.bfloat16)
+
+
 def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> bool:
     """Whether the kernel computes with these tensors."""
-    if torch.cpu._is_amx_tile_supported():  # oneDNN's products use tiles there, and the kernel does not
-        return False
     rows = (query_TNH, key_TNH, value_TNH)
     same = all(each.dtype == torch.bfloat16 and each.shape[1:] == query_TNH.shape[1:] for each in rows)
-    return same and query_TNH.shape[-1] % HEAD_STEP == 0 and kernels.has(_NAME, torch.bfloat16)
+    return same and query_TNH.shape[-1] % HEAD_STEP == 0 and has_attention(kernels)
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,27 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *rows, log_sum = ctx.saved_tensors
         given = gradients[0].to(torch.bfloat16).contiguous()
-        found = [torch.empty(each.shape, dtype=torch.bfloat16) for each in rows]
+        if beside_each_other([each.flatten(1) for each in rows]) is None:
+            found = [torch.empty(each.shape, dtype=torch.bfloat16) for each in rows]
+        else:  # so are their gradients, which then need not be joined for one product
+            tokens, heads, width = rows[0].shape
+            found = list(torch.empty(tokens, len(rows), heads, width, dtype=torch.bfloat16).unbind(1))
         arguments = _arguments(rows, ctx.reach, ctx.drop)
-        ctx.kernels.call(f"{_NAME}_backward", torch.bfloat16, *arguments, given, log_sum, *found)
+        ctx.kernels.call(f"{_NAME}_backward", torch.bfloat16, *arguments, given, log_sum, *found, found[0].stride(0))
         return *found, None, None, None
+
+
+def beside_each_other(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor, (T, sum of F), of which these, each (T, F), are all columns in their order; None: of none."""
+    first = parts[0]
+    width = sum(each.shape[1] for each in parts)
+    expected = first.data_ptr()
+    for each in parts:
+        same_memory = each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same_memory or each.data_ptr() != expected or each.stride() != (width, 1) or len(each) != len(first):
+            return None
+        expected += each.shape[1] * each.element_size()
+    return first.as_strided((first.shape[0], width), (width, 1))
 
 
 def _by_row(rows_TNH: Tensor) -> Tensor:

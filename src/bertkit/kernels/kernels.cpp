@@ -58,6 +58,18 @@ struct GeluExact {
     }
 };
 
+// The next numbers of SFC64 (Doty-Humphrey's PractRand), as numpy draws them: three words of state and a counter.
+inline void random_words(const uint64_t *state, int64_t count, uint64_t *out) {
+    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t drawn = a + b + counter++;
+        a = b ^ (b >> 11);
+        b = c + (c << 3);
+        c = ((c << 24) | (c >> 40)) + drawn;
+        out[i] = drawn;
+    }
+}
+
 constexpr int64_t kChunk = 4096;
 
 template <class Form, class T>
@@ -422,3 +434,7 @@ void neighbours_backward(const T *gradient, const T *x, const float *factors, co
 
 BERTKIT_EXPORT(float32, float)
 BERTKIT_EXPORT(bfloat16, BFloat16)
+
+extern "C" void random_words_int64(const uint64_t *state, int64_t count, uint64_t *out, int) {
+    random_words(state, count, out);
+}

@@ -156,12 +156,17 @@ def _output_of(command: list[str]) -> str:
 _active: Kernels | None = None
 
 
+def at_hand() -> Kernels | None:
+    """The kernels that this process computes with, if any, whatever the type of element."""
+    return None if torch.compiler.is_compiling() else _active
+
+
 def in_use(values: torch.Tensor) -> Kernels | None:
     """The kernels, if this run computes with any: for the states that layers add to, which are float32 in a run in
     bfloat16, too."""
-    if _active is None or values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
+    if values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
         return None
-    return None if torch.compiler.is_compiling() else _active
+    return at_hand()
 
 
 def active(values: torch.Tensor) -> Kernels | None:

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.attention import Reach
-from bertkit.kernels.loading import active
+from bertkit.kernels.attention import Reach, beside_each_other, has_attention
+from bertkit.kernels.loading import active, at_hand
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
@@ -59,15 +59,43 @@ def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence
 
 
 def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The same in one product on a GPU, which reads the states once and adds up their gradient by itself."""
-    if not hidden_TD.is_cuda or not all(map(is_plain_linear, maps)):
+    """The same in one product on a GPU, and on a CPU in bfloat16 where the compiled kernel reads what it gives as it
+    lies: the states are read once, and their gradient is added up within the product."""
+    in_kernel = _is_read_by_kernel(hidden_TD)
+    if not (hidden_TD.is_cuda or in_kernel) or not all(map(is_plain_linear, maps)):
         return project_separately(maps, hidden_TD)
     weights: list[Tensor] = [each.get_parameter("weight") for each in maps]
     biases: list[Tensor] = [bias for each in maps if isinstance(bias := each.bias, Tensor)]
     if len(biases) not in (0, len(maps)):
         return project_separately(maps, hidden_TD)
     rows_TF = functional.linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
-    return torch.split(rows_TF, [weight.shape[0] for weight in weights], dim=-1)
+    widths = [weight.shape[0] for weight in weights]
+    if in_kernel:
+        columns: Sequence[Tensor] = _Columns.apply(rows_TF, widths)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
+        return columns
+    return torch.split(rows_TF, list(widths), dim=-1)
+
+
+def _is_read_by_kernel(states: Tensor) -> bool:
+    """Whether the compiled kernel attends to what a linear map makes of these states."""
+    kernels = at_hand()
+    if kernels is None or states.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return False
+    dtype = torch.get_autocast_dtype("cpu")
+    return dtype is torch.bfloat16 and dtype in kernels.dtypes and has_attention(kernels)
+
+
+class _Columns(torch.autograd.Function):
+    """`torch.split` of the columns; gradients that lie beside each other are not copied to be joined."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TF: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+        return torch.split(rows_TF, list(widths), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        joined = None if torch.is_grad_enabled() else beside_each_other(gradients)
+        return torch.cat(gradients, dim=-1) if joined is None else joined, None
 
 
 def causal(length: int, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.products import is_plain_linear
 
 
@@ -24,7 +25,7 @@ def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
         words: those of embeddings as well, which a head over the vocabulary multiplies with.
     """
     for part in model.modules():
-        if is_plain_linear(part) or (words and type(part) is nn.Embedding):
+        if is_plain_linear(part) or (words and is_plain_embedding(part)):
             part.to(torch.bfloat16)
 
 

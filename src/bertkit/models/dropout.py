@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.kernels import ops
+from bertkit.kernels.loading import at_hand
 from bertkit.kernels.ops import Drop
 from bertkit.models.eager import eager, never_traced
 
@@ -49,8 +51,16 @@ def drawn(count: int, rate: float) -> Drop | None:
     if not rate:
         return None
     seed = int(torch.empty((), dtype=torch.int64).random_())
-    bits = torch.from_numpy(np.random.SFC64(seed).random_raw(-(-count // _LANES)).view(np.int16))
+    bits = _words(seed, -(-count // _LANES)).view(torch.int16)
     return Drop(bits[:count], dropped_levels - _LEVELS // 2, _LEVELS / (_LEVELS - dropped_levels))
+
+
+def _words(seed: int, count: int) -> Tensor:
+    """Random words of 64 bits, int64 (count,)."""
+    kernels = at_hand()
+    if kernels is not None:
+        return ops.random_words(kernels, seed, count)
+    return torch.from_numpy(np.random.SFC64(seed).random_raw(count).view(np.int64))
 
 
 def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:

@@ -21,6 +21,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
 from bertkit.models.dropout import Dropout
+from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gpt import Decoder
 from bertkit.models.heads import HeadPlan
@@ -196,7 +197,7 @@ class WordTable(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        self.word = nn.Embedding(vocab_size, width)
+        self.word = Embedding(vocab_size, width)
 
 
 class EncoderDecoder(Encoder):

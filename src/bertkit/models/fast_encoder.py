@@ -30,6 +30,7 @@ from bertkit.kernels import ops
 from bertkit.kernels.loading import in_use
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
+from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
@@ -317,7 +318,7 @@ class FastEncoder(Encoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.settings = config
         width, layers, ends = config.hidden_size, config.num_hidden_layers, config.value_embeddings
-        self.word = nn.Embedding(vocab_size, width)
+        self.word = Embedding(vocab_size, width)
         self.pairs = nn.Embedding(config.pair_rows, width) if config.pair_rows else None
         self.values = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(ends))
         self.layers = nn.ModuleList(

@@ -30,6 +30,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Mix
 from bertkit.models.disentangled import Distances, SharedPositions
 from bertkit.models.dropout import Dropout
+from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
@@ -200,7 +201,7 @@ class GptBertEmbeddings(nn.Module):
     def __init__(self, config: GptBertConfig, vocab_size: int) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.word = nn.Embedding(vocab_size, width)
+        self.word = Embedding(vocab_size, width)
         self.norm = plain_norm(width, eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relative_embedding = nn.Parameter(torch.empty(2 * config.position_bucket_size - 1, width))

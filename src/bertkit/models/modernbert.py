@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
+from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
@@ -352,7 +353,7 @@ class ModernBert(Encoder):
     def __init__(self, config: ModernBertConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.kinds = config.kinds
-        self.word = nn.Embedding(vocab_size, config.hidden_size)
+        self.word = Embedding(vocab_size, config.hidden_size)
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         self.dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(

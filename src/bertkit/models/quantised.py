@@ -27,6 +27,7 @@ from bertkit.models.calibrated import (
     feed_forward_of,
     smoothing_factors,
 )
+from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import (
     INPUT_THRESHOLD,
@@ -93,7 +94,7 @@ def _calibrated(model: nn.Module, ranges: Mapping[str, InputRange]) -> dict[str,
 def _quantised(part: nn.Module) -> nn.Module | None:
     if is_plain_linear(part):
         return QuantisedLinear.of(part)
-    return QuantisedEmbedding.of(part) if type(part) is nn.Embedding else None
+    return QuantisedEmbedding.of(part) if is_plain_embedding(part) else None
 
 
 def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.Module | None]) -> list[str]:

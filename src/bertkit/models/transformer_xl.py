@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.adaptive_softmax import AdaptiveDecoder
 from bertkit.models.dropout import Dropout
+from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation
@@ -167,7 +168,7 @@ class TransformerXl(Encoder):
     def __init__(self, config: TransformerXlConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.settings = config
-        self.word = nn.Embedding(vocab_size, config.hidden_size)
+        self.word = Embedding(vocab_size, config.hidden_size)
         per_head = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
         self.r_w_bias = nn.Parameter(torch.zeros(per_head))
         self.r_r_bias = nn.Parameter(torch.zeros(per_head))
