@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bertkit import doctor
-from bertkit.kernels.loading import KernelError
+from bertkit.native import CompilerError
 
 Bertkit = Callable[..., Any]
 NAMES = ["installation", "processor", "other processes", "memory", "GPU", "compiled kernels", "cache", "runs", "Hub"]
@@ -61,7 +61,7 @@ def test_a_missing_package_is_a_fault(bertkit: Bertkit, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("no_training")
 def test_no_compiler_is_a_warning(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
     def build() -> Path:
-        raise KernelError("no C++ compiler was found")
+        raise CompilerError("no C++ compiler was found")
 
     monkeypatch.setattr("bertkit.kernels.loading.build", build)
     assert found(bertkit, "compiled kernels", code=0)["verdict"] == "warning"

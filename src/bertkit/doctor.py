@@ -180,11 +180,12 @@ def _gpu() -> Diagnosis:
 
 
 def _kernels() -> Diagnosis:
-    from bertkit.kernels.loading import KernelError, build
+    from bertkit.kernels.loading import build
+    from bertkit.native import CompilerError
 
     try:
         path = build()
-    except KernelError as error:
+    except CompilerError as error:
         remedy = "install g++ or clang++ with OpenMP: training in bf16 on a processor is a quarter faster with kernels"
         remedy = _WRITABLE if _is_of_disk(error) else remedy
         return Diagnosis("compiled kernels", "warning", str(error), remedy)

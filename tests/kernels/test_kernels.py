@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit import native
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import UsageError
-from bertkit.kernels import loading, ops
-from bertkit.kernels.loading import KernelError, Kernels, activated, active, build
+from bertkit.kernels import ops
+from bertkit.kernels.loading import Kernels, activated, active, build
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
 from bertkit.models.dropout import drawn, dropout
@@ -26,6 +27,7 @@ from bertkit.models.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.native import CompilerError
 from bertkit.training.compiled_kernels import kernels_in_use
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
@@ -38,7 +40,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 def kernels() -> Kernels:
     try:
         return Kernels(build(), frozenset(DTYPES))
-    except KernelError as error:
+    except CompilerError as error:
         pytest.skip(str(error))
 
 
@@ -328,7 +330,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         '#!/bin/sh\n[ "$1" = --version ] && echo "toy 1.0" && exit 0\necho "no such option" >&2\nexit 1\n'
     )
     failing.chmod(0o755)
-    monkeypatch.setattr(loading, "COMPILERS", (str(failing),))
-    with pytest.raises(KernelError, match="fails: no such option"):
+    monkeypatch.setattr(native, "COMPILERS", (str(failing),))
+    with pytest.raises(CompilerError, match="fails: no such option"):
         build(tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("*.so"))

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import attention as kernel
-from bertkit.kernels.loading import KernelError, Kernels, activated, build
+from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models import attention as models_attention
 from bertkit.models import varlen
 from bertkit.models.attention import attend, attend_from_one, causal, project_at_once
 from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.windows import attend_near
+from bertkit.native import CompilerError
 
 SCOPE = Scope(None, "")
 EACH_SIDE = 5
@@ -27,7 +28,7 @@ EACH_SIDE = 5
 def kernels() -> Kernels:
     try:
         found = Kernels(build(), frozenset([torch.bfloat16]))
-    except KernelError as error:
+    except CompilerError as error:
         pytest.skip(str(error))
     if not kernel.can_attend(found, *[torch.zeros(1, 1, 16, dtype=torch.bfloat16)] * 3):
         pytest.skip("needs a processor that multiplies pairs of bfloat16, without tiles")

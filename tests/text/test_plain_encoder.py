@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,13 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.text import plain_encoder
+from bertkit.text import compiled_words, plain_encoder, word_table
+from bertkit.text.compiled_words import CompiledWords
 from bertkit.text.plain_encoder import PlainEncoder
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
+from bertkit.text.word_table import NumpyWords
 from tests.text.corpora import AWKWARD, english
 
 TOKENIZERS = {
@@ -26,6 +31,22 @@ TOKENIZERS = {
     for lowercase in (True, False)
 }
 PIECES = [*AWKWARD, *english(5), ".", ",", "(", "don't", " ", "  ", "\n", "\t ", "\u0301", "\u00a0", "\0", "İ", "中"]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["numpy", "compiled"])
+def table(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test with both tables of known words."""
+    compiled_words.build_words_library()
+    library = compiled_words.words_library()
+    if request.param == "compiled" and library is None:
+        pytest.skip("needs a C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_encoder, "words_library", lambda: library if request.param == "compiled" else None)
+        for tokenizer in TOKENIZERS.values():
+            tokenizer._encoder = None
+        yield request.param
+    for tokenizer in TOKENIZERS.values():
+        tokenizer._encoder = None
 
 
 def reference(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -90,13 +111,66 @@ def test_special_tokens_in_text_are_text_for_a_corpus_and_tokens_for_a_query() -
 
 
 def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_encoder, "MAX_WORDS", 20)
-    tokenizer = TOKENIZERS["bpe-uncased"]
+    monkeypatch.setattr(word_table, "MAX_WORDS", 20)
+    for name in ("bpe-uncased", "wordpiece"):
+        tokenizer = TOKENIZERS[name]
+        encoder = PlainEncoder(tokenizer.backend)
+        for seed in range(6):
+            texts = english(9, seed)
+            assert rows(encoder.encode(texts)) == reference(tokenizer, texts)
+            assert len(encoder._words) < 200
+
+
+def test_the_table_is_compiled_where_the_library_is(table: str) -> None:
+    found = {type(PlainEncoder(tokenizer.backend)._words) for tokenizer in TOKENIZERS.values()}
+    assert found == {CompiledWords if table == "compiled" else NumpyWords}
+
+
+def test_a_copy_begins_with_no_words() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    texts = english(20)
+    tokenizer.encode_plain(texts)
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    assert copied._encoder is not tokenizer._encoder
+    assert rows(copied.encode_plain(texts)) == rows(tokenizer.encode_plain(texts))
+
+
+@pytest.mark.parametrize("longest", [1, 3, 100])
+@pytest.mark.parametrize("continuing", ["##", "@", "a"])
+def test_any_rules_of_pieces(longest: int, continuing: str) -> None:
+    """Pieces that overlap, a mark that is a sign of its own, words that are too long, signs that are missing."""
+    tokens = [
+        "[UNK]",
+        "a",
+        "ab",
+        "abc",
+        "b",
+        "7",
+        "#",
+        "@",
+        *(continuing + each for each in ("b", "bc", "c", "7", "##")),
+    ]
+    model = tokenizers.models.WordPiece(
+        {token: number for number, token in enumerate(dict.fromkeys(tokens))},
+        unk_token="[UNK]",
+        continuing_subword_prefix=continuing,
+        max_input_chars_per_word=longest,
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    texts = ["a ab abc abcd ba b7 a7b", "##b #b @c a##b a@b", "abcabc ABC a-b ~", "é aé 7é", "", "a" * 150]
+    tokenizer = Tokenizer(backend, {"unk": "[UNK]"})
+    assert rows(PlainEncoder(backend).encode(texts)) == reference(tokenizer, texts)
+
+
+def test_threads_take_turns() -> None:
+    tokenizer = TOKENIZERS["wordpiece-uncased"]
     encoder = PlainEncoder(tokenizer.backend)
-    for seed in range(6):
-        texts = english(9, seed)
-        assert rows(encoder.encode(texts)) == reference(tokenizer, texts)
-        assert len(encoder._index) < 200
+    texts = [english(30, seed) for seed in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(encoder.encode, texts))
+    assert [rows(each) for each in found] == [reference(tokenizer, each) for each in texts]
 
 
 def test_a_tokenizer_whose_pieces_cross_spaces_is_used_as_it_is() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.text import plain_encoder
-from bertkit.text.plain_encoder import BORDER, WordIndex
+from bertkit.text import word_table
+from bertkit.text.word_table import BORDER, WordIndex
 
 SEPARATORS = [b" ", b"\0"]
 # Lengths on both sides of one and two machine words; differences in the last byte, in the length or in zeros alone.
@@ -58,8 +58,8 @@ def test_numbers_are_those_of_a_dict(separator: bytes, texts: list[list[bytes]])
 @pytest.mark.parametrize("separator", SEPARATORS)
 @pytest.mark.parametrize("bits", [1, 3])
 def test_words_that_share_a_place_are_told_apart(monkeypatch: pytest.MonkeyPatch, separator: bytes, bits: int) -> None:
-    monkeypatch.setattr(plain_encoder, "PLACE_BITS", bits)
-    monkeypatch.setattr(plain_encoder, "CHUNK_WORDS", 2 + bits)
+    monkeypatch.setattr(word_table, "PLACE_BITS", bits)
+    monkeypatch.setattr(word_table, "CHUNK_WORDS", 2 + bits)
     texts = texts_for(separator, [AWKWARD, AWKWARD[::-1], [b"%d" % (n * n) for n in range(50)], AWKWARD * 2])
     index = WordIndex(separator)
     assert [index.numbers(separator.join(text)).tolist() for text in texts] == numbered(texts)[0]

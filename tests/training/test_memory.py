@@ -14,7 +14,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.kernels.attention import can_attend
-from bertkit.kernels.loading import KernelError, Kernels, activated, build
+from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
@@ -22,6 +22,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.roberta import RobertaConfig
+from bertkit.native import CompilerError
 from bertkit.training.compiled import CACHED_PRIMITIVES, bound_compiled_products
 from bertkit.training.memory import peak_memory, training_memory
 from tests.training.tiny_run import write_text
@@ -86,7 +87,7 @@ def test_activations_and_attention_are_what_autograd_keeps(config: EncoderConfig
 def test_the_compiled_attention_keeps_no_probabilities() -> None:
     try:
         kernels = Kernels(build(), frozenset([torch.bfloat16]))
-    except KernelError as error:
+    except CompilerError as error:
         pytest.skip(str(error))
     if not can_attend(kernels, *[torch.zeros(1, 1, 16, dtype=torch.bfloat16)] * 3):
         pytest.skip("needs a processor that multiplies pairs of bfloat16, without tiles")

@@ -26,11 +26,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.errors import UsageError
-from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
 from bertkit.models.products import is_plain_linear, linear
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
+from bertkit.models.word_embedding import is_plain_embedding
 from bertkit.training.method import Method, TrainingData
 
 _SMALLEST_ROW = 1e-30

@@ -35,12 +35,12 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention import SelfAttention
-from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
 from bertkit.models.products import is_plain_linear
 from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
+from bertkit.models.word_embedding import is_plain_embedding
 from bertkit.settings import UnreadKey
 from bertkit.training.method import TrainingData
 

@@ -14,11 +14,13 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -31,6 +33,7 @@ from bertkit.jobs.job import Job
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.text.annotated import OUTCOMES, AnnotatedLine, AnnotatedSegment, annotated_segments, marked, with_capitals
+from bertkit.text.compiled_words import build_words_library
 from bertkit.text.corpus import Block, Position
 from bertkit.text.readers import Part
 from bertkit.text.sentences import split_sentences
@@ -40,6 +43,9 @@ from bertkit.text.tokenizer import Tokenizer
 # A corpus of fewer blocks is done before a pool has started.
 MIN_BLOCKS_FOR_POOL = 8
 BLOCKS_IN_FLIGHT = 3
+# So many for each in flight are done while the first one is waited for.
+BLOCKS_KEPT = 16
+SWITCH_SECONDS = 5e-4
 BLOCKS_OF_A_JOB = 4
 # No prose has such a segment; cut up, a line of many megabytes is encoded in little memory.
 MAX_ENCODED_CHARACTERS = 1 << 18
@@ -154,7 +160,7 @@ def tokenize_blocks(
 
     Args:
         options: how the blocks were read.
-        workers: processes; with 1, or for a small corpus, this process does the work.
+        workers: processes, this one among them; with 1, or for a small corpus, it does all of the work.
         executor: what tokenises in place of processes of this machine, where it is not `local`.
 
     Raises:
@@ -163,6 +169,8 @@ def tokenize_blocks(
     cutting = options.cut, len(options.marked_fields), options.mark_capitals
     first = list(itertools.islice(blocks, MIN_BLOCKS_FOR_POOL))
     blocks = itertools.chain(first, blocks)
+    if len(first) == MIN_BLOCKS_FOR_POOL:
+        build_words_library()
     if executor is not None and executor.executor != "local" and len(first) == MIN_BLOCKS_FOR_POOL:
         yield from _on_cluster(executor, blocks, tokenizer, cutting)
         return
@@ -170,14 +178,16 @@ def tokenize_blocks(
         for block in blocks:
             yield _tokens(tokenizer, cutting, block.parts), block.end, block.characters
         return
+    others = workers - 1  # this process works, too: another one would take as long to begin as for ten megabytes
     pool = ProcessPoolExecutor(
-        workers,
+        others,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_begin_worker,
         initargs=(tokenizer, cutting),
     )
     try:
-        yield from _in_order(pool, blocks, workers * BLOCKS_IN_FLIGHT)
+        with _undisturbed():
+            yield from _in_order(pool, blocks, others * BLOCKS_IN_FLIGHT, partial(_tokens, tokenizer, cutting))
     except BrokenProcessPool as error:
         raise DataError(
             "a worker process ended unexpectedly, perhaps for lack of memory; run again (it goes on where it stopped), "
@@ -185,6 +195,21 @@ def tokenize_blocks(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """While this process works beside a pool: no search for cycles, of which there are none, and the interpreter's lock
+    changes hands before those who wait for blocks run dry."""
+    collects, interval = gc.isenabled(), sys.getswitchinterval()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if collects:
+            gc.enable()
 
 
 def _on_cluster(
@@ -215,14 +240,22 @@ def _tokenize_some(shared: Callable[[], Tokenizer], cutting: _Cutting, parts: li
 
 
 def _in_order(
-    pool: ProcessPoolExecutor, blocks: Iterator[Block], in_flight: int
+    pool: ProcessPoolExecutor, blocks: Iterator[Block], in_flight: int, own: Callable[[list[Part]], TokenBlock]
 ) -> Iterator[tuple[TokenBlock, Position, int]]:
+    """Each block goes to the pool, or is done here while all of the pool has enough to do."""
     waiting: deque[tuple[Future[TokenBlock], Position, int]] = deque()
     for block in blocks:
-        waiting.append((pool.submit(_work, block.parts), block.end, block.characters))
-        while len(waiting) >= in_flight:
-            future, end, characters = waiting.popleft()
-            yield future.result(), end, characters
+        if sum(not each.done() for each, _, _ in waiting) < in_flight:
+            future = pool.submit(_work, block.parts)
+        else:
+            future = Future()
+            future.set_result(own(block.parts))
+        waiting.append((future, block.end, block.characters))
+        while waiting[0][0].done() or len(waiting) >= BLOCKS_KEPT * in_flight:
+            done, end, characters = waiting.popleft()
+            yield done.result(), end, characters
+            if not waiting:
+                break
     for future, end, characters in waiting:
         yield future.result(), end, characters
 

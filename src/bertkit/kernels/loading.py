@@ -1,19 +1,14 @@
 """Building and loading the compiled kernels: once for each compiler, processor and source, kept in the cache.
 
-Own design. The C++ files have no dependency, so that a compiler alone suffices; they are built for the very processor
-that they run on. Their parallel loops use the OpenMP library that torch has loaded, and with it torch's threads.
-Siblings ops.py and attention.py have the functions over tensors.
+Own design. They are built for the very processor that they run on (native.py). Their parallel loops use the OpenMP
+library that torch has loaded, and with it torch's threads. Siblings ops.py and attention.py have the functions over
+tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +17,11 @@ from pathlib import Path
 
 import torch
 
-from bertkit.cache import cache_file
-from bertkit.files import cache_directory, sha256_of
+from bertkit.native import CompilerError, build_library, compiler, compiler_version, library_file
 from bertkit.run.environment import device_name
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))
 HEADER = Path(__file__).with_name("elements.h")
-COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -42,14 +35,6 @@ FLAGS = (
     "-fPIC",
     "-shared",
 )
-BUILD_SECONDS = 120.0
-_KIND = "kernels"
-
-log = logging.getLogger(__name__)
-
-
-class KernelError(Exception):
-    """The kernels cannot be built or loaded; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -117,40 +102,20 @@ def build(root: Path | None = None) -> Path:
         root: of all caches; None: `cache_directory()`.
 
     Raises:
-        KernelError: there is no compiler, or it fails.
+        CompilerError: there is no compiler, or it fails.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name)) is not None), None)
-    if compiler is None:
-        raise KernelError(f"no C++ compiler was found ({', '.join(COMPILERS)})")
     identity = {
-        "source": [sha256_of(path) for path in (*SOURCES, HEADER)],
-        "compiler": _output_of([compiler, "--version"]).splitlines()[0],
-        "flags": FLAGS,
+        "compiler": compiler_version(compiler()),
         "processor": device_name(torch.device("cpu")),
         "instructions": _instructions(),
     }
     try:
-        path = cache_file(root or cache_directory(), _KIND, identity, ".so")
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-                made = Path(folder) / path.name
-                _output_of([compiler, *FLAGS, "-o", str(made), *map(str, SOURCES)])
-                os.replace(made, path)
+        path = library_file((*SOURCES, HEADER), FLAGS, identity, root)
+        build_library(path, SOURCES, FLAGS)
         _loaded(path)
     except OSError as error:
-        raise KernelError(f"the compiled kernels cannot be kept or loaded ({error})") from error
+        raise CompilerError(f"the compiled kernels cannot be kept or loaded ({error})") from error
     return path
-
-
-def _output_of(command: list[str]) -> str:
-    """What a compiler prints."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelError(f"{command[0]} cannot be used ({error})") from error
-    if done.returncode:
-        raise KernelError(f"{command[0]} fails: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-    return done.stdout
 
 
 _active: Kernels | None = None

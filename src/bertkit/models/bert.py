@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import BertLikeConfig, Encoder, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
+from bertkit.models.word_embedding import WordEmbedding
 
 _LAYER = "encoder.layer.{n}."
 EMBEDDING_NAMES = {
@@ -162,7 +162,7 @@ class WordEmbeddings(nn.Module, ABC):
     def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__()
         self.width = config.hidden_size if width is None else width
-        self.word = Embedding(vocab_size, self.width)
+        self.word = WordEmbedding(vocab_size, self.width)
         self.position = nn.Embedding(config.max_position_embeddings, self.width)
 
     @abstractmethod

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.products import is_plain_linear
+from bertkit.models.word_embedding import is_plain_embedding
 
 
 def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:

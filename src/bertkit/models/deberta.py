@@ -24,13 +24,13 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.bert import segment_types
 from bertkit.models.disentangled import DisentangledAttention, Distances, KeysWithoutBias, Kind
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
 from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."
@@ -201,7 +201,7 @@ class DebertaEmbeddings(nn.Module):
     def __init__(self, config: DebertaLikeConfig, vocab_size: int) -> None:
         super().__init__()
         width = config.embedding_width
-        self.word = Embedding(vocab_size, width)
+        self.word = WordEmbedding(vocab_size, width)
         self.position = nn.Embedding(config.max_position_embeddings, width) if config.position_biased_input else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         widens = width != config.hidden_size

@@ -21,13 +21,13 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gpt import Decoder
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.text.tokenizer import Tokenizer
 
 SEQ2SEQ = "seq2seq_lm"
@@ -197,7 +197,7 @@ class WordTable(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        self.word = Embedding(vocab_size, width)
+        self.word = WordEmbedding(vocab_size, width)
 
 
 class EncoderDecoder(Encoder):

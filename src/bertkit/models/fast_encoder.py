@@ -30,7 +30,6 @@ from bertkit.kernels import ops
 from bertkit.kernels.loading import in_use
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
@@ -40,6 +39,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 _PAIRS = ((-1, 0), (0, 1))
@@ -318,7 +318,7 @@ class FastEncoder(Encoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.settings = config
         width, layers, ends = config.hidden_size, config.num_hidden_layers, config.value_embeddings
-        self.word = Embedding(vocab_size, width)
+        self.word = WordEmbedding(vocab_size, width)
         self.pairs = nn.Embedding(config.pair_rows, width) if config.pair_rows else None
         self.values = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(ends))
         self.layers = nn.ModuleList(

@@ -30,7 +30,6 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Mix
 from bertkit.models.disentangled import Distances, SharedPositions
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
@@ -39,6 +38,7 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weighted_sum import weighted_sum
 from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.word_embedding import WordEmbedding
 
 _ATTENTION = "attention_layers.{n}."
 _FEED_FORWARD = re.compile(r"layers\.(\d+)\.feed_forward\.")
@@ -201,7 +201,7 @@ class GptBertEmbeddings(nn.Module):
     def __init__(self, config: GptBertConfig, vocab_size: int) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.word = Embedding(vocab_size, width)
+        self.word = WordEmbedding(vocab_size, width)
         self.norm = plain_norm(width, eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relative_embedding = nn.Parameter(torch.empty(2 * config.position_bucket_size - 1, width))

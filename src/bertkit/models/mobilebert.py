@@ -27,7 +27,6 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
 from bertkit.models.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
@@ -35,6 +34,7 @@ from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.models.weights import Names
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."
@@ -161,7 +161,7 @@ class MobileBertEmbeddings(Embeddings):
 
     def __init__(self, config: MobileBertConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
-        self.word = Embedding(vocab_size, config.embedding_size)
+        self.word = WordEmbedding(vocab_size, config.embedding_size)
         self.trigrams = config.trigram_input
         self.projection = Linear(config.embedding_size * (3 if self.trigrams else 1), config.hidden_size)
         self.norm = _norm(config, config.hidden_size, eps=_UNHEEDED_NORM_EPS)

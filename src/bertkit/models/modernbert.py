@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
@@ -33,6 +32,7 @@ from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import attend_near, keys_in_window
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -353,7 +353,7 @@ class ModernBert(Encoder):
     def __init__(self, config: ModernBertConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.kinds = config.kinds
-        self.word = Embedding(vocab_size, config.hidden_size)
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         self.dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(

@@ -25,13 +25,13 @@ from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention, attend
 from bertkit.models.bert import bert_heads, segment_types
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import HeadPlan, MaskedLMHead
 from bertkit.models.layers import ACTIVATIONS, PostNorm
 from bertkit.models.products import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.word_embedding import WordEmbedding
 
 HUB_MARK = "alibi_starting_size"
 """The key of config.json by which a published MosaicBERT differs from a BERT."""
@@ -100,7 +100,7 @@ class MosaicBertEmbeddings(nn.Module):
 
     def __init__(self, config: MosaicBertConfig, vocab_size: int) -> None:
         super().__init__()
-        self.word = Embedding(vocab_size, config.hidden_size)
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 

@@ -27,7 +27,6 @@ from bertkit.models.calibrated import (
     feed_forward_of,
     smoothing_factors,
 )
-from bertkit.models.embedding import is_plain_embedding
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import (
     INPUT_THRESHOLD,
@@ -44,6 +43,7 @@ from bertkit.models.layers import FeedForward
 from bertkit.models.low_bit import LowBitLinear
 from bertkit.models.products import is_plain_linear
 from bertkit.models.weights import Names, to_hub_names
+from bertkit.models.word_embedding import is_plain_embedding
 
 QUANTISATION = "quantization_config"
 """Key of config.json, one of a model's `extras`: that and how its weights are quantised."""

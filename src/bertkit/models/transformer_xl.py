@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.adaptive_softmax import AdaptiveDecoder
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation
@@ -33,6 +32,7 @@ from bertkit.models.memory import check_memory, layer_name, remembered
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import Pairs, PermutationOrder, SharedBiasAttention, pair_blocks, waves
 from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.models.xlnet import DroppedFeedForward
 from bertkit.settings import UnreadKey
 
@@ -168,7 +168,7 @@ class TransformerXl(Encoder):
     def __init__(self, config: TransformerXlConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.settings = config
-        self.word = Embedding(vocab_size, config.hidden_size)
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
         per_head = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
         self.r_w_bias = nn.Parameter(torch.zeros(per_head))
         self.r_r_bias = nn.Parameter(torch.zeros(per_head))

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import LaneLayout
 from bertkit.models.dropout import Dropout
-from bertkit.models.embedding import Embedding
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
 from bertkit.models.layers import Activation, FeedForward
@@ -39,6 +38,7 @@ from bertkit.models.relative_attention import (
 )
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout
+from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 _ATTENTION = "layer.{n}.rel_attn"
@@ -275,7 +275,7 @@ class Xlnet(Encoder):
     def __init__(self, config: XlnetConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.settings = config
-        self.word = Embedding(vocab_size, config.hidden_size)
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.mask_emb = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.layers = nn.ModuleList(XlnetLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)

@@ -46,21 +46,33 @@ _LONGEST = max(map(len, _ABBREVIATIONS))
 
 def split_sentences(line: str) -> list[str]:
     """Sentences of one line, in order, without the space between them; nothing else is changed or lost."""
-    return [line[start:end] for start, end in sentence_places(line)]
+    sentences, start = [], 0
+    for end in _ends(line):
+        sentences.append(line[start:end].strip())
+        start = end
+    return [sentence for sentence in sentences if sentence]
 
 
 def sentence_places(line: str) -> list[tuple[int, int]]:
     """The first character and the end of each sentence of `split_sentences`."""
     sentences, start = [], 0
+    for end in _ends(line):
+        sentences.append(_without_space(line, start, end))
+        start = end
+    return [(first, last) for first, last in sentences if first < last]
+
+
+def _ends(line: str) -> list[int]:
+    """Where the next sentence begins, or the line ends, of each sentence."""
+    ends, start = [], 0
     boundary = _BOUNDARY if "!" in line or "?" in line or "…" in line else _FULL_STOP
     for match in boundary.finditer(line):
         mark, end = match.span()
-        if line[mark] == "." and not _ends_sentence(line, start, mark, end):
-            continue
-        sentences.append(_without_space(line, start, end))
-        start = end
-    sentences.append(_without_space(line, start, len(line)))
-    return [(first, last) for first, last in sentences if first < last]
+        if line[mark] != "." or _ends_sentence(line, start, mark, end):
+            ends.append(end)
+            start = end
+    ends.append(len(line))
+    return ends
 
 
 def is_abbreviation(word: str, line: str, behind: int) -> bool:
@@ -87,9 +99,10 @@ def _without_space(line: str, start: int, end: int) -> tuple[int, int]:
 
 def _ends_sentence(line: str, start: int, mark: int, end: int) -> bool:
     """Does this full stop end a sentence, or an abbreviation or an initial inside one?"""
-    word = line[max(start, mark - _LONGEST - 3) : mark].rpartition(" ")[2].lstrip(_BEFORE_WORDS)
+    first = mark - _LONGEST - 3
+    word = line[first if first > start else start : mark].rpartition(" ")[2].lstrip(_BEFORE_WORDS)
     known = word.lower()
-    if len(word) > 1 and word.isalpha() and known not in _ABBREVIATIONS:
+    if known not in _ABBREVIATIONS and len(word) > 1 and word.isalpha():
         return True
     if not word or len(word) > _LONGEST or word.endswith(".."):
         return True

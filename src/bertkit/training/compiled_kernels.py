@@ -16,8 +16,9 @@ from contextlib import contextmanager
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.kernels.loading import COMPILERS, KernelError, Kernels, activated, build
+from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models.products import products_by_torch
+from bertkit.native import COMPILERS, CompilerError
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine
 
@@ -52,7 +53,7 @@ def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:
         return None
     try:
         path = build()
-    except KernelError as error:
+    except CompilerError as error:
         if needed:
             raise UsageError(f"engine.kernels is compiled: {error}; install one, or use engine.kernels=auto") from error
         log.info("slower by up to a third without compiled kernels: %s", error)

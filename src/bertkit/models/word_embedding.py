@@ -21,7 +21,7 @@ LEAST_WEIGHTS = 1 << 20
 """Of a table. The zeros of a smaller one take less time than looking for those that are kept."""
 
 
-class Embedding(nn.Embedding):
+class WordEmbedding(nn.Embedding):
     """torch's embedding; see the module's text for the gradient of its weight on a processor."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -51,7 +51,7 @@ class Embedding(nn.Embedding):
 
 def is_plain_embedding(part: nn.Module) -> TypeGuard[nn.Embedding]:
     """Whether this is an embedding and no subclass with weights of another kind."""
-    return type(part) in (Embedding, nn.Embedding)
+    return type(part) in (WordEmbedding, nn.Embedding)
 
 
 class _KeptZeros:

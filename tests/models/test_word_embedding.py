@@ -12,21 +12,21 @@ from tests.models.test_rows import INDEX_M, SEQUENCES, small
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models import embedding
-from bertkit.models.embedding import Embedding, is_plain_embedding
+from bertkit.models import word_embedding
 from bertkit.models.registry import FAMILIES
+from bertkit.models.word_embedding import WordEmbedding, is_plain_embedding
 
 ROWS, WIDTH = 37, 24
 
 
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "LEAST_WEIGHTS", ROWS * WIDTH)
+    monkeypatch.setattr(word_embedding, "LEAST_WEIGHTS", ROWS * WIDTH)
 
 
-def both(seed: int = 0) -> tuple[Embedding, nn.Embedding]:
+def both(seed: int = 0) -> tuple[WordEmbedding, nn.Embedding]:
     torch.manual_seed(seed)
-    own = Embedding(ROWS, WIDTH)
+    own = WordEmbedding(ROWS, WIDTH)
     other = nn.Embedding(ROWS, WIDTH)
     other.load_state_dict(own.state_dict())
     return own, other
@@ -152,7 +152,7 @@ def test_elsewhere_it_is_torchs(kept: str, monkeypatch: pytest.MonkeyPatch) -> N
     table, _ = both()
     assert table._keeps_zeros()
     if kept == "small":
-        monkeypatch.setattr(embedding, "LEAST_WEIGHTS", ROWS * WIDTH + 1)
+        monkeypatch.setattr(word_embedding, "LEAST_WEIGHTS", ROWS * WIDTH + 1)
     elif kept == "sparse":
         table.sparse = True
     elif kept == "frozen":
@@ -165,7 +165,7 @@ def test_elsewhere_it_is_torchs(kept: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_is_plain() -> None:
-    assert is_plain_embedding(Embedding(3, 2))
+    assert is_plain_embedding(WordEmbedding(3, 2))
     assert is_plain_embedding(nn.Embedding(3, 2))
     assert not is_plain_embedding(nn.Linear(3, 2))
 
@@ -175,7 +175,7 @@ def test_every_family_trains_to_the_same_bits(family: str, monkeypatch: pytest.M
     batch = PackedBatch.from_ids(SEQUENCES)
     found = []
     for least in (1, 1 << 40):
-        monkeypatch.setattr(embedding, "LEAST_WEIGHTS", least)
+        monkeypatch.setattr(word_embedding, "LEAST_WEIGHTS", least)
         model = small(family)
         torch.manual_seed(1)
         for _ in range(2):

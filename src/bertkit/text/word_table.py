@@ -1,0 +1,192 @@
+"""Words that are known so far, and their tokens, in numpy.
+
+No paper. A word of up to 15 bytes is two machine words, so numpy looks up tens of thousands of them at once in a table
+with one place for each hash; the rest (new or long words, or those whose place is taken) are looked up in a dict, at
+three times the cost. Sibling compiled_words.py has the same in C++; plain_encoder.py cuts text into words.
+
+Shapes: K texts, W words of a call, T tokens, U distinct words known so far.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+TokensOf = Callable[[list[bytes]], tuple[Int64s, Int64s]]
+"""From new words to their ids, end to end, and how many each has."""
+
+MAX_WORDS = 1 << 18
+MAX_TOKENS = 1 << 22
+
+
+class KnownWords(ABC):
+    """Words and their ids, which are asked for once. `len`: words that are known."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
+        """Ids ids_T of all texts end to end, and the number of ids of each, length_K.
+
+        Args:
+            content: words in UTF-8 with the table's separator between them; between two texts is the word BORDER.
+            tokens_of: asked for words that are new.
+        """
+
+
+class NumpyWords(KnownWords):
+    """The table in numpy.
+
+    Args:
+        separator: the byte that is between two words.
+    """
+
+    def __init__(self, separator: bytes) -> None:
+        self._separator = separator
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index = WordIndex(self._separator)
+        self._tokens: Int64s = np.zeros(1 << 12, np.int64)
+        self._start_U: Int64s = np.zeros(1 << 12, np.int64)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
+        if len(self._index) > MAX_WORDS or self._used > MAX_TOKENS:
+            self._forget()
+        index_W = self._index.numbers(content)
+        new = self._index.take_new()
+        if new:
+            self._learn(*tokens_of(new))
+        start_W = self._start_U[index_W]
+        length_W = self._start_U[index_W + 1] - start_W
+        end_W = np.cumsum(length_W)
+        # Token t of a word is in the table at the word's start + (t - the word's first t): one shift for each word.
+        source_T = np.arange(int(end_W[-1])) + np.repeat(start_W - (end_W - length_W), length_W)
+        text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(index_W) - 1)]
+        return self._tokens[source_T], np.diff(text_end_K, prepend=0)
+
+    def _learn(self, ids: Int64s, lengths: Int64s) -> None:
+        """Append the last words of the index to the table: word u has the tokens start_U[u] to start_U[u + 1]."""
+        last = len(self._index)
+        self._tokens = with_room(self._tokens, self._used + len(ids))
+        self._tokens[self._used : self._used + len(ids)] = ids
+        self._start_U = with_room(self._start_U, last + 1)
+        self._start_U[last + 1 - len(lengths) : last + 1] = self._used + np.cumsum(lengths)
+        self._used += len(ids)
+
+
+Uint64s = NDArray[np.uint64]
+_Number = TypeVar("_Number", bound=np.generic)
+
+# The separator between two texts; number 0.
+BORDER = b"\n"
+CHUNK_WORDS = 1 << 16
+PLACE_BITS = 19
+# The key of a word of at most 15 bytes is the word with the separator after it, padded with zeros; of a longer word
+# the first 16 bytes, among which there is no separator. So no two words have the same key, but for long ones.
+KEY_BYTES = 16
+_KEPT_1 = np.array([(1 << 8 * min(length + 1, 8)) - 1 for length in range(KEY_BYTES)], np.uint64)
+_KEPT_2 = np.array([(1 << 8 * max(length - 7, 0)) - 1 for length in range(KEY_BYTES)], np.uint64)
+# Fibonacci hashing (Knuth, The Art of Computer Programming 3, section 6.4): 2^64 over the golden ratio, and another odd
+# number for the second half.
+_FACTOR_1, _FACTOR_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+
+
+class WordIndex:
+    """Numbers words in the order in which they first come; number 0 is the border. `len`: words numbered.
+
+    Words are in UTF-8, which is cut up faster than text.
+
+    Args:
+        separator: the byte that is between two words.
+    """
+
+    def __init__(self, separator: bytes) -> None:
+        self._separator = separator
+        self._numbers = _Numbers()
+        # A free place has the number of the border, whose key is known: no other word is taken for found there.
+        self._number_P = np.zeros(1 << PLACE_BITS, np.int32)
+        # Keys by number, not by place: frequent words have small numbers, so theirs are close together.
+        border = int.from_bytes(BORDER + separator, "little")
+        self._key_1_U: Uint64s = np.array([border], np.uint64)
+        self._key_2_U: Uint64s = np.zeros(1, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def take_new(self) -> list[bytes]:
+        """Words numbered since the last call."""
+        taken, self._numbers.new = self._numbers.new, []
+        return taken
+
+    def numbers(self, content: bytes) -> Int64s:
+        """The number of each word, of `content.split(separator)`: number_W."""
+        padded = content + self._separator + bytes(KEY_BYTES)
+        end_W = np.flatnonzero(np.frombuffer(padded, np.uint8, len(content) + 1) == self._separator[0])
+        start_W = np.empty_like(end_W)
+        start_W[0], start_W[1:] = 0, end_W[:-1] + 1
+        # Eight bytes from any byte on; little-endian on every machine.
+        eight: Uint64s = np.ndarray(len(padded) - 7, np.dtype("<u8"), padded, strides=(1,))
+        number_W = np.empty_like(end_W)
+        for first in range(0, len(end_W), CHUNK_WORDS):
+            chunk = slice(first, first + CHUNK_WORDS)
+            number_W[chunk] = self._chunk(content, eight, start_W[chunk], end_W[chunk])
+        return number_W
+
+    def _chunk(self, content: bytes, eight: Uint64s, start_C: Int64s, end_C: Int64s) -> NDArray[np.int32]:
+        length_C = end_C - start_C
+        key_1_C = eight[start_C] & _KEPT_1.take(length_C, mode="clip")
+        key_2_C = eight[start_C + 8] & _KEPT_2.take(length_C, mode="clip")
+        place_C = ((key_1_C * _FACTOR_1 + key_2_C * _FACTOR_2) >> np.uint64(64 - PLACE_BITS)).astype(np.int64)
+        number_C = self._number_P[place_C]
+        missing_M = np.flatnonzero((self._key_1_U[number_C] != key_1_C) | (self._key_2_U[number_C] != key_2_C))
+        if len(missing_M):
+            bounds = zip(start_C[missing_M].tolist(), end_C[missing_M].tolist(), strict=True)
+            words = [content[start:end] for start, end in bounds]
+            number_M = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
+            number_C[missing_M] = number_M
+            short_M = length_C[missing_M] < KEY_BYTES
+            where_M = missing_M[short_M]
+            self._place(number_M[short_M], place_C[where_M], key_1_C[where_M], key_2_C[where_M])
+        return number_C
+
+    def _place(self, number_M: NDArray[np.int32], place_M: Int64s, key_1_M: Uint64s, key_2_M: Uint64s) -> None:
+        """Put short words into places that are free; who comes first stays, for frequent words come early."""
+        self._key_1_U = with_room(self._key_1_U, len(self))
+        self._key_2_U = with_room(self._key_2_U, len(self))
+        self._key_1_U[number_M], self._key_2_U[number_M] = key_1_M, key_2_M
+        free_M = self._number_P[place_M] == 0
+        places, first = np.unique(place_M[free_M], return_index=True)
+        self._number_P[places] = number_M[free_M][first]
+
+
+class _Numbers(dict[bytes, int]):
+    """A word not yet known gets the next number."""
+
+    def __init__(self) -> None:
+        super().__init__({BORDER: 0})
+        self.new: list[bytes] = []
+
+    def __missing__(self, word: bytes) -> int:
+        number = self[word] = len(self)
+        self.new.append(word)
+        return number
+
+
+def with_room(array: NDArray[_Number], size: int) -> NDArray[_Number]:
+    """The array itself, or a copy of at least twice the length, padded with zeros, if `size` entries do not fit."""
+    if size <= len(array):
+        return array
+    grown = np.zeros(max(size, 2 * len(array)), array.dtype)
+    grown[: len(array)] = array
+    return grown
