@@ -19,15 +19,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
-from bertkit.models.products import linear, states_gradient, weight_gradient
+from bertkit.models.products import by_onednn, linear, states_gradient, weight_gradient
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
 fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
 gradient fewer times."""
+
+BLOCK_ROWS = 16
+"""Of predicted tokens, whose number is a multiple of it in the products with the words' weights."""
 
 CUDA_LOGIT_BYTES = 2**29
 """The same on a GPU, which products of few rows leave idle."""
@@ -345,6 +349,15 @@ class _Compared(_AgainstTeacher):
         return loss.detach(), _agreeing(leaf_mV.detach(), teacher_mV), gradient
 
 
+def _in_whole_blocks(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
+    """Rows of zeros behind the states, where oneDNN multiplies them: for some odd numbers of rows it takes up to twice
+    as long, and each number that it has not met it compiles anew."""
+    missing = -len(states_mE) % BLOCK_ROWS
+    if not missing or not (by_onednn(states_mE, weight_VE) or active(states_mE) is not None):
+        return states_mE
+    return functional.pad(states_mE, (0, 0, 0, missing))
+
+
 class _ByParts(torch.autograd.Function):
     """Loss and gradients in one go over the rows; backward only scales the gradients."""
 
@@ -369,16 +382,21 @@ class _ByParts(torch.autograd.Function):
         rows = math.ceil(tokens / max(1, math.ceil(tokens / rows)))
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
-            states = states_ME[part]
+            states = _in_whole_blocks(states_ME[part], weight_VE)
             logits = linear(states, weight_VE, bias_V if loss_of.bias_V is None else None)
-            part_loss, right, part_gradient = loss_of(logits, part, needs_states or needs_weight or needs_bias)
+            here = min(rows, tokens - first)
+            part_loss, right, part_gradient = loss_of(logits[:here], part, needs_states or needs_weight or needs_bias)
             loss += part_loss
             correct += right
             if part_gradient is None:
                 continue
+            if part_gradient.data_ptr() == logits.data_ptr():
+                logits[here:] = 0  # no row's gradient: with them the products are of whole blocks again
+                part_gradient = logits
             gradient = part_gradient.to(states.dtype)
+            states = states[: len(gradient)]
             if states_grad is not None:
-                states_grad[part] = states_gradient(gradient, weight_VE)
+                states_grad[part] = states_gradient(gradient, weight_VE)[:here]
             if needs_weight:
                 weight_grad = weight_gradient(gradient, states, weight_grad)
             if bias_grad is not None:
