@@ -28,7 +28,7 @@ from bertkit.kernels.loading import active, at_hand
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
-from bertkit.models.products import Linear, is_plain_linear
+from bertkit.models.products import Linear, is_plain_linear, linear
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed, in_compiled_kernel
 
@@ -68,7 +68,7 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
     biases: list[Tensor] = [bias for each in maps if isinstance(bias := each.bias, Tensor)]
     if len(biases) not in (0, len(maps)):
         return project_separately(maps, hidden_TD)
-    rows_TF = functional.linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
+    rows_TF = linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
     widths = [weight.shape[0] for weight in weights]
     if in_kernel:
         columns: Sequence[Tensor] = _Columns.apply(rows_TF, widths)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped

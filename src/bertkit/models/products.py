@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from bertkit.models.row_blocks import goes_in_blocks, linear_in_blocks
+
 LEAST_SIDE = 256
 LEAST_WEIGHTS = 1 << 20
 """A map has both sides at least so wide, or so many weights. oneDNN compiles a product for each shape in half a
@@ -101,6 +103,8 @@ def float32_library() -> str:
 
 def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
     """states W^T + b, as `torch.nn.functional.linear`: (..., D) to (..., F)."""
+    if goes_in_blocks(states, weight_FD):
+        return linear_in_blocks(states, weight_FD, bias_F)
     if not by_onednn(states, weight_FD):
         return functional.linear(states, weight_FD, bias_F)
     rows_RD = states.reshape(-1, states.shape[-1])

@@ -24,14 +24,12 @@ from torch.nn import functional
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
 from bertkit.models.products import by_onednn, linear, states_gradient, weight_gradient
+from bertkit.models.row_blocks import whole_blocks
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
 fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
 gradient fewer times."""
-
-BLOCK_ROWS = 16
-"""Of predicted tokens, whose number is a multiple of it in the products with the words' weights."""
 
 CUDA_LOGIT_BYTES = 2**29
 """The same on a GPU, which products of few rows leave idle."""
@@ -352,7 +350,7 @@ class _Compared(_AgainstTeacher):
 def _in_whole_blocks(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
     """Rows of zeros behind the states, where oneDNN multiplies them: for some odd numbers of rows it takes up to twice
     as long, and each number that it has not met it compiles anew."""
-    missing = -len(states_mE) % BLOCK_ROWS
+    missing = whole_blocks(len(states_mE)) - len(states_mE)
     if not missing or not (by_onednn(states_mE, weight_VE) or active(states_mE) is not None):
         return states_mE
     return functional.pad(states_mE, (0, 0, 0, missing))

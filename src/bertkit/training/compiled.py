@@ -1,17 +1,18 @@
 """How many compiled matrix products a process keeps.
 
 Nothing here follows a paper. oneDNN compiles a product, of bfloat16 and on some processors of float32, for its exact
-shape. Batches of whole sequences have another number of tokens each, so most shapes never come again.
+shape. Batches of whole sequences have another number of tokens each; where compiled kernels are used, rows are padded
+so that few shapes are left (models/row_blocks.py), else most of them never come again.
 """
 
 from __future__ import annotations
 
 import os
 
-CACHED_PRIMITIVES = 128
-"""Matrix products that oneDNN keeps compiled. An update of a dozen layers needs about forty, one for each shape. Left
-alone it keeps 1024: lengths differ from batch to batch, so that most are never used again, and a run grows by a
-gigabyte."""
+CACHED_PRIMITIVES = 192
+"""Matrix products that oneDNN keeps compiled. An update of a dozen layers needs about forty, one for each shape, and
+batches of six numbers of rows four times as many. Left alone it keeps 1024: where lengths differ from batch to batch
+and rows are not padded, most are never used again, and a run grows by a gigabyte."""
 _CACHE_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """Of oneDNN, and of torch's own cache in front of it."""
 
