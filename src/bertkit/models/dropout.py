@@ -51,16 +51,17 @@ def drawn(count: int, rate: float) -> Drop | None:
     if not rate:
         return None
     seed = int(torch.empty((), dtype=torch.int64).random_())
-    bits = _words(seed, -(-count // _LANES)).view(torch.int16)
-    return Drop(bits[:count], dropped_levels - _LEVELS // 2, _LEVELS / (_LEVELS - dropped_levels))
+    return Drop(
+        _bits(seed, -(-count // _LANES))[:count], dropped_levels - _LEVELS // 2, _LEVELS / (_LEVELS - dropped_levels)
+    )
 
 
-def _words(seed: int, count: int) -> Tensor:
-    """Random words of 64 bits, int64 (count,)."""
+def _bits(seed: int, words: int) -> Tensor:
+    """Sixteen random bits an element, int16, `_LANES` for each word of 64."""
     kernels = at_hand()
     if kernels is not None:
-        return ops.random_words(kernels, seed, count)
-    return torch.from_numpy(np.random.SFC64(seed).random_raw(count).view(np.int64))
+        return ops.random_words(kernels, seed, words).view(torch.int16)
+    return torch.from_numpy(np.random.SFC64(seed).random_raw(words).view(np.int16))
 
 
 def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
