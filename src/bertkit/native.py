@@ -72,13 +72,17 @@ def build_library(path: Path, sources: Sequence[Path], flags: Sequence[str]) -> 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         _output_of([compiler(), *flags, "-o", str(made), *map(str, sources)])
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(made, path)
 
 
 def _output_of(command: list[str]) -> str:
     """What a compiler prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=BUILD_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerError(f"{command[0]} cannot be used ({error})") from error
     if done.returncode:

@@ -70,6 +70,31 @@ def test_blocks_come_in_order_and_are_done_here_while_the_pool_is_busy() -> None
     assert len(own) == 20
 
 
+def test_an_error_of_its_own_work_comes_in_its_turn() -> None:
+    pool = SlowPool()
+
+    def work(parts: list[Any]) -> Any:
+        while pool.waiting:
+            pool.finish()
+        raise ValueError(parts[0][1][0])
+
+    results = tokenizing._in_order(pool, blocks(9), IN_FLIGHT, work)  # type: ignore[arg-type]
+    assert [next(results)[1].parts for _ in range(2)] == [0, 1]
+    with pytest.raises(ValueError, match="2"):
+        next(results)
+
+
+def test_the_collector_comes_back_when_the_last_one_ends() -> None:
+    before = gc.isenabled(), sys.getswitchinterval()
+    first, second = tokenizing._gc_paused(), tokenizing._gc_paused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert (gc.isenabled(), sys.getswitchinterval()) == before
+
+
 def test_no_more_are_kept_than_memory_has_room_for() -> None:
     """The first block is never done: after a number of others it alone is waited for."""
     pool = SlowPool()

@@ -151,13 +151,13 @@ def test_rows_of_one_product_are_read_where_they_lie(kernels: Kernels) -> None:
 def test_columns_beside_each_other() -> None:
     rows_TF = torch.arange(60.0).view(5, 12)
     first, second, third = rows_TF.split([4, 2, 6], dim=1)
-    whole = kernel.beside_each_other([first, second, third])
+    whole = kernel.joined_columns([first, second, third])
     assert whole is not None
     assert torch.equal(whole, rows_TF)
     assert whole.data_ptr() == rows_TF.data_ptr()
     for parts in ([second, first, third], [first, second], [first, second, third[:4]], [first, second.clone(), third]):
-        assert kernel.beside_each_other(parts) is None
-    assert kernel.beside_each_other([rows_TF[:, :6].clone(), rows_TF[:, 6:].clone()]) is None
+        assert kernel.joined_columns(parts) is None
+    assert kernel.joined_columns([rows_TF[:, :6].clone(), rows_TF[:, 6:].clone()]) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -183,13 +183,22 @@ def test_one_product_for_queries_keys_and_values(kernels: Kernels, widths: tuple
     assert all(own < 1.05 * other < 0.02 for own, other in zip(by_one, by_each, strict=True))
 
 
+def test_maps_that_somebody_watches_are_called(kernels: Kernels) -> None:
+    maps = [Linear(24, 32) for _ in range(3)]
+    called = []
+    maps[1].register_forward_hook(lambda *_: called.append(1))
+    with activated(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
+        project_at_once(maps, torch.randn(61, 24))
+    assert called == [1]
+
+
 def test_gradients_that_lie_beside_each_other_are_not_joined(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     maps = [Linear(24, 32) for _ in range(3)]
     states = torch.randn(61, 24, requires_grad=True)
     joined = []
-    found = kernel.beside_each_other
-    monkeypatch.setattr(models_attention, "beside_each_other", lambda parts: joined.append(found(parts)) or joined[-1])
+    found = kernel.joined_columns
+    monkeypatch.setattr(models_attention, "joined_columns", lambda parts: joined.append(found(parts)) or joined[-1])
     with activated(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
         heads = [each.view(61, 2, 16) for each in project_at_once(maps, states)]
         attended(heads, [61], "all").float().square().sum().backward()

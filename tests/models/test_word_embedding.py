@@ -117,6 +117,29 @@ def test_a_view_of_a_gradient_that_is_kept_stays_as_it_is() -> None:
     assert torch.equal(view, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_tensor_of_the_words_may_be_written_to_before_the_next_pass(dtype: torch.dtype) -> None:
+    table, other = both()
+    ids = words(9).to(dtype)
+    for turn in range(3):
+        ids.copy_(words(9, seed=turn))
+        for each in (table, other):
+            each.weight.grad = None
+            (read(each, ids) + tied(each)).backward()
+        assert torch.equal(table.weight.grad, other.weight.grad)  # type: ignore[arg-type]
+
+
+def test_the_default_type_of_new_tensors_is_not_that_of_the_zeros() -> None:
+    table, other = both()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found, expected = (gradient(each, words(9)) for each in (table, other))
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, expected)
+
+
 def test_second_derivatives() -> None:
     seconds = []
     for table in both():

@@ -164,6 +164,40 @@ def test_any_rules_of_pieces(longest: int, continuing: str) -> None:
     assert rows(PlainEncoder(backend).encode(texts)) == reference(tokenizer, texts)
 
 
+@pytest.mark.parametrize("name", ["wordpiece", "bpe"])
+def test_words_are_asked_for_again_after_an_interruption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TOKENIZERS[name]
+    encoder = PlainEncoder(tokenizer.backend)
+    texts = ["naïve café", "naïve words"]
+
+    def interrupted(new: list[bytes]) -> None:
+        raise KeyboardInterrupt
+
+    encoder.encode(["some words"])
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "_tokens_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            encoder.encode(texts)
+    assert rows(encoder.encode(texts)) == reference(tokenizer, texts)
+
+
+def test_a_library_that_cannot_be_loaded_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken.so"
+    broken.touch()
+    monkeypatch.setattr(compiled_words, "_library_file", lambda: broken)
+    monkeypatch.setattr(plain_encoder, "words_library", compiled_words.words_library)
+    encoder = PlainEncoder(TOKENIZERS["wordpiece"].backend)
+    assert isinstance(encoder._words, NumpyWords)
+    assert rows(encoder.encode(["a text"])) == reference(TOKENIZERS["wordpiece"], ["a text"])
+
+
+def test_no_compiler_leaves_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    compiled_words.build_words_library()
+    assert compiled_words.words_library() is None
+
+
 def test_threads_take_turns() -> None:
     tokenizer = TOKENIZERS["wordpiece-uncased"]
     encoder = PlainEncoder(tokenizer.backend)

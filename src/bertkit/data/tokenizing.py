@@ -43,8 +43,9 @@ from bertkit.text.tokenizer import Tokenizer
 # A corpus of fewer blocks is done before a pool has started.
 MIN_BLOCKS_FOR_POOL = 8
 BLOCKS_IN_FLIGHT = 3
-# So many for each in flight are done while the first one is waited for.
+# So many for each in flight are done while the first one is waited for, and no more than these in all: 0.2 MB each.
 BLOCKS_KEPT = 16
+MOST_BLOCKS_KEPT = 1024
 SWITCH_SECONDS = 5e-4
 BLOCKS_OF_A_JOB = 4
 # No prose has such a segment; cut up, a line of many megabytes is encoded in little memory.
@@ -186,7 +187,7 @@ def tokenize_blocks(
         initargs=(tokenizer, cutting),
     )
     try:
-        with _undisturbed():
+        with _gc_paused():
             yield from _in_order(pool, blocks, others * BLOCKS_IN_FLIGHT, partial(_tokens, tokenizer, cutting))
     except BrokenProcessPool as error:
         raise DataError(
@@ -197,19 +198,29 @@ def tokenize_blocks(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+_paused = 0
+_before = (True, 0.0)
+
+
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _gc_paused() -> Iterator[None]:
     """While this process works beside a pool: no search for cycles, of which there are none, and the interpreter's lock
-    changes hands before those who wait for blocks run dry."""
-    collects, interval = gc.isenabled(), sys.getswitchinterval()
-    gc.disable()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    changes hands before those who wait for blocks run dry. What was before comes back when the last one ends."""
+    global _paused, _before
+    if not _paused:
+        _before = gc.isenabled(), sys.getswitchinterval()
+        gc.disable()
+        sys.setswitchinterval(SWITCH_SECONDS)
+    _paused += 1
     try:
         yield
     finally:
-        sys.setswitchinterval(interval)
-        if collects:
-            gc.enable()
+        _paused -= 1
+        if not _paused:
+            collects, interval = _before
+            sys.setswitchinterval(interval)
+            if collects:
+                gc.enable()
 
 
 def _on_cluster(
@@ -244,20 +255,30 @@ def _in_order(
 ) -> Iterator[tuple[TokenBlock, Position, int]]:
     """Each block goes to the pool, or is done here while all of the pool has enough to do."""
     waiting: deque[tuple[Future[TokenBlock], Position, int]] = deque()
+    most = max(in_flight + 1, min(BLOCKS_KEPT * in_flight, MOST_BLOCKS_KEPT))
     for block in blocks:
         if sum(not each.done() for each, _, _ in waiting) < in_flight:
             future = pool.submit(_work, block.parts)
         else:
-            future = Future()
-            future.set_result(own(block.parts))
+            future = _done(own, block.parts)
         waiting.append((future, block.end, block.characters))
-        while waiting[0][0].done() or len(waiting) >= BLOCKS_KEPT * in_flight:
+        while waiting[0][0].done() or len(waiting) >= most:
             done, end, characters = waiting.popleft()
             yield done.result(), end, characters
             if not waiting:
                 break
     for future, end, characters in waiting:
         yield future.result(), end, characters
+
+
+def _done(own: Callable[[list[Part]], TokenBlock], parts: list[Part]) -> Future[TokenBlock]:
+    """A block that was tokenised here; an error comes in its turn, as one of the pool does."""
+    future: Future[TokenBlock] = Future()
+    try:
+        future.set_result(own(parts))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _tokens(tokenizer: Tokenizer, cutting: _Cutting, parts: list[Part]) -> TokenBlock:

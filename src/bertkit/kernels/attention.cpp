@@ -107,8 +107,8 @@ inline void interleave(const BFloat16 *rows, int64_t stride, int64_t count, int6
     }
 }
 
-// Sixteen rows of sixteen pairs, turned: pair i of every row in `rows[i]`.
-inline void turn(__m512i (&rows)[kLanes]) {
+// Sixteen rows of sixteen pairs, transposed: pair i of every row in `rows[i]`.
+inline void transpose(__m512i (&rows)[kLanes]) {
     __m512i twos[kLanes], fours[kLanes];
     for (int i = 0; i < kLanes; i += 2) {
         twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
@@ -145,7 +145,7 @@ inline void transpose_pairs(const BFloat16 *rows, int64_t stride, int64_t count,
                 block[i] = row + i < count ? _mm512_maskz_loadu_epi32(there, rows + (row + i) * stride + 2 * pair)
                                            : _mm512_setzero_si512();
             }
-            turn(block);
+            transpose(block);
             for (int64_t i = 0; i < pairs; ++i) _mm512_storeu_si512(out + (pair + i) * out_row + row, block[i]);
         }
     }

@@ -111,7 +111,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *rows, log_sum = ctx.saved_tensors
         given = gradients[0].to(torch.bfloat16).contiguous()
-        if beside_each_other([each.flatten(1) for each in rows]) is None:
+        if joined_columns([each.flatten(1) for each in rows]) is None:
             found = [torch.empty(each.shape, dtype=torch.bfloat16) for each in rows]
         else:  # so are their gradients, which then need not be joined for one product
             tokens, heads, width = rows[0].shape
@@ -121,7 +121,7 @@ class _PackedAttention(torch.autograd.Function):
         return *found, None, None, None
 
 
-def beside_each_other(parts: Sequence[Tensor]) -> Tensor | None:
+def joined_columns(parts: Sequence[Tensor]) -> Tensor | None:
     """The tensor, (T, sum of F), of which these, each (T, F), are all columns in their order; None: of none."""
     first = parts[0]
     width = sum(each.shape[1] for each in parts)

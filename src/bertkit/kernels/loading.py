@@ -121,7 +121,7 @@ def build(root: Path | None = None) -> Path:
 _active: Kernels | None = None
 
 
-def at_hand() -> Kernels | None:
+def loaded_kernels() -> Kernels | None:
     """The kernels that this process computes with, if any, whatever the type of element."""
     return None if torch.compiler.is_compiling() else _active
 
@@ -131,7 +131,7 @@ def in_use(values: torch.Tensor) -> Kernels | None:
     bfloat16, too."""
     if values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
         return None
-    return at_hand()
+    return loaded_kernels()
 
 
 def active(values: torch.Tensor) -> Kernels | None:

@@ -297,6 +297,18 @@ def cross_entropy(
     kernels.call(
         "cross_entropy",
         logits_mV.dtype,
-        *(logits_mV, bias_V, rows, words, label, weight, z_loss, label_smoothing, learning, loss, correct),
+        *(
+            logits_mV,
+            bias_V,
+            rows,
+            words,
+            label,
+            weight,
+            float(z_loss),
+            float(label_smoothing),
+            learning,
+            loss,
+            correct,
+        ),
     )
     return loss, correct

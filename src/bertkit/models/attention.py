@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.attention import Reach, beside_each_other, has_attention
-from bertkit.kernels.loading import active, at_hand
+from bertkit.kernels.attention import Reach, has_attention, joined_columns
+from bertkit.kernels.loading import active, loaded_kernels
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
@@ -62,10 +62,13 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
     """The same in one product on a GPU, and on a CPU in bfloat16 where the compiled kernel reads what it gives as it
     lies: the states are read once, and their gradient is added up within the product."""
     in_kernel = _is_read_by_kernel(hidden_TD)
-    if not (hidden_TD.is_cuda or in_kernel) or not all(map(is_plain_linear, maps)):
+    if not (hidden_TD.is_cuda or in_kernel):
         return project_separately(maps, hidden_TD)
-    weights: list[Tensor] = [each.get_parameter("weight") for each in maps]
-    biases: list[Tensor] = [bias for each in maps if isinstance(bias := each.bias, Tensor)]
+    plain = [each for each in maps if is_plain_linear(each) and not _has_hooks(each)]
+    if len(plain) < len(maps):
+        return project_separately(maps, hidden_TD)
+    weights: list[Tensor] = [each.weight for each in plain]
+    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
     if len(biases) not in (0, len(maps)):
         return project_separately(maps, hidden_TD)
     rows_TF = linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
@@ -76,9 +79,14 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
     return torch.split(rows_TF, list(widths), dim=-1)
 
 
+def _has_hooks(part: nn.Module) -> bool:
+    """Whether somebody waits for a module's own call, as the search for the first value that is not finite does."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
 def _is_read_by_kernel(states: Tensor) -> bool:
     """Whether the compiled kernel attends to what a linear map makes of these states."""
-    kernels = at_hand()
+    kernels = loaded_kernels()
     if kernels is None or states.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return False
     dtype = torch.get_autocast_dtype("cpu")
@@ -94,7 +102,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        joined = None if torch.is_grad_enabled() else beside_each_other(gradients)
+        joined = None if torch.is_grad_enabled() else joined_columns(gradients)
         return torch.cat(gradients, dim=-1) if joined is None else joined, None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.kernels import ops
-from bertkit.kernels.loading import at_hand
+from bertkit.kernels.loading import loaded_kernels
 from bertkit.kernels.ops import Drop
 from bertkit.models.eager import eager, never_traced
 
@@ -58,7 +58,7 @@ def drawn(count: int, rate: float) -> Drop | None:
 
 def _bits(seed: int, words: int) -> Tensor:
     """Sixteen random bits an element, int16, `_LANES` for each word of 64."""
-    kernels = at_hand()
+    kernels = loaded_kernels()
     if kernels is not None:
         return ops.random_words(kernels, seed, words).view(torch.int16)
     return torch.from_numpy(np.random.SFC64(seed).random_raw(words).view(np.int16))

@@ -18,14 +18,14 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from bertkit.kernels.loading import at_hand
+from bertkit.kernels.loading import loaded_kernels
 
 MOST_WEIGHTS = 1 << 20
 MOST_ROWS = 1 << 13
 """With more of either, the zeros and a copy of the states cost what compiling does."""
 LEAST_BLOCK = 16
 BLOCKS = 16
-"""Rows are rounded up to the next of 16 to 32 blocks, whose size is a power of two: by 2% on average."""
+"""From 256 rows on they are rounded up to the next of 16 to 32 blocks of a power of two: by 2% on average."""
 
 
 def whole_blocks(rows: int) -> int:
@@ -36,7 +36,7 @@ def whole_blocks(rows: int) -> int:
 
 def goes_in_blocks(states: Tensor, weight_FD: Tensor) -> bool:
     """Whether a run that computes with compiled kernels in bfloat16 multiplies these so."""
-    kernels = at_hand()
+    kernels = loaded_kernels()
     return (
         kernels is not None
         and states.ndim == 2
@@ -53,7 +53,7 @@ def goes_in_blocks(states: Tensor, weight_FD: Tensor) -> bool:
 
 
 def linear_in_blocks(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """states W^T + b in bfloat16, (R, F)."""
+    """states W^T + b in bfloat16, (R, F): a view, which no operator may write to in place."""
     rows_RF: Tensor = _InBlocks.apply(states_RD, weight_FD, bias_F)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return rows_RF
 
@@ -63,7 +63,7 @@ def _in_blocks(rows_RD: Tensor) -> Tensor:
     rows, padded = rows_RD.shape[0], whole_blocks(rows_RD.shape[0])
     if rows == padded:
         return rows_RD.to(torch.bfloat16).contiguous()
-    blocks_PD = torch.empty(padded, rows_RD.shape[1], dtype=torch.bfloat16)
+    blocks_PD = rows_RD.new_empty(padded, rows_RD.shape[1], dtype=torch.bfloat16)
     blocks_PD[:rows] = rows_RD
     blocks_PD[rows:] = 0
     return blocks_PD

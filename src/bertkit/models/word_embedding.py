@@ -75,16 +75,17 @@ class _KeptZeros:
 
     def plus_rows(self, ids_T: Tensor, rows_TE: Tensor, vocab_size: int) -> Tensor | None:
         """Zeros (V, E) to which the row of each token is added at its word; None while a holder has the last ones."""
-        zeros_VE = self._cleared((vocab_size, rows_TE.shape[1]))
+        zeros_VE = self._cleared((vocab_size, rows_TE.shape[1]), rows_TE)
         if zeros_VE is None:
             return None
         zeros_VE.index_add_(0, ids_T, rows_TE)
-        self._written_T, self._version = ids_T, zeros_VE._version
+        # A copy: the caller may write other words into these before the next pass.
+        self._written_T, self._version = ids_T.to(torch.int64, copy=True), zeros_VE._version
         return zeros_VE
 
-    def _cleared(self, shape: tuple[int, int]) -> Tensor | None:
+    def _cleared(self, shape: tuple[int, int], like_TE: Tensor) -> Tensor | None:
         if self._zeros_VE is None or self._zeros_VE.shape != shape:
-            self._zeros_VE = torch.zeros(shape)
+            self._zeros_VE = like_TE.new_zeros(shape)
             self._holders = self._count_holders()
             return self._zeros_VE
         if self._count_holders() > self._holders:

@@ -30,24 +30,36 @@ from bertkit.text.word_table import Int64s, KnownWords, TokensOf
 SOURCE = Path(__file__).with_name("words.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
 
+MOST_NODES = 1 << 22
+"""Characters of a vocabulary whose pieces are cut here; the nodes of their tree have numbers of 23 bits."""
+_WITHOUT = "words are looked up by numpy, at half the speed"
+
 log = logging.getLogger(__name__)
 
 
 def words_library() -> Path | None:
-    """The library, if it has been built on this machine."""
+    """The library, if it has been built on this machine and can be loaded."""
     try:
-        path = library_file([SOURCE], FLAGS, {"machine": platform.machine()})
-    except OSError:
+        path = _library_file()
+        if not path.exists():
+            return None
+        _loaded(path)
+    except OSError as error:
+        log.info("%s: %s", _WITHOUT, error)
         return None
-    return path if path.exists() else None
+    return path
 
 
 def build_words_library() -> None:
     """Build the library for tokenizers to come, if there is a compiler; without one nothing but speed is lost."""
     try:
-        build_library(library_file([SOURCE], FLAGS, {"machine": platform.machine()}), [SOURCE], FLAGS)
+        build_library(_library_file(), [SOURCE], FLAGS)
     except (CompilerError, OSError) as error:
-        log.info("words are looked up by numpy, at a third of the speed: %s", error)
+        log.info("%s: %s", _WITHOUT, error)
+
+
+def _library_file() -> Path:
+    return library_file([SOURCE], FLAGS, {"machine": platform.machine(), "libc": platform.libc_ver()})
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,8 @@ def pieces_of(settings: dict[str, Any]) -> Pieces | None:
     model = settings["model"]
     unknown = model.get("vocab", {}).get(model.get("unk_token"))
     if model.get("type") != "WordPiece" or unknown is None or not model.get("continuing_subword_prefix"):
+        return None
+    if 2 * sum(map(len, model["vocab"])) > MOST_NODES:
         return None
     return Pieces(
         model["vocab"], model["continuing_subword_prefix"], unknown, longest=model["max_input_chars_per_word"]
@@ -122,10 +136,14 @@ class CompiledWords(KnownWords):
         assert words == most
         if asked.value:
             bounds = zip(start_N[: asked.value].tolist(), end_N[: asked.value].tolist(), strict=True)
-            ids, lengths = tokens_of([content[start:end] for start, end in bounds])
+            try:
+                ids, lengths = tokens_of([content[start:end] for start, end in bounds])
+            except BaseException:  # these words have numbers by now, and no tokens
+                library.words_clear(table)
+                raise
             assert len(lengths) == asked.value
             assert int(lengths.sum()) == len(ids)
-            library.words_tell(table, asked.value, *_addresses(asked_N, lengths, ids))
+            library.words_set_tokens(table, asked.value, *_addresses(asked_N, lengths, ids))
         ids_T = np.empty(library.words_total(table, *_addresses(number_W), words), np.int64)
         # A border ends a text, and so does the last word.
         length_K = np.empty(np.count_nonzero(number_W[:-1] == 0) + 1, np.int64)
@@ -151,7 +169,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         "words_tokens": (size, [pointer]),
         "words_in": (size, [ctypes.c_char_p, size, ctypes.c_int]),
         "words_read": (size, [pointer, ctypes.c_char_p, size, *[pointer] * 5]),
-        "words_tell": (None, [pointer, size, *[pointer] * 3]),
+        "words_set_tokens": (None, [pointer, size, *[pointer] * 3]),
         "words_total": (size, [pointer, pointer, size]),
         "words_write": (None, [pointer, pointer, size, pointer, pointer]),
     }

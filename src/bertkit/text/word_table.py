@@ -66,7 +66,11 @@ class NumpyWords(KnownWords):
         index_W = self._index.numbers(content)
         new = self._index.take_new()
         if new:
-            self._learn(*tokens_of(new))
+            try:
+                self._learn(*tokens_of(new))
+            except BaseException:  # these words have numbers by now, and no tokens
+                self._forget()
+                raise
         start_W = self._start_U[index_W]
         length_W = self._start_U[index_W + 1] - start_W
         end_W = np.cumsum(length_W)

@@ -3,7 +3,7 @@
 // Plain C functions over a table that the caller holds, called through ctypes (compiled_words.py), which checks sizes.
 // A word of printable ASCII is cut here as BERT's tokenizer cuts it (Devlin et al. 2019, arXiv:1810.04805): at every
 // sign that is neither letter nor digit, then into the longest pieces of the vocabulary from left to right (Wu et al.
-// 2016, arXiv:1609.08144). Every other word is returned to the caller, who asks the tokenizer itself and tells.
+// 2016, arXiv:1609.08144). Every other word is returned to the caller, who asks the tokenizer itself and sets its tokens.
 
 #include <cstdint>
 #include <cstring>
@@ -136,19 +136,19 @@ class Words {
     int64_t count() const { return static_cast<int64_t>(words_.size()); }
     int64_t tokens() const { return static_cast<int64_t>(tokens_.size()); }
 
-    // Numbers of the words between separators, and those new ones whose tokens the caller must tell.
-    int64_t read(const uint8_t *content, int64_t size, int32_t *numbers, int32_t *untold, int64_t *untold_start,
-                 int64_t *untold_end, int64_t &untold_count) {
+    // Numbers of the words between separators, and those new ones whose tokens the caller must set.
+    int64_t read(const uint8_t *content, int64_t size, int32_t *numbers, int32_t *unknown_word, int64_t *unknown_start,
+                 int64_t *unknown_end, int64_t &unknown_count) {
         int64_t found = 0, start = 0;
-        untold_count = 0;
+        unknown_count = 0;
         while (start <= size) {
             const int64_t end = start + until(content + start, size - start, separator_);
             const int64_t known = count();
             const int32_t own = number(content + start, end - start, size - start);
             if (own == known && !cut(words_.back())) {
-                untold[untold_count] = own;
-                untold_start[untold_count] = start;
-                untold_end[untold_count++] = end;
+                unknown_word[unknown_count] = own;
+                unknown_start[unknown_count] = start;
+                unknown_end[unknown_count++] = end;
             }
             numbers[found++] = own;
             start = end + 1;
@@ -156,7 +156,7 @@ class Words {
         return found;
     }
 
-    void tell(int64_t count, const int32_t *numbers, const int64_t *lengths, const int64_t *ids) {
+    void set_tokens(int64_t count, const int32_t *numbers, const int64_t *lengths, const int64_t *ids) {
         for (int64_t i = 0; i < count; ++i) {
             Word &word = words_[static_cast<size_t>(numbers[i])];
             word.first = tokens();
@@ -315,13 +315,13 @@ int64_t words_in(const uint8_t *content, int64_t size, int separator) {
     return found;
 }
 
-int64_t words_read(Words *words, const uint8_t *content, int64_t size, int32_t *numbers, int32_t *untold,
-                   int64_t *untold_start, int64_t *untold_end, int64_t *untold_count) {
-    return words->read(content, size, numbers, untold, untold_start, untold_end, *untold_count);
+int64_t words_read(Words *words, const uint8_t *content, int64_t size, int32_t *numbers, int32_t *unknown_word,
+                   int64_t *unknown_start, int64_t *unknown_end, int64_t *unknown_count) {
+    return words->read(content, size, numbers, unknown_word, unknown_start, unknown_end, *unknown_count);
 }
 
-void words_tell(Words *words, int64_t count, const int32_t *numbers, const int64_t *lengths, const int64_t *ids) {
-    words->tell(count, numbers, lengths, ids);
+void words_set_tokens(Words *words, int64_t count, const int32_t *numbers, const int64_t *lengths, const int64_t *ids) {
+    words->set_tokens(count, numbers, lengths, ids);
 }
 
 int64_t words_total(const Words *words, const int32_t *numbers, int64_t count) { return words->total(numbers, count); }
