@@ -11,12 +11,13 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
-_SUFFIXES = (".py", ".yaml")
+_SUFFIXES = (".py", ".yaml", ".cpp", ".h")
 
 
 @cache
 def code_sha256() -> str:
-    """sha256 over the names and contents of the package's source files and tables, as they are at the first call."""
+    """sha256 over names and contents of the package's source files, in C++ too, and of its tables, as they are at the
+    first call."""
     digest = hashlib.sha256()
     for path in sorted(path for path in _PACKAGE.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
         content = path.read_bytes()
