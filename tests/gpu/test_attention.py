@@ -9,11 +9,12 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models import varlen
-from bertkit.models.attention import attend, causal, project_at_once, project_separately
+from bertkit.models.attention import attend, causal
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import initialise
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.projection import project_at_once, project_separately
 from bertkit.models.recorder import Scope
 from bertkit.models.windows import attend_near
 from tests.gpu.device import GPU, needs_gpu

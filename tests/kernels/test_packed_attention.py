@@ -12,10 +12,10 @@ from torch import Tensor
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import attention as kernel
 from bertkit.kernels.loading import Kernels, activated, build
-from bertkit.models import attention as models_attention
-from bertkit.models import varlen
-from bertkit.models.attention import attend, attend_from_one, causal, project_at_once
+from bertkit.models import projection, varlen
+from bertkit.models.attention import attend, attend_from_one, causal
 from bertkit.models.products import Linear
+from bertkit.models.projection import project_at_once
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.windows import attend_near
 from bertkit.native import CompilerError
@@ -198,7 +198,7 @@ def test_gradients_that_lie_beside_each_other_are_not_joined(kernels: Kernels, m
     states = torch.randn(61, 24, requires_grad=True)
     joined = []
     found = kernel.joined_columns
-    monkeypatch.setattr(models_attention, "joined_columns", lambda parts: joined.append(found(parts)) or joined[-1])
+    monkeypatch.setattr(projection, "joined_columns", lambda parts: joined.append(found(parts)) or joined[-1])
     with activated(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
         heads = [each.view(61, 2, 16) for each in project_at_once(maps, states)]
         attended(heads, [61], "all").float().square().sum().backward()

@@ -16,7 +16,6 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.inference.independent_batches import TOKEN_STEP
 from bertkit.models import calibrated
-from bertkit.models.attention import project_separately
 from bertkit.models.calibrated import (
     CalibratedLinear,
     CalibratedProjection,
@@ -27,6 +26,7 @@ from bertkit.models.calibrated import (
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.layers import FeedForward
+from bertkit.models.projection import project_separately
 from bertkit.models.quantised import quantise, replace_parts
 from bertkit.models.recorder import Recorder, Scope
 

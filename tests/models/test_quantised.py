@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.attention import project_separately
 from bertkit.models.bert import BertConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -32,6 +31,7 @@ from bertkit.models.int8 import (
     round_to,
 )
 from bertkit.models.low_bit import LowBitLinear, codes_of, pack_bits, packed_bytes, row_groups, unpack_bits
+from bertkit.models.projection import project_separately
 from bertkit.models.quantised import quantise
 
 IDS = [[2, 9, 31, 7, 3], [2, 3], [2, 14, 15, 9, 26, 5, 3]]

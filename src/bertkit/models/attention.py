@@ -14,7 +14,7 @@ Shapes: T packed tokens, D width, N heads, H head width; b sequences of one bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -23,12 +23,13 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.attention import Reach, has_attention, joined_columns
-from bertkit.kernels.loading import active, loaded_kernels
+from bertkit.kernels.attention import Reach
+from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
-from bertkit.models.products import Linear, is_plain_linear, linear
+from bertkit.models.products import Linear
+from bertkit.models.projection import Projection, project_at_once
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed, in_compiled_kernel
 
@@ -48,62 +49,6 @@ _FEW_KEYS = 512
 
 _SCORES_IN_CACHE = 1 << 22
 """Of bfloat16. Scores of more are formed part by part: 2.2 times as fast with 256 and 512 tokens, the same bits."""
-
-Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
-"""Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
-
-
-def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The plain `Projection`."""
-    return [each(hidden_TD) for each in maps]
-
-
-def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The same in one product on a GPU, and on a CPU in bfloat16 where the compiled kernel reads what it gives as it
-    lies: the states are read once, and their gradient is added up within the product."""
-    in_kernel = _is_read_by_kernel(hidden_TD)
-    if not (hidden_TD.is_cuda or in_kernel):
-        return project_separately(maps, hidden_TD)
-    plain = [each for each in maps if is_plain_linear(each) and not _has_hooks(each)]
-    if len(plain) < len(maps):
-        return project_separately(maps, hidden_TD)
-    weights: list[Tensor] = [each.weight for each in plain]
-    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
-    if len(biases) not in (0, len(maps)):
-        return project_separately(maps, hidden_TD)
-    rows_TF = linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
-    widths = [weight.shape[0] for weight in weights]
-    if in_kernel:
-        columns: Sequence[Tensor] = _Columns.apply(rows_TF, widths)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
-        return columns
-    return torch.split(rows_TF, list(widths), dim=-1)
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    """Whether somebody waits for a module's own call, as the search for the first value that is not finite does."""
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
-
-
-def _is_read_by_kernel(states: Tensor) -> bool:
-    """Whether the compiled kernel attends to what a linear map makes of these states."""
-    kernels = loaded_kernels()
-    if kernels is None or states.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
-        return False
-    dtype = torch.get_autocast_dtype("cpu")
-    return dtype is torch.bfloat16 and dtype in kernels.dtypes and has_attention(kernels)
-
-
-class _Columns(torch.autograd.Function):
-    """`torch.split` of the columns; gradients that lie beside each other are not copied to be joined."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_TF: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-        return torch.split(rows_TF, list(widths), dim=-1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        joined = None if torch.is_grad_enabled() else joined_columns(gradients)
-        return torch.cat(gradients, dim=-1) if joined is None else joined, None
 
 
 def causal(length: int, device: torch.device) -> Tensor:

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.attention import project_separately
 from bertkit.models.int8 import QuantisedLinear, WeightCache, quantise_rows
 from bertkit.models.layers import ACTIVATIONS, FeedForward
 from bertkit.models.products import linear
+from bertkit.models.projection import project_separately
 
 INPUT_RANGE = "input_range"
 INPUT_FACTOR = "input_factor"

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.models.attention import project_separately
 from bertkit.models.products import linear
+from bertkit.models.projection import project_separately
 
 TRAINING_REFUSED = (
     "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.attention import Projection, SelfAttention, project_separately
+from bertkit.models.attention import SelfAttention
 from bertkit.models.calibrated import (
     INPUT_FACTOR,
     INPUT_RANGE,
@@ -42,6 +42,7 @@ from bertkit.models.int8 import (
 from bertkit.models.layers import FeedForward
 from bertkit.models.low_bit import LowBitLinear
 from bertkit.models.products import is_plain_linear
+from bertkit.models.projection import Projection, project_separately
 from bertkit.models.weights import Names, to_hub_names
 from bertkit.models.word_embedding import is_plain_embedding
 
