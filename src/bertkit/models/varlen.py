@@ -1,5 +1,6 @@
-"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen, on a processor
-the compiled one of a run that trains in bfloat16 (kernels/attention.py).
+"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen or, in training
+on one from Hopper on, kernels of our own (kernels/gpu_attention.py); on a processor the compiled one of a run that
+trains in bfloat16 (kernels/attention.py).
 
 Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads queries, keys and values end to end and where sequences
 begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it, and drops
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
+from bertkit.kernels import gpu_attention
 from bertkit.kernels.attention import Reach, can_attend, packed_attention
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn
@@ -34,12 +36,14 @@ _WIDEST_HEAD = 256
 _HEAD_STEP = 8
 """The width of a head is a multiple of it."""
 
-_reported: set[str | None] = set()
-"""Why the kernel was not used so far, None where it was; each is logged once."""
+_reported: set[str] = set()
+"""What was logged so far of which attention is used; each is logged once."""
 
 _device_obstacles: dict[int | None, str | None] = {}
 """By the index of a GPU, why it cannot run the kernel; None where it can. A graph that torch.compile traces reads it,
 and cannot ask the GPU."""
+_own_kernels: dict[int | None, bool] = {}
+"""By the index of a GPU, whether our own kernels run on it."""
 
 
 def attend_packed(
@@ -80,8 +84,8 @@ def attend_packed(
     obstacle = obstacle or _obstacle_of(query_TNH, key_TNH, value_TNH)
     if right is None:
         obstacle = obstacle or "some sequences of the batch are read from left to right, and others are not"
-    _report(obstacle)
     if obstacle is not None:
+        _report(f"in rectangles of sequences of similar length: {obstacle}")
         return None
     assert right is not None
     heads = (query_TNH, key_TNH, value_TNH)
@@ -112,7 +116,8 @@ def packed_kernel(
     scale: float | None,
     dropout_rate: float,
 ) -> Tensor:
-    """torch's kernel; with dropout the operator beneath it, since its public form has none.
+    """Our own kernels where the run uses them and they serve these heads; else torch's, with dropout the operator
+    beneath it, since its public form has none.
 
     Args:
         heads: queries, keys and values, each (T, N, H).
@@ -120,6 +125,14 @@ def packed_kernel(
         scale, dropout_rate: as in `attend_packed`; what is dropped is drawn by the GPU's generator.
     """
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
+    factor = heads[0].shape[-1] ** -0.5 if scale is None else scale
+    has_own = _own_kernels.get(heads[0].device.index, False) and gpu_attention.are_wanted()
+    if has_own and gpu_attention.serves(heads[0], factor, dropout_rate):
+        _report("our own kernels for packed sequences")
+        return gpu_attention.packed_attention(
+            *heads, bounds_B1, longest, window=window, scale=factor, dropout_rate=dropout_rate
+        )
+    _report("torch's kernel for packed sequences")
     if dropout_rate > 0:
         is_causal = window == (-1, 0)
         left, right = (None, None) if is_causal or window == (-1, -1) else window
@@ -168,6 +181,7 @@ def look_at(device: torch.device) -> None:
     """Find out whether a device can run the kernel; before its first use in a compiled graph."""
     if has_kernels(device):
         _device_obstacles[device.index] = _obstacle_of_device(device.index)
+        _own_kernels[device.index] = gpu_attention.run_on(device)
 
 
 def _obstacle_of_device(index: int | None) -> str | None:
@@ -179,12 +193,9 @@ def _obstacle_of_device(index: int | None) -> str | None:
     return None
 
 
-def _report(obstacle: str | None) -> None:
+def _report(used: str) -> None:
     """Log once which attention is used; a compiled graph cannot."""
-    if torch.compiler.is_compiling() or obstacle in _reported:
+    if torch.compiler.is_compiling() or used in _reported:
         return
-    _reported.add(obstacle)
-    if obstacle is None:
-        log.info("attention: torch's kernel for packed sequences")
-    else:
-        log.info("attention: in rectangles of sequences of similar length: %s", obstacle)
+    _reported.add(used)
+    log.info("attention: %s", used)

@@ -2,8 +2,9 @@
 
 Own design. Compiled kernels round where the operators round and draw what they draw, but their sums have another order.
 In bf16, where products round far more, they are the default; in single precision they are used where the recipe wants
-them, for they win little there. Products in single precision are oneDNN's where MKL leaves half of the processor unused
-(models/products.py). Sibling compiled.py bounds what oneDNN compiles.
+them, for they win little there. On a GPU attention alone has kernels of its own (kernels/gpu_attention.py). Products in
+single precision are oneDNN's where MKL leaves half of the processor unused (models/products.py). Sibling compiled.py
+bounds what oneDNN compiles.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from bertkit.errors import UsageError
+from bertkit.kernels.gpu_attention import gpu_kernels
 from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models.products import products_by_torch
 from bertkit.native import COMPILERS, CompilerError
@@ -32,7 +34,8 @@ def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
     Raises:
         UsageError: `engine.kernels` is compiled, and they cannot be had.
     """
-    with activated(_wanted(config, engine)), products_by_torch(config.kernels == "torch"):
+    plain = config.kernels == "torch"
+    with activated(_wanted(config, engine)), gpu_kernels(not plain), products_by_torch(plain):
         yield
 
 

@@ -109,9 +109,10 @@ class Step:
             MicroBatchMemoryError: on all ranks, where the memory of one was too small for a micro-batch; nothing is
                 changed but the generators of dropout.
         """
-        self.model.train()
         train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
-        self.model.encoder.train(train_encoder)
+        if not self.model.training or self.model.encoder.training != train_encoder:  # a walk over all modules, twice
+            self.model.train()
+            self.model.encoder.train(train_encoder)
         ranks = current()
         counts = [terms.counts(batch) for batch in batches]
         whole = ranks.sum_counts([sum(count[term] for count in counts) for term in terms.weights])

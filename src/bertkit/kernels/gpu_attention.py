@@ -1,0 +1,277 @@
+"""Attention of packed sequences in training on a GPU from Hopper on, in kernels of our own.
+
+torch's FlashAttention 2 is written for the GPUs before, draws ten rounds of Philox for every 16 probabilities, has
+tiles of 128 tokens whatever a sequence's length, and adds up the gradient of the queries in any order. These kernels
+(triton_attention.py) multiply by Hopper's instructions and drop by a product of three numbers: of BERT's forward and
+backward pass they take 0.56 to 0.79 of the time (docs/gpu.md), and they give the same bits each time.
+
+**The draw.** `factors` has a random odd int32 for each token as a key, each token as a query and each head. The
+probability of a query, a key and a head is kept where the product of the three is not among the lowest `rate` of all
+int32. The product is uniform, and any few of them are independent but for relations among factors that random ones do
+not have: no combination of products with small integer weights is constant.
+
+Shapes: T packed tokens, N heads, H head width, B sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+WIDTHS = (32, 64)
+"""Of a head; with wider ones torch's kernel is faster."""
+CAPABILITY = (9, 0)
+"""Hopper; older GPUs have not been tried."""
+_ALL = 2**30
+"""More tokens than a sequence has."""
+
+
+class Tiles(NamedTuple):
+    """How a pass is cut: queries and keys of a tile, warps of a program, loads under way."""
+
+    queries: int
+    keys: int
+    warps: int = 4
+    stages: int = 3
+
+
+ATTEND = Tiles(64, 32)
+QUERY_GRADIENT = Tiles(64, 32)
+KEY_GRADIENT = Tiles(64, 64)
+"""Small ones, so that a multiprocessor has many programs at a time; larger ones take up to twice as long."""
+
+
+def factors(tokens: int, heads: int, device: torch.device) -> Tensor:
+    """The factors of a draw, int32: T of the keys, T of the queries, N of the heads; by the device's generator."""
+    drawn = torch.empty(2 * tokens + heads, dtype=torch.int32, device=device)
+    return drawn.random_(-(2**31), 2**31).bitwise_or_(1)
+
+
+def drop_below(rate: float) -> int:
+    """The least product of factors whose probability is kept."""
+    return min(round(rate * 2**32), 2**32 - 1) - 2**31
+
+
+def serves(query_TNH: Tensor, scale: float, rate: float) -> bool:
+    """Whether the kernels compute with heads like these, which torch's kernel reads."""
+    return query_TNH.shape[-1] in WIDTHS and scale > 0 and rate < 1
+
+
+def packed_attention(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    bounds_B1: Tensor,
+    longest: int,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    scale: float,
+    dropout_rate: float,
+) -> Tensor:
+    """What every token reads of its own sequence: (T, N, H).
+
+    Args:
+        query_TNH, key_TNH, value_TNH: of 16 bits, on a GPU; see `serves`.
+        bounds_B1: int32; the first token of each sequence, and the number of all.
+        longest: the most tokens of a sequence, at most.
+        window: how many tokens before its own and behind it a token attends to; -1: all.
+        scale: factor of the scores, above 0.
+        dropout_rate: of the probabilities, below 1.
+    """
+    rows = [_by_row(each) for each in (query_TNH, key_TNH, value_TNH)]
+    mixed_TNH, *_ = torch.ops.bertkit.packed_attention(*rows, bounds_B1, longest, *window, scale, dropout_rate)
+    assert isinstance(mixed_TNH, Tensor)
+    return mixed_TNH
+
+
+def _by_row(rows_TNH: Tensor) -> Tensor:
+    """With the heads of a token side by side, and every token's where 16 bytes can be read at once."""
+    steps = rows_TNH.stride()
+    aligned = steps[2] == 1 and steps[1] == rows_TNH.shape[2] and steps[0] % 8 == 0
+    return rows_TNH if aligned else rows_TNH.contiguous()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the passes of one attention share.
+
+    Attributes:
+        query_TNH, key_TNH, value_TNH: as in `packed_attention`.
+        bounds_B1, longest, left, right, scale, rate: likewise; `left` and `right` are the window.
+    """
+
+    query_TNH: Tensor
+    key_TNH: Tensor
+    value_TNH: Tensor
+    bounds_B1: Tensor
+    longest: int
+    left: int
+    right: int
+    scale: float
+    rate: float
+
+    @property
+    def programs(self) -> int:
+        """Of each tile: one a sequence and head."""
+        return self.query_TNH.shape[1] * (len(self.bounds_B1) - 1)
+
+    @property
+    def kept(self) -> float:
+        """The factor of a probability that is kept."""
+        return 1 / (1 - self.rate)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many tokens before a query and behind it are its keys."""
+        return (_ALL if self.left < 0 else self.left), (_ALL if self.right < 0 else self.right)
+
+    @property
+    def numbers(self) -> tuple[int, float]:
+        """What is dropped, and the factor of scores whose exponential is of two."""
+        return drop_below(self.rate), self.scale * math.log2(math.e)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How far apart tokens are in queries, keys and values."""
+        return tuple(each.stride(0) for each in (self.query_TNH, self.key_TNH, self.value_TNH))
+
+    def options(self, cut: Tiles) -> dict[str, Any]:
+        """How triton compiles and starts a kernel."""
+        tile = {"WIDTH": self.query_TNH.shape[2], "QUERIES": cut.queries, "KEYS": cut.keys, "STAGES": cut.stages}
+        kind = {"DROPOUT": self.rate > 0, "LOCAL": (self.left, self.right) != (-1, -1)}
+        return {**tile, **kind, "PTX": self.query_TNH.is_cuda, "num_warps": cut.warps}
+
+
+def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What tokens read, (T, N, H), the logarithms of sums, (N, T), and the factors of the draw.
+
+    Args:
+        arguments: of `_Call`, in their order.
+    """
+    from bertkit.kernels import triton_attention  # triton is there where torch was built for a GPU
+
+    call = _Call(*arguments)
+    out, log_sum, drawn = _results(*arguments)
+    tokens, heads, _ = out.shape
+    if call.rate:
+        drawn = factors(tokens, heads, out.device)
+    tiles = -(-call.longest // ATTEND.queries)
+    triton_attention.attend[(tiles * call.programs,)](
+        call.query_TNH, call.key_TNH, call.value_TNH, out, log_sum, call.bounds_B1, drawn,
+        *call.numbers, call.kept, *call.window, *call.rows, tokens, heads, tiles, **call.options(ATTEND),
+    )  # fmt: skip
+    return out, log_sum, drawn
+
+
+def backward(out_TNH: Tensor, given_TNH: Tensor, log_sum_NT: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
+    """The gradients of queries, keys and values side by side, (T, 3, N, H).
+
+    Args:
+        out_TNH, log_sum_NT, drawn: from `forward`.
+        given_TNH: the gradient of `out_TNH`.
+        arguments: of `_Call`, in their order.
+    """
+    from bertkit.kernels import triton_attention
+
+    call = _Call(*arguments)
+    found = _gradients(out_TNH)
+    dq, dk, dv = found.unbind(1)
+    delta_NT = torch.empty_like(log_sum_NT)
+    tokens, heads, _ = out_TNH.shape
+    drop, scale = call.numbers
+    tiles = -(-call.longest // QUERY_GRADIENT.queries)
+    triton_attention.query_gradient[(tiles * call.programs,)](
+        call.query_TNH, call.key_TNH, call.value_TNH, out_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1, drawn,
+        dq, drop, scale, call.scale * call.kept, 1 - call.rate, *call.window,
+        *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(QUERY_GRADIENT),
+    )  # fmt: skip
+    tiles = -(-call.longest // KEY_GRADIENT.keys)
+    triton_attention.key_gradient[(tiles * call.programs,)](
+        call.query_TNH, call.key_TNH, call.value_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1, drawn,
+        dk, dv, drop, scale, call.scale * call.kept, call.kept, *call.window,
+        *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(KEY_GRADIENT),
+    )  # fmt: skip
+    return found
+
+
+def _results(query_TNH: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors like those that `forward` gives."""
+    tokens, heads, _ = query_TNH.shape
+    rate = others[-1]
+    log_sum = query_TNH.new_empty((heads, tokens), dtype=torch.float32)
+    drawn = query_TNH.new_empty(2 * tokens + heads if rate else 0, dtype=torch.int32)
+    return query_TNH.new_empty(query_TNH.shape), log_sum, drawn
+
+
+def _gradients(out_TNH: Tensor, *others: Any) -> Tensor:
+    """An empty tensor like the one that `backward` gives."""
+    tokens, heads, width = out_TNH.shape
+    return out_TNH.new_empty((tokens, 3, heads, width))
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *rows, bounds_B1, ctx.longest, ctx.left, ctx.right, ctx.scale, ctx.rate = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output, *rows, bounds_B1)
+
+
+def _gradient_formula(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+    out, log_sum, drawn, *rows, bounds_B1 = ctx.saved_tensors
+    shared = (*rows, bounds_B1, ctx.longest, ctx.left, ctx.right, ctx.scale, ctx.rate)
+    given_TNH = given[0].to(out.dtype).contiguous()
+    found = torch.ops.bertkit.packed_attention_backward(out, given_TNH, log_sum, drawn, *shared)
+    return *found.unbind(1), *[None] * 6
+
+
+_ROWS = "Tensor query, Tensor key, Tensor value, Tensor bounds"
+_SHARED = f"{_ROWS}, SymInt longest, int left, int right, float scale, float rate"
+# Operators, so that a graph of torch.compile holds them.
+torch.library.custom_op(
+    "bertkit::packed_attention",
+    forward,
+    mutates_args=(),
+    device_types="cuda",
+    schema=f"({_SHARED}) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+torch.library.custom_op(
+    "bertkit::packed_attention_backward",
+    backward,
+    mutates_args=(),
+    device_types="cuda",
+    schema=f"(Tensor out, Tensor given, Tensor log_sum, Tensor drawn, {_SHARED}) -> Tensor",
+)
+torch.library.register_fake("bertkit::packed_attention", _results)
+torch.library.register_fake("bertkit::packed_attention_backward", _gradients)
+torch.library.register_autograd("bertkit::packed_attention", _gradient_formula, setup_context=_keep_for_backward)
+
+
+_wanted = False
+
+
+@contextmanager
+def gpu_kernels(wanted: bool) -> Iterator[None]:
+    """Whether training on a GPU uses these kernels where they serve it, within the context."""
+    global _wanted
+    before, _wanted = _wanted, wanted
+    try:
+        yield
+    finally:
+        _wanted = before
+
+
+def are_wanted() -> bool:
+    """Whether the run that is under way uses these kernels where they serve it."""
+    return _wanted
+
+
+def run_on(device: torch.device) -> bool:
+    """Whether a GPU is one that they are for, and triton is there."""
+    return torch.cuda.get_device_capability(device) >= CAPABILITY and find_spec("triton") is not None
