@@ -219,18 +219,18 @@ def main() -> None:
     print(f"{device_name(device)}, torch {torch.__version__}; products {products:,.2f} TFLOP/s measured", flush=True)
     rows: list[dict[str, Any]] = []
     for size, form in itertools.product(arguments.sizes.split(","), arguments.forms.split(",")):
+        torch.compiler.reset()  # torch keeps eight graphs of a layer, and each model has its own
         measurement = Measurement(size, FORMS[form], arguments)
         for limit in map(int, arguments.lengths.split(",")):
             with kernels_in_use(measurement.config, measurement.engine):
                 both = measurement.measured(limit, arguments.rounds)
+                kernels = measurement.kernels(limit)[: arguments.profile] if arguments.profile else []
             for kind, found in both.items():
                 rows.append({"size": size, "form": form, "limit": limit, "lengths": kind, **found})
                 print(report(rows[-1], arguments.peak, products), flush=True)
             ratio = rows[-1]["tokens_per_s"] / rows[-2]["tokens_per_s"]
             print(f"       tokens/s of varied lengths over those of one: {ratio:.3f}", flush=True)
-            for kernel, milliseconds, calls in (
-                measurement.kernels(limit)[: arguments.profile] if arguments.profile else []
-            ):
+            for kernel, milliseconds, calls in kernels:
                 print(f"      {milliseconds:>8.2f} ms {calls:>5} {kernel[:70]}", flush=True)
         (arguments.out / "update_speed.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 

@@ -38,6 +38,9 @@ def stand_in() -> Iterator[None]:
         exact = plain_attention((query, key, value), bounds_B1, drawn, (left, right), scale, rate)
         return out.copy_(exact), log_sum.zero_(), drawn
 
+    def joined(rows: Tensor, bounds: Tensor, longest: int, scale: float, rate: float) -> tuple[Tensor, ...]:
+        return forward(*rows.unbind(1), bounds, longest, -1, -1, scale, rate)
+
     def backward(out: Tensor, given: Tensor, log_sum: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
         found = torch.empty(out.shape[0], 3, *out.shape[1:])
 
@@ -54,6 +57,7 @@ def stand_in() -> Iterator[None]:
     with torch.library._scoped_library("bertkit", "IMPL") as library:
         library.impl("packed_attention", forward, "CPU")
         library.impl("packed_attention_backward", backward, "CPU")
+        library.impl("joined_attention", joined, "CPU")
         yield
 
 
@@ -67,6 +71,9 @@ def test_the_operators_have_the_shapes_and_gradients_that_graphs_are_told() -> N
     kept = torch.ops.bertkit.packed_attention(*(each.detach() for each in leaves), *shared)
     arguments = (kept[0], given, *kept[1:], *(each.detach() for each in leaves), *shared)
     torch.library.opcheck(torch.ops.bertkit.packed_attention_backward.default, arguments, test_utils=checks)
+    joined = torch.stack(leaves, dim=1).detach().requires_grad_()
+    shared = (bounds_B1, max(CASE.lengths), 0.2, CASE.rate)
+    torch.library.opcheck(torch.ops.bertkit.joined_attention.default, (joined, *shared), test_utils=checks)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -82,6 +89,20 @@ def test_each_input_gets_its_own_gradient() -> None:
     torch.testing.assert_close(mixed, exact.float())
     found, expected = (torch.autograd.grad(each, rows, given.to(each.dtype)) for each in (mixed, exact))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_rows_side_by_side_are_read_as_those_apart() -> None:
+    (query, key, value), bounds_B1, given = CASE.drawn(CPU)
+    joined = torch.stack((query, key, value), dim=1).detach().requires_grad_()
+    found = []
+    for rows in ((joined,), (query, key, value)):
+        torch.manual_seed(3)
+        attended = gpu_attention.joined_attention if len(rows) == 1 else gpu_attention.packed_attention
+        mixed = attended(*rows, bounds_B1, max(CASE.lengths), scale=0.2, dropout_rate=CASE.rate)
+        gradients = torch.autograd.grad(mixed, rows, given)
+        found.append((mixed, gradients[0] if len(rows) == 1 else torch.stack(gradients, dim=1)))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.9])
@@ -143,7 +164,8 @@ def test_the_kernel_is_chosen_by_run_and_heads(
 
     monkeypatch.setattr(gpu_attention, "packed_attention", own)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", of_torch)
-    monkeypatch.setitem(varlen._own_kernels, None, True)
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
     heads = [torch.zeros(9, 2, width, dtype=torch.bfloat16)] * 3
     sequences = PackedSequences.from_lengths([4, 5])
     with gpu_kernels(wanted):

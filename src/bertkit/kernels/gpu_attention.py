@@ -60,8 +60,9 @@ def drop_below(rate: float) -> int:
 
 
 def serves(query_TNH: Tensor, scale: float, rate: float) -> bool:
-    """Whether the kernels compute with heads like these, which torch's kernel reads."""
-    return query_TNH.shape[-1] in WIDTHS and scale > 0 and rate < 1
+    """Whether the kernels compute with heads like these."""
+    of_16_bits = query_TNH.dtype in (torch.bfloat16, torch.float16)
+    return of_16_bits and query_TNH.shape[-1] in WIDTHS and scale > 0 and rate < 1
 
 
 def packed_attention(
@@ -87,6 +88,21 @@ def packed_attention(
     """
     rows = [_by_row(each) for each in (query_TNH, key_TNH, value_TNH)]
     mixed_TNH, *_ = torch.ops.bertkit.packed_attention(*rows, bounds_B1, longest, *window, scale, dropout_rate)
+    assert isinstance(mixed_TNH, Tensor)
+    return mixed_TNH
+
+
+def joined_attention(
+    rows_T3NH: Tensor, bounds_B1: Tensor, longest: int, *, scale: float, dropout_rate: float
+) -> Tensor:
+    """`packed_attention` of queries, keys and values that lie side by side, whose gradients then do so, too.
+
+    Args:
+        rows_T3NH: of 16 bits, on a GPU; see `serves`.
+        bounds_B1, longest, scale, dropout_rate: as in `packed_attention`.
+    """
+    operator = torch.ops.bertkit.joined_attention
+    mixed_TNH, *_ = operator(rows_T3NH.contiguous(), bounds_B1, longest, scale, dropout_rate)
     assert isinstance(mixed_TNH, Tensor)
     return mixed_TNH
 
@@ -201,6 +217,11 @@ def backward(out_TNH: Tensor, given_TNH: Tensor, log_sum_NT: Tensor, drawn: Tens
     return found
 
 
+def _joined(rows_T3NH: Tensor, bounds_B1: Tensor, longest: int, scale: float, rate: float) -> tuple[Tensor, ...]:
+    """`forward` of queries, keys and values side by side, in all of a sequence."""
+    return forward(*rows_T3NH.unbind(1), bounds_B1, longest, -1, -1, scale, rate)
+
+
 def _results(query_TNH: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Empty tensors like those that `forward` gives."""
     tokens, heads, _ = query_TNH.shape
@@ -222,35 +243,49 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.save_for_backward(*output, *rows, bounds_B1)
 
 
-def _gradient_formula(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+def _keep_joined_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    rows_T3NH, bounds_B1, longest, scale, rate = inputs
+    _keep_for_backward(ctx, (rows_T3NH, bounds_B1, longest, -1, -1, scale, rate), output)
+
+
+def _gradient_of_joined(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
     out, log_sum, drawn, *rows, bounds_B1 = ctx.saved_tensors
-    shared = (*rows, bounds_B1, ctx.longest, ctx.left, ctx.right, ctx.scale, ctx.rate)
+    query, key, value = rows if len(rows) == 3 else rows[0].unbind(1)
+    shared = (query, key, value, bounds_B1, ctx.longest, ctx.left, ctx.right, ctx.scale, ctx.rate)
     given_TNH = given[0].to(out.dtype).contiguous()
-    found = torch.ops.bertkit.packed_attention_backward(out, given_TNH, log_sum, drawn, *shared)
+    found: Tensor = torch.ops.bertkit.packed_attention_backward(out, given_TNH, log_sum, drawn, *shared)
+    return found, *[None] * 4
+
+
+def _gradient_of_each(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+    found, *_ = _gradient_of_joined(ctx, *given)
+    assert found is not None
     return *found.unbind(1), *[None] * 6
 
 
-_ROWS = "Tensor query, Tensor key, Tensor value, Tensor bounds"
-_SHARED = f"{_ROWS}, SymInt longest, int left, int right, float scale, float rate"
-# Operators, so that a graph of torch.compile holds them.
-torch.library.custom_op(
-    "bertkit::packed_attention",
-    forward,
-    mutates_args=(),
-    device_types="cuda",
-    schema=f"({_SHARED}) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-torch.library.custom_op(
-    "bertkit::packed_attention_backward",
-    backward,
-    mutates_args=(),
-    device_types="cuda",
-    schema=f"(Tensor out, Tensor given, Tensor log_sum, Tensor drawn, {_SHARED}) -> Tensor",
-)
-torch.library.register_fake("bertkit::packed_attention", _results)
-torch.library.register_fake("bertkit::packed_attention_backward", _gradients)
-torch.library.register_autograd("bertkit::packed_attention", _gradient_formula, setup_context=_keep_for_backward)
+def _register() -> None:
+    """As operators, so that a graph of torch.compile holds them."""
+    options: dict[str, Any] = {"mutates_args": (), "device_types": "cuda"}
+    drawing = {**options, "tags": (torch.Tag.nondeterministic_seeded,)}
+    rows = "Tensor query, Tensor key, Tensor value, Tensor bounds"
+    shared = f"{rows}, SymInt longest, int left, int right, float scale, float rate"
+    joined = "Tensor rows, Tensor bounds, SymInt longest, float scale, float rate"
+    kept = "Tensor out, Tensor given, Tensor log_sum, Tensor drawn"
+    library = torch.library
+    library.custom_op(_EACH, forward, schema=f"({shared}) -> (Tensor, Tensor, Tensor)", **drawing)
+    library.custom_op(_JOINED, _joined, schema=f"({joined}) -> (Tensor, Tensor, Tensor)", **drawing)
+    library.custom_op(_BACKWARD, backward, schema=f"({kept}, {shared}) -> Tensor", **options)
+    library.register_fake(_EACH, _results)
+    library.register_fake(_JOINED, lambda rows_T3NH, *others: _results(rows_T3NH[:, 0], *others))
+    library.register_fake(_BACKWARD, _gradients)
+    library.register_autograd(_EACH, _gradient_of_each, setup_context=_keep_for_backward)
+    library.register_autograd(_JOINED, _gradient_of_joined, setup_context=_keep_joined_for_backward)
+
+
+_EACH = "bertkit::packed_attention"
+_JOINED = "bertkit::joined_attention"
+_BACKWARD = "bertkit::packed_attention_backward"
+_register()
 
 
 _wanted = False

@@ -24,9 +24,6 @@ import triton.language as tl
 
 PLAIN = ("drop_below", "tokens", "tiles", "left", "right")
 """Numbers that change from batch to batch; a kernel is not compiled anew for some of their values."""
-LOWEST: tl.constexpr = tl.constexpr(-1e30)
-"""The score of a key that is not attended to. Finite: of a tile in which a query attends to none, what is computed is
-multiplied by 0 as soon as there is one."""
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -64,10 +61,13 @@ def attend(
             scores_QK = tl.dot(q_QH, tl.trans(k_KH))
             if rest:
                 seen_QK = _seen(queries_Q, first + keys_K, real_K, left, right, LOCAL)
-                scores_QK = tl.where(seen_QK, scores_QK, LOWEST)
+                scores_QK = tl.where(seen_QK, scores_QK, float("-inf"))
             higher_Q = tl.maximum(top_Q, tl.max(scores_QK, 1) * scale)
-            shrink_Q = tl.exp2(top_Q - higher_Q)
-            p_QK = tl.exp2(scores_QK * scale - higher_Q[:, None])
+            against_Q = higher_Q
+            if LOCAL:  # a query may have seen no key yet, and infinity less infinity is no number
+                against_Q = tl.where(higher_Q == float("-inf"), 0.0, higher_Q)
+            shrink_Q = tl.exp2(top_Q - against_Q)
+            p_QK = tl.exp2(scores_QK * scale - against_Q[:, None])
             sum_Q = sum_Q * shrink_Q + tl.sum(p_QK, 1)
             if DROPOUT:
                 factor_K = _loaded(factors + start + keys_K + first, real_K, rest)

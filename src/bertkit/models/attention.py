@@ -29,9 +29,9 @@ from bertkit.models.dropout import drawn, dropout
 from bertkit.models.eager import eager, never_traced
 from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.products import Linear
-from bertkit.models.projection import Projection, project_at_once
+from bertkit.models.projection import Projection, project_at_once, project_to_columns
 from bertkit.models.recorder import Scope
-from bertkit.models.varlen import attend_packed, in_compiled_kernel
+from bertkit.models.varlen import attend_joined, attend_packed, in_compiled_kernel
 
 Visible = Callable[[int, torch.device], Tensor]
 """Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
@@ -427,7 +427,20 @@ class SelfAttention(nn.Module):
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
             return self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
 
-        return self.project(hidden_TD, mix, scope, index_M)
+        rows_T3NH = self._columns(hidden_TD, scope)
+        if rows_T3NH is None:
+            return self.project(hidden_TD, mix, scope, index_M)
+        mixed_TNH = attend_joined(rows_T3NH, sequences, dropout_rate=self.dropout_rate if self.training else 0.0)
+        return self._to_output(mix(*rows_T3NH.unbind(1)) if mixed_TNH is None else mixed_TNH, index_M)
+
+    def _columns(self, hidden_TD: Tensor, scope: Scope) -> Tensor | None:
+        """Queries, keys and values as columns of one tensor, (T, 3, N, H), where a GPU makes them in one product and
+        nobody reads or changes them before `mix`; None elsewhere."""
+        is_plain = type(self).mix is SelfAttention.mix and self.projection is project_at_once
+        if not hidden_TD.is_cuda or not is_plain or scope.recorder is not None:
+            return None
+        rows_TF = project_to_columns((self.query, self.key, self.value), hidden_TD)
+        return None if rows_TF is None else rows_TF.view(rows_TF.shape[0], 3, self.heads, -1)
 
     def forward_summary_token(
         self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor
@@ -458,7 +471,10 @@ class SelfAttention(nn.Module):
         query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
         key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
         value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
-        mixed_TNH = scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH))
+        return self._to_output(scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH)), index_M)
+
+    def _to_output(self, mixed_TNH: Tensor, index_M: Tensor | None) -> Tensor:
+        """The heads' outputs through the output projection, (T, D), or (M, D) of these tokens."""
         selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
         output: Tensor = self.output(selected_TNH.flatten(1))
         return output

@@ -30,21 +30,26 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
     """The same in one product on a GPU, and on a CPU in bfloat16 where the compiled kernel reads what it gives as it
     lies: the states are read once, and their gradient is added up within the product."""
     in_kernel = _is_read_by_kernel(hidden_TD)
-    if not (hidden_TD.is_cuda or in_kernel):
+    rows_TF = project_to_columns(maps, hidden_TD) if hidden_TD.is_cuda or in_kernel else None
+    if rows_TF is None:
         return project_separately(maps, hidden_TD)
-    plain = [each for each in maps if is_plain_linear(each) and not _has_hooks(each)]
-    if len(plain) < len(maps):
-        return project_separately(maps, hidden_TD)
-    weights: list[Tensor] = [each.weight for each in plain]
-    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
-    if len(biases) not in (0, len(maps)):
-        return project_separately(maps, hidden_TD)
-    rows_TF = linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
-    widths = [weight.shape[0] for weight in weights]
+    widths = [each.out_features for each in maps if isinstance(each, nn.Linear)]
     if in_kernel:
         columns: Sequence[Tensor] = _Columns.apply(rows_TF, widths)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
         return columns
-    return torch.split(rows_TF, list(widths), dim=-1)
+    return torch.split(rows_TF, widths, dim=-1)
+
+
+def project_to_columns(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Tensor | None:
+    """The outputs of all maps side by side, (T, sum of F), by one product; None where not all are plain linear maps."""
+    plain = [each for each in maps if is_plain_linear(each) and not _has_hooks(each)]
+    if len(plain) < len(maps):
+        return None
+    weights: list[Tensor] = [each.weight for each in plain]
+    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
+    if len(biases) not in (0, len(maps)):
+        return None
+    return linear(hidden_TD, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def _has_hooks(part: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,11 +40,22 @@ _HEAD_STEP = 8
 _reported: set[str] = set()
 """What was logged so far of which attention is used; each is logged once."""
 
-_device_obstacles: dict[int | None, str | None] = {}
-"""By the index of a GPU, why it cannot run the kernel; None where it can. A graph that torch.compile traces reads it,
-and cannot ask the GPU."""
-_own_kernels: dict[int | None, bool] = {}
-"""By the index of a GPU, whether our own kernels run on it."""
+
+@dataclass(frozen=True)
+class _Gpu:
+    """What a GPU runs.
+
+    Attributes:
+        obstacle: why not torch's kernel; None: it does.
+        runs_own: whether our own kernels.
+    """
+
+    obstacle: str | None
+    runs_own: bool
+
+
+_gpus: dict[int | None, _Gpu] = {}
+"""By the index of each. A graph that torch.compile traces reads it, and cannot ask the GPU."""
 
 
 def attend_packed(
@@ -126,9 +138,7 @@ def packed_kernel(
     """
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
     factor = heads[0].shape[-1] ** -0.5 if scale is None else scale
-    has_own = _own_kernels.get(heads[0].device.index, False) and gpu_attention.are_wanted()
-    if has_own and gpu_attention.serves(heads[0], factor, dropout_rate):
-        _report("our own kernels for packed sequences")
+    if _own_kernels_serve(heads[0], factor, dropout_rate):
         return gpu_attention.packed_attention(
             *heads, bounds_B1, longest, window=window, scale=factor, dropout_rate=dropout_rate
         )
@@ -145,6 +155,27 @@ def packed_kernel(
         mixed_TNH = varlen_attn(*heads, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window)
     assert isinstance(mixed_TNH, Tensor)
     return mixed_TNH
+
+
+def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate: float) -> Tensor | None:
+    """`attend_packed` in all of a sequence, of queries, keys and values that lie side by side, whose gradients are then
+    written side by side, too; None where our own kernels do not serve them."""
+    if type(sequences) is not PackedSequences or _right_side(sequences, causal=False, each_side=None) != -1:
+        return None
+    scale = rows_T3NH.shape[-1] ** -0.5
+    if not _own_kernels_serve(rows_T3NH[:, 0], scale, dropout_rate):
+        return None
+    bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
+    return gpu_attention.joined_attention(rows_T3NH, bounds_B1, longest, scale=scale, dropout_rate=dropout_rate)
+
+
+def _own_kernels_serve(query_TNH: Tensor, scale: float, dropout_rate: float) -> bool:
+    if not (has_kernels(query_TNH.device) and gpu_attention.are_wanted()):
+        return False
+    found = _looked_at(query_TNH.device).runs_own and gpu_attention.serves(query_TNH, scale, dropout_rate)
+    if found:
+        _report("our own kernels for packed sequences")
+    return found
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -171,17 +202,19 @@ def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str |
     width = query_TNH.shape[-1]
     if value_TNH.shape != query_TNH.shape or width % _HEAD_STEP or width > _WIDEST_HEAD:
         return f"heads of width {width}; the kernel reads multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}"
-    index = query_TNH.device.index
-    if index not in _device_obstacles:
-        look_at(query_TNH.device)
-    return _device_obstacles[index]
+    return _looked_at(query_TNH.device).obstacle
 
 
 def look_at(device: torch.device) -> None:
-    """Find out whether a device can run the kernel; before its first use in a compiled graph."""
+    """Find out which kernels a device can run; before their first use in a compiled graph."""
     if has_kernels(device):
-        _device_obstacles[device.index] = _obstacle_of_device(device.index)
-        _own_kernels[device.index] = gpu_attention.run_on(device)
+        _gpus[device.index] = _Gpu(_obstacle_of_device(device.index), gpu_attention.run_on(device))
+
+
+def _looked_at(device: torch.device) -> _Gpu:
+    if device.index not in _gpus:
+        look_at(device)
+    return _gpus[device.index]
 
 
 def _obstacle_of_device(index: int | None) -> str | None:
