@@ -88,7 +88,8 @@ def test_a_model_computes_with_it_where_the_run_wants_it(monkeypatch: pytest.Mon
     def states_and_gradient(wanted: bool) -> tuple[torch.Tensor, torch.Tensor]:
         with gpu_kernels(wanted), torch.autocast("cuda", torch.bfloat16):
             states_TD = encoder(batch).float()
-        (gradient,) = torch.autograd.grad(states_TD.square().sum(), [encoder.word_embedding.weight])
+        weight_TD = torch.linspace(-1, 1, states_TD.numel(), device=GPU).view(states_TD.shape)
+        (gradient,) = torch.autograd.grad((states_TD * weight_TD).sum(), [encoder.word_embedding.weight])
         return states_TD.detach(), gradient
 
     monkeypatch.setattr(varlen, "_reported", set())

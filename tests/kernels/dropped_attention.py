@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bertkit.kernels.gpu_attention import drop_below
+from bertkit.kernels import gpu_attention
+from bertkit.kernels.gpu_attention import drop_below, factors
 
 
 class Case(NamedTuple):
@@ -61,3 +65,38 @@ def plain_attention(
 def relative_error(found: Tensor, exact: Tensor) -> float:
     """Of all numbers together, relative to their norm."""
     return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+@contextmanager
+def operators_on_a_processor() -> Iterator[None]:
+    """The kernels' operators for tensors in memory, too, in plain operators."""
+
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        out, log_sum, drawn = gpu_attention._results(*arguments)
+        query, key, value, bounds_B1, _, left, right, scale, rate = arguments
+        if rate:
+            drawn = factors(query.shape[0], query.shape[1], query.device)
+        exact = plain_attention((query, key, value), bounds_B1, drawn, (left, right), scale, rate)
+        return out.copy_(exact), log_sum.zero_(), drawn
+
+    def joined(rows: Tensor, bounds: Tensor, longest: int, scale: float, rate: float) -> tuple[Tensor, ...]:
+        return forward(*rows.unbind(1), bounds, longest, -1, -1, scale, rate)
+
+    def backward(out: Tensor, given: Tensor, log_sum: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
+        found = torch.empty(out.shape[0], 3, *out.shape[1:], dtype=out.dtype)
+
+        def of_graph() -> None:  # an operator's own thread records no gradients
+            *rows, bounds_B1, _, left, right, scale, rate = arguments
+            leaves = [each.detach().requires_grad_() for each in rows]
+            exact = plain_attention(tuple(leaves), bounds_B1, drawn, (left, right), scale, rate)
+            found.copy_(torch.stack(torch.autograd.grad(exact, leaves, given.to(exact.dtype)), dim=1))
+
+        with ThreadPoolExecutor(1) as other:
+            other.submit(of_graph).result(timeout=60)
+        return found
+
+    with torch.library._scoped_library("bertkit", "IMPL") as library:
+        library.impl("packed_attention", forward, "CPU")
+        library.impl("packed_attention_backward", backward, "CPU")
+        library.impl("joined_attention", joined, "CPU")
+        yield

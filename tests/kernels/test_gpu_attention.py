@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
 from bertkit.kernels.gpu_attention import drop_below, factors, gpu_kernels
 from bertkit.models import varlen
-from tests.kernels.dropped_attention import Case, kept_probabilities, plain_attention
+from tests.kernels.dropped_attention import Case, kept_probabilities, operators_on_a_processor, plain_attention
 
 CPU = torch.device("cpu")
 CASE = Case(lengths=(5, 17, 1, 9), heads=3, width=32, dtype=torch.float32, window=(6, 2), rate=0.25)
@@ -28,36 +27,7 @@ CASE = Case(lengths=(5, 17, 1, 9), heads=3, width=32, dtype=torch.float32, windo
 
 @pytest.fixture
 def stand_in() -> Iterator[None]:
-    """The operators on a processor, in plain ones."""
-
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        out, log_sum, drawn = gpu_attention._results(*arguments)
-        query, key, value, bounds_B1, _, left, right, scale, rate = arguments
-        if rate:
-            drawn = factors(query.shape[0], query.shape[1], CPU)
-        exact = plain_attention((query, key, value), bounds_B1, drawn, (left, right), scale, rate)
-        return out.copy_(exact), log_sum.zero_(), drawn
-
-    def joined(rows: Tensor, bounds: Tensor, longest: int, scale: float, rate: float) -> tuple[Tensor, ...]:
-        return forward(*rows.unbind(1), bounds, longest, -1, -1, scale, rate)
-
-    def backward(out: Tensor, given: Tensor, log_sum: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
-        found = torch.empty(out.shape[0], 3, *out.shape[1:])
-
-        def of_graph() -> None:  # an operator's own thread records no gradients
-            *rows, bounds_B1, _, left, right, scale, rate = arguments
-            leaves = [each.detach().requires_grad_() for each in rows]
-            exact = plain_attention(tuple(leaves), bounds_B1, drawn, (left, right), scale, rate)
-            found.copy_(torch.stack(torch.autograd.grad(exact, leaves, given.to(exact.dtype)), dim=1))
-
-        with ThreadPoolExecutor(1) as other:
-            other.submit(of_graph).result(timeout=60)
-        return found
-
-    with torch.library._scoped_library("bertkit", "IMPL") as library:
-        library.impl("packed_attention", forward, "CPU")
-        library.impl("packed_attention_backward", backward, "CPU")
-        library.impl("joined_attention", joined, "CPU")
+    with operators_on_a_processor():
         yield
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
+from bertkit.kernels.gpu_attention import gpu_kernels
 from bertkit.models import varlen
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
@@ -24,6 +25,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.training import compilation
 from bertkit.training.compilation import compile_layers
 from bertkit.training.config import EngineConfig
+from tests.kernels.dropped_attention import operators_on_a_processor
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -128,7 +130,8 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
 
     monkeypatch.setattr(compilation, "_compiled", cache(compiled))
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
-    monkeypatch.setattr(varlen, "_obstacle_of_device", lambda index: None)
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=False))
+    monkeypatch.setattr(compilation, "look_at", lambda device: None)
     monkeypatch.setattr(varlen, "packed_kernel", kernel)
     sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
     model = made_model(family.model_validate(sizes))
@@ -139,6 +142,35 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
         found = [states_and_gradients(model, batch) for batch in BATCHES]
     assert all(states_TD.dtype == torch.float32 for states_TD, *_ in found)
     assert _error(found, exact) < 2 * _error(plain, exact) < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("family", "dropout"), [(BertConfig, 0.0), (BertConfig, 0.2), (ModernBertConfig, 0.0)])
+def test_our_own_kernels_are_a_part_of_the_graph(
+    family: type[BertConfig | ModernBertConfig], dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As operators that stand in for them: on columns of one tensor, or on queries, keys and values apart."""
+
+    def compiled(forward: Callable[..., Any], backend: str) -> Any:
+        return torch.compile(forward, dynamic=True, backend=backend, fullgraph=True)
+
+    monkeypatch.setattr(compilation, "_compiled", cache(compiled))
+    sizes = {**SIZES, "hidden_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
+    model = made_model(family.model_validate(sizes))
+    exact = [states_and_gradients(model, batch) for batch in BATCHES]
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
+    monkeypatch.setattr(varlen, "_reported", set())
+    monkeypatch.setattr(compilation, "look_at", lambda device: None)
+    with operators_on_a_processor(), gpu_kernels(wanted=True), torch.autocast("cpu", torch.bfloat16):
+        plain = [states_and_gradients(model, batch) for batch in BATCHES]
+        assert varlen._reported == {"our own kernels for packed sequences"}
+        compile_layers(model, backend="aot_eager")
+        found = [states_and_gradients(model, batch) for batch in BATCHES]
+    if not dropout:
+        assert _error(plain, exact) < 0.015
+    assert _error(found, plain) < 0.02, "the same draws"
 
 
 def _error(found: list[list[Tensor]], exact: list[list[Tensor]]) -> float:

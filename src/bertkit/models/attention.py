@@ -31,7 +31,7 @@ from bertkit.models.key_value_cache import CachedBias, through_cache
 from bertkit.models.products import Linear
 from bertkit.models.projection import Projection, project_at_once, project_to_columns
 from bertkit.models.recorder import Scope
-from bertkit.models.varlen import attend_joined, attend_packed, in_compiled_kernel
+from bertkit.models.varlen import attend_joined, attend_packed, has_kernels, in_compiled_kernel
 
 Visible = Callable[[int, torch.device], Tensor]
 """Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
@@ -437,7 +437,7 @@ class SelfAttention(nn.Module):
         """Queries, keys and values as columns of one tensor, (T, 3, N, H), where a GPU makes them in one product and
         nobody reads or changes them before `mix`; None elsewhere."""
         is_plain = type(self).mix is SelfAttention.mix and self.projection is project_at_once
-        if not hidden_TD.is_cuda or not is_plain or scope.recorder is not None:
+        if not has_kernels(hidden_TD.device) or not is_plain or scope.recorder is not None:
             return None
         rows_TF = project_to_columns((self.query, self.key, self.value), hidden_TD)
         return None if rows_TF is None else rows_TF.view(rows_TF.shape[0], 3, self.heads, -1)
