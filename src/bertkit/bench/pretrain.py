@@ -9,7 +9,9 @@ Shapes: T packed tokens, B sequences, M predicted tokens.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -42,25 +44,28 @@ CLIP_NORM = 1.0
 IGNORED = -100
 """The label of a token that the peer's loss leaves out."""
 OBJECTIVES = (MaskedLM(max_predictions=20), NextSentence())
+UPDATES = 24
+"""Batches that come before the first comes again: a training sees no batch twice, and each has shapes of its own."""
 
 
 def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
-    """An update on one batch of the text, BERT's two objectives.
+    """An update, each on another batch of the text, BERT's two objectives.
 
     Raises:
         DataError: no such text, or too little of it.
     """
     size = SIZES[settings.size]
     sequences = settings.sequences or size.sequences
-    samples, tokenizer = samples_of(settings, sequences)
+    updates, tokenizer = samples_of(settings, sequences)
     config = config_of(size)
     torch.manual_seed(0)
     model = HeadedModel(config.build(tokenizer.vocab_size), [objective.term for objective in OBJECTIVES])
     model.initialise(0)
     model.to(engine.device)
-    parts = [PackedBatch.from_samples(part) for part in samples.split(engine.micro_batch_tokens)]
+    size_of_part = engine.micro_batch_tokens
+    batches = [[PackedBatch.from_samples(part) for part in samples.split(size_of_part)] for samples in updates]
     peers = Peers(wanted=settings.peers)
-    peers.add("transformers", partial(peer_update, config, tokenizer.vocab_size, samples, settings.length, engine))
+    peers.add("transformers", partial(peer_update, config, tokenizer.vocab_size, updates, settings.length, engine))
     return Workload(
         about={
             "model": f"{size.width} x {size.layers}",
@@ -69,16 +74,16 @@ def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
             "precision": engine.precision,
         },
         unit="tokens",
-        amount=int(samples.ids_T.size),
-        sides={OWN: own_update(model, parts, engine), **peers.sides},
+        amount=fmean(samples.ids_T.size for samples in updates),
+        sides={OWN: own_update(model, batches, engine), **peers.sides},
         left_out=peers.left_out,
-        flops=training_flops(model, parts, OBJECTIVES),
+        flops=fmean(training_flops(model, parts, OBJECTIVES) for parts in batches),
         memory_bytes=OPTIMIZER_BYTES * count_parameters(model).total,
     )
 
 
-def samples_of(settings: BenchSettings, sequences: int) -> tuple[Samples, Tokenizer]:
-    """The samples of the first update, as `bertkit pretrain bert` would draw them."""
+def samples_of(settings: BenchSettings, sequences: int) -> tuple[list[Samples], Tokenizer]:
+    """The samples of the first updates, as `bertkit pretrain bert` would draw them."""
     shards = shards_of(settings)
     tokenizer = load_tokenizer(shards.directory)
     training, _ = split_documents(shards, 0.01, 0)
@@ -87,22 +92,23 @@ def samples_of(settings: BenchSettings, sequences: int) -> tuple[Samples, Tokeni
     batches = StepBatches(
         stream, Vocabulary.of(tokenizer), OBJECTIVES, batch_sequences=sequences, micro_batch_tokens=None
     )
-    return batches.samples(0), tokenizer
+    return [batches.samples(number) for number in range(UPDATES)], tokenizer
 
 
-def own_update(model: HeadedModel, parts: list[PackedBatch], engine: Engine) -> Work:
-    """bertkit's own step."""
+def own_update(model: HeadedModel, batches: list[list[PackedBatch]], engine: Engine) -> Work:
+    """bertkit's own step, on each batch in turn."""
     step = Step.plain(model, AdamWConfig(bias_correction=False).build(model), engine, CLIP_NORM)
+    in_turn = itertools.cycle(batches)
 
     def update() -> None:
-        step.update(parts, ObjectiveTerms(OBJECTIVES), RATE)
+        step.update(next(in_turn), ObjectiveTerms(OBJECTIVES), RATE)
         synchronise(engine.device)
 
     return update
 
 
-def peer_update(config: BertConfig, vocab_size: int, samples: Samples, length: int, engine: Engine) -> Work:
-    """The plain loop's step, padding included.
+def peer_update(config: BertConfig, vocab_size: int, updates: list[Samples], length: int, engine: Engine) -> Work:
+    """The plain loop's step on each update's samples in turn, padding included.
 
     Raises:
         ImportError: transformers is not installed.
@@ -112,9 +118,10 @@ def peer_update(config: BertConfig, vocab_size: int, samples: Samples, length: i
     hub_config = transformers.BertConfig(**settings, vocab_size=vocab_size, attn_implementation="sdpa")
     model = transformers.BertForPreTraining(hub_config).to(engine.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    in_turn = itertools.cycle([padded(samples, length) for samples in updates])
 
     def update() -> None:
-        inputs = {name: tensor.to(engine.device) for name, tensor in padded(samples, length).items()}
+        inputs = {name: tensor.to(engine.device) for name, tensor in next(in_turn).items()}
         with engine.autocast():
             loss = model(**inputs).loss
         loss.backward()
