@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertkit.kernels import gpu_attention
-from bertkit.kernels.gpu_attention import drop_below, factors
+from bertkit.kernels.gpu_attention import draw, drop_below
 
 
 class Case(NamedTuple):
@@ -74,8 +74,7 @@ def operators_on_a_processor() -> Iterator[None]:
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         out, log_sum, drawn = gpu_attention._results(*arguments)
         query, key, value, bounds_B1, _, left, right, scale, rate = arguments
-        if rate:
-            drawn = factors(query.shape[0], query.shape[1], query.device)
+        draw(drawn)
         exact = plain_attention((query, key, value), bounds_B1, drawn, (left, right), scale, rate)
         return out.copy_(exact), log_sum.zero_(), drawn
 

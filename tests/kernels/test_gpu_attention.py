@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
-from bertkit.kernels.gpu_attention import drop_below, factors, gpu_kernels
+from bertkit.kernels.gpu_attention import draw, drop_below, gpu_kernels
 from bertkit.models import varlen
 from tests.kernels.dropped_attention import Case, kept_probabilities, operators_on_a_processor, plain_attention
 
@@ -54,7 +56,7 @@ def test_each_input_gets_its_own_gradient() -> None:
         *rows, bounds_B1, max(CASE.lengths), window=CASE.window, scale=0.2, dropout_rate=CASE.rate
     )
     torch.manual_seed(3)
-    drawn = factors(sum(CASE.lengths), CASE.heads, CPU)
+    drawn = draw(torch.empty(2 * sum(CASE.lengths) + CASE.heads, dtype=torch.int32))
     exact = plain_attention(rows, bounds_B1, drawn, CASE.window, 0.2, CASE.rate)
     torch.testing.assert_close(mixed, exact.float())
     found, expected = (torch.autograd.grad(each, rows, given.to(each.dtype)) for each in (mixed, exact))
@@ -79,7 +81,7 @@ def test_rows_side_by_side_are_read_as_those_apart() -> None:
 def test_probabilities_are_dropped_at_the_rate_and_independently(rate: float) -> None:
     torch.manual_seed(5)
     heads, tokens = 4, 600
-    drawn = factors(tokens, heads, CPU)
+    drawn = draw(torch.empty(2 * tokens + heads, dtype=torch.int32))
     kept_NSS = kept_probabilities(drawn, tokens, heads, rate, 0, tokens)
     spread = (rate * (1 - rate)) ** 0.5
     centred = (kept_NSS.double() - (1 - rate)) / spread
@@ -144,15 +146,50 @@ def test_the_kernel_is_chosen_by_run_and_heads(
 
 
 @pytest.mark.parametrize(
-    ("capability", "triton", "expected"),
-    [((9, 0), True, True), ((10, 0), True, True), ((8, 9), True, False), ((9, 0), False, False)],
+    ("capability", "hip", "triton", "fault", "expected"),
+    [
+        ((9, 0), None, True, None, True),
+        ((10, 0), None, True, None, True),
+        ((8, 9), None, True, None, False),
+        ((9, 4), "6.2", True, None, False),
+        ((9, 0), None, False, None, False),
+        ((9, 0), None, True, RuntimeError("Failed to find C compiler.\nPlease specify it"), False),
+    ],
+    ids=["Hopper", "Blackwell", "Ada", "AMD", "no triton", "no compiler"],
 )
-def test_older_gpus_and_installations_without_triton_use_torchs_kernel(
-    capability: tuple[int, int], triton: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_where_they_do_not_run_torchs_kernel_is_used(
+    capability: tuple[int, int],
+    hip: str | None,
+    triton: bool,
+    fault: Exception | None,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def tried_out(device: torch.device) -> None:
+        if fault is not None:
+            raise fault
+
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
     monkeypatch.setattr(gpu_attention, "find_spec", lambda name: SimpleNamespace() if triton else None)
-    assert gpu_attention.run_on(torch.device("cuda", 0)) is expected
+    monkeypatch.setattr(gpu_attention, "_try_out", tried_out)
+    with caplog.at_level(logging.INFO):
+        assert gpu_attention.run_on(torch.device("cuda", 0)) is expected
+    assert ("Failed to find C compiler" in caplog.text) is (fault is not None)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_derivatives_in_forward_mode_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
+    rows = torch.randn(9, 3, 2, 32, dtype=torch.bfloat16)
+    sequences = PackedSequences.from_lengths([4, 5])
+    with gpu_kernels(True):
+        assert varlen.attend_joined(rows, sequences, dropout_rate=0.0) is not None
+        with torch.autograd.forward_ad.dual_level():
+            assert varlen.attend_joined(rows, sequences, dropout_rate=0.0) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed; it needs no GPU here")

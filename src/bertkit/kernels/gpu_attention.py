@@ -3,18 +3,19 @@
 torch's FlashAttention 2 is written for the GPUs before, draws ten rounds of Philox for every 16 probabilities, has
 tiles of 128 tokens whatever a sequence's length, and adds up the gradient of the queries in any order. These kernels
 (triton_attention.py) multiply by Hopper's instructions and drop by a product of three numbers: of BERT's forward and
-backward pass they take 0.56 to 0.79 of the time (docs/gpu.md), and they give the same bits each time.
+backward pass they take 0.44 to 0.79 of the time (docs/gpu.md), and they give the same bits each time.
 
-**The draw.** `factors` has a random odd int32 for each token as a key, each token as a query and each head. The
-probability of a query, a key and a head is kept where the product of the three is not among the lowest `rate` of all
-int32. The product is uniform, and any few of them are independent but for relations among factors that random ones do
-not have: no combination of products with small integer weights is constant.
+**The draw.** There is a random odd int32 for each token as a key, each token as a query and each head. The probability
+of a query, a key and a head is kept where the product of the three is not among the lowest `rate` of all int32. The
+product is uniform among odd numbers, and any two are uncorrelated. Of the many ways to take four keys of a sequence a
+few, three with 512 keys, have factors that add up to the same by twos; whether these are dropped is slightly dependent.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +26,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 WIDTHS = (32, 64)
 """Of a head; with wider ones torch's kernel is faster."""
 CAPABILITY = (9, 0)
-"""Hopper; older GPUs have not been tried."""
+"""Hopper, on which they were measured; for the next two generations they are known to compile."""
 _ALL = 2**30
 """More tokens than a sequence has."""
 
@@ -48,10 +51,9 @@ KEY_GRADIENT = Tiles(64, 64)
 """Small ones, so that a multiprocessor has many programs at a time; larger ones take up to twice as long."""
 
 
-def factors(tokens: int, heads: int, device: torch.device) -> Tensor:
-    """The factors of a draw, int32: T of the keys, T of the queries, N of the heads; by the device's generator."""
-    drawn = torch.empty(2 * tokens + heads, dtype=torch.int32, device=device)
-    return drawn.random_(-(2**31), 2**31).bitwise_or_(1)
+def draw(factors: Tensor) -> Tensor:
+    """Draw the factors, int32, by the device's generator, in place: T of the keys, T of the queries, N of the heads."""
+    return factors.random_(-(2**31), 2**31).bitwise_or_(1)
 
 
 def drop_below(rate: float) -> int:
@@ -176,13 +178,12 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = _Call(*arguments)
     out, log_sum, drawn = _results(*arguments)
     tokens, heads, _ = out.shape
-    if call.rate:
-        drawn = factors(tokens, heads, out.device)
     tiles = -(-call.longest // ATTEND.queries)
-    triton_attention.attend[(tiles * call.programs,)](
-        call.query_TNH, call.key_TNH, call.value_TNH, out, log_sum, call.bounds_B1, drawn,
-        *call.numbers, call.kept, *call.window, *call.rows, tokens, heads, tiles, **call.options(ATTEND),
-    )  # fmt: skip
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        triton_attention.attend[(tiles * call.programs,)](
+            call.query_TNH, call.key_TNH, call.value_TNH, out, log_sum, call.bounds_B1, draw(drawn),
+            *call.numbers, call.kept, *call.window, *call.rows, tokens, heads, tiles, **call.options(ATTEND),
+        )  # fmt: skip
     return out, log_sum, drawn
 
 
@@ -203,17 +204,18 @@ def backward(out_TNH: Tensor, given_TNH: Tensor, log_sum_NT: Tensor, drawn: Tens
     tokens, heads, _ = out_TNH.shape
     drop, scale = call.numbers
     tiles = -(-call.longest // QUERY_GRADIENT.queries)
-    triton_attention.query_gradient[(tiles * call.programs,)](
-        call.query_TNH, call.key_TNH, call.value_TNH, out_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1, drawn,
-        dq, drop, scale, call.scale * call.kept, 1 - call.rate, *call.window,
-        *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(QUERY_GRADIENT),
-    )  # fmt: skip
-    tiles = -(-call.longest // KEY_GRADIENT.keys)
-    triton_attention.key_gradient[(tiles * call.programs,)](
-        call.query_TNH, call.key_TNH, call.value_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1, drawn,
-        dk, dv, drop, scale, call.scale * call.kept, call.kept, *call.window,
-        *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(KEY_GRADIENT),
-    )  # fmt: skip
+    with torch.cuda.device_of(out_TNH):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        triton_attention.query_gradient[(tiles * call.programs,)](
+            call.query_TNH, call.key_TNH, call.value_TNH, out_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1,
+            drawn, dq, drop, scale, call.scale * call.kept, 1 - call.rate, *call.window,
+            *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(QUERY_GRADIENT),
+        )  # fmt: skip
+        tiles = -(-call.longest // KEY_GRADIENT.keys)
+        triton_attention.key_gradient[(tiles * call.programs,)](
+            call.query_TNH, call.key_TNH, call.value_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1,
+            drawn, dk, dv, drop, scale, call.scale * call.kept, call.kept, *call.window,
+            *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(KEY_GRADIENT),
+        )  # fmt: skip
     return found
 
 
@@ -308,5 +310,29 @@ def are_wanted() -> bool:
 
 
 def run_on(device: torch.device) -> bool:
-    """Whether a GPU is one that they are for, and triton is there."""
-    return torch.cuda.get_device_capability(device) >= CAPABILITY and find_spec("triton") is not None
+    """Whether a GPU is one that they are for, and they can be compiled and run there; found out by doing so.
+
+    triton builds its launcher with a C compiler and Python's headers, and keeps what it makes in the user's cache.
+    """
+    nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+    if not nvidia or find_spec("triton") is None:
+        return False
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device]):
+            _try_out(device)
+    except Exception as error:  # whatever it is, torch's kernel needs none of it
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        log.info("attention: our own kernels, a third faster, cannot be compiled or run here: %s", reason)
+        return False
+    return True
+
+
+def _try_out(device: torch.device) -> None:
+    """Compile and run all passes, as most models need them."""
+    rows_T3NH = torch.ones(8, 3, 1, WIDTHS[-1], dtype=torch.bfloat16, device=device)
+    bounds_B1 = torch.tensor([0, 8], dtype=torch.int32, device=device)
+    shared = (*rows_T3NH.unbind(1), bounds_B1, 8, -1, -1, 1.0, 0.1)
+    out_TNH, log_sum_NT, drawn = forward(*shared)
+    found = backward(out_TNH, out_TNH, log_sum_NT, drawn, *shared)
+    if not found.isfinite().all():
+        raise ArithmeticError("a gradient is not finite")

@@ -22,8 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-PLAIN = ("drop_below", "tokens", "tiles", "left", "right")
-"""Numbers that change from batch to batch; a kernel is not compiled anew for some of their values."""
+PLAIN = ("drop_below", "tokens", "heads", "tiles", "left", "right")
+"""Numbers that change from batch to batch or model to model; no kernel is compiled anew for some of their values."""
 
 
 @triton.jit(do_not_specialize=PLAIN)

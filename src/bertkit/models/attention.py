@@ -436,8 +436,11 @@ class SelfAttention(nn.Module):
     def _columns(self, hidden_TD: Tensor, scope: Scope) -> Tensor | None:
         """Queries, keys and values as columns of one tensor, (T, 3, N, H), where a GPU makes them in one product and
         nobody reads or changes them before `mix`; None elsewhere."""
-        is_plain = type(self).mix is SelfAttention.mix and self.projection is project_at_once
-        if not has_kernels(hidden_TD.device) or not is_plain or scope.recorder is not None:
+        kind = type(self)
+        is_own = kind.mix is not SelfAttention.mix or kind.project is not SelfAttention.project
+        if is_own or self.projection is not project_at_once or scope.recorder is not None:
+            return None
+        if not has_kernels(hidden_TD.device):
             return None
         rows_TF = project_to_columns((self.query, self.key, self.value), hidden_TD)
         return None if rows_TF is None else rows_TF.view(rows_TF.shape[0], 3, self.heads, -1)

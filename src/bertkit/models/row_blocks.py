@@ -58,12 +58,12 @@ def linear_in_blocks(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None
     return rows_RF
 
 
-def _in_blocks(rows_RD: Tensor) -> Tensor:
-    """In bfloat16, with zeros behind the last row: (P, D)."""
+def in_whole_blocks(rows_RD: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows as this type, with zeros behind the last one: (P, D)."""
     rows, padded = rows_RD.shape[0], whole_blocks(rows_RD.shape[0])
     if rows == padded:
-        return rows_RD.to(torch.bfloat16).contiguous()
-    blocks_PD = rows_RD.new_empty(padded, rows_RD.shape[1], dtype=torch.bfloat16)
+        return rows_RD.to(dtype).contiguous()
+    blocks_PD = rows_RD.new_empty(padded, rows_RD.shape[1], dtype=dtype)
     blocks_PD[:rows] = rows_RD
     blocks_PD[rows:] = 0
     return blocks_PD
@@ -72,7 +72,7 @@ def _in_blocks(rows_RD: Tensor) -> Tensor:
 class _InBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-        blocks_PD, narrow_FD = _in_blocks(states_RD), weight_FD.to(torch.bfloat16)
+        blocks_PD, narrow_FD = in_whole_blocks(states_RD, torch.bfloat16), weight_FD.to(torch.bfloat16)
         ctx.save_for_backward(blocks_PD, narrow_FD)
         ctx.rows, ctx.states_type = states_RD.shape[0], states_RD.dtype
         narrow_F = None if bias_F is None else bias_F.to(torch.bfloat16)
@@ -84,7 +84,7 @@ class _InBlocks(torch.autograd.Function):
         (given_RF,) = gradients
         blocks_PD, narrow_FD = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        given_PF = _in_blocks(given_RF)
+        given_PF = in_whole_blocks(given_RF, torch.bfloat16)
         states_grad = weight_grad = bias_grad = None
         if needs_states:
             states_grad = (given_PF @ narrow_FD)[: ctx.rows].to(ctx.states_type)

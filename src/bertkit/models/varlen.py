@@ -1,6 +1,6 @@
-"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen or, in training
-on one from Hopper on, kernels of our own (kernels/gpu_attention.py); on a processor the compiled one of a run that
-trains in bfloat16 (kernels/attention.py).
+"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen or, in a run
+that trains on one from Hopper on, kernels of our own (kernels/gpu_attention.py); on a processor the compiled one of a
+run that trains in bfloat16 (kernels/attention.py).
 
 Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads queries, keys and values end to end and where sequences
 begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it, and drops
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
@@ -171,6 +172,8 @@ def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate
 
 def _own_kernels_serve(query_TNH: Tensor, scale: float, dropout_rate: float) -> bool:
     if not (has_kernels(query_TNH.device) and gpu_attention.are_wanted()):
+        return False
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:  # they have no such derivatives
         return False
     found = _looked_at(query_TNH.device).runs_own and gpu_attention.serves(query_TNH, scale, dropout_rate)
     if found:

@@ -19,12 +19,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
 from bertkit.models.products import by_onednn, linear, states_gradient, weight_gradient
-from bertkit.models.row_blocks import whole_blocks
+from bertkit.models.row_blocks import in_whole_blocks
 
 LOGIT_BYTES = 2**25
 """Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
@@ -347,13 +346,12 @@ class _Compared(_AgainstTeacher):
         return loss.detach(), _agreeing(leaf_mV.detach(), teacher_mV), gradient
 
 
-def _in_whole_blocks(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
-    """Rows of zeros behind the states, where oneDNN multiplies them: for some odd numbers of rows it takes up to twice
-    as long, and each number that it has not met it compiles anew."""
-    missing = whole_blocks(len(states_mE)) - len(states_mE)
-    if not missing or not (by_onednn(states_mE, weight_VE) or active(states_mE) is not None):
-        return states_mE
-    return functional.pad(states_mE, (0, 0, 0, missing))
+def _for_onednn(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
+    """The states in whole blocks of rows, where oneDNN multiplies them: for some odd numbers of rows it takes up to
+    twice as long, and each number that it has not met it compiles anew."""
+    if by_onednn(states_mE, weight_VE) or active(states_mE) is not None:
+        return in_whole_blocks(states_mE, states_mE.dtype)
+    return states_mE
 
 
 class _ByParts(torch.autograd.Function):
@@ -380,7 +378,7 @@ class _ByParts(torch.autograd.Function):
         rows = math.ceil(tokens / max(1, math.ceil(tokens / rows)))
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
-            states = _in_whole_blocks(states_ME[part], weight_VE)
+            states = _for_onednn(states_ME[part], weight_VE)
             logits = linear(states, weight_VE, bias_V if loss_of.bias_V is None else None)
             here = min(rows, tokens - first)
             part_loss, right, part_gradient = loss_of(logits[:here], part, needs_states or needs_weight or needs_bias)

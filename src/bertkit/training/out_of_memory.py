@@ -20,8 +20,9 @@ _MESSAGES = (
     "DefaultCPUAllocator: not enough memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
 )
-"""Of errors of torch that have no class of their own."""
+"""Of errors of torch and triton that have no class of their own."""
 
 REMEDY = (
     "set engine.activation_checkpointing, give shorter sequences, take a smaller model, or compute in bf16 with"
