@@ -71,13 +71,11 @@ inline void random_words(const uint64_t *state, int64_t count, uint64_t *out) {
 }
 
 constexpr int64_t kChunk = 4096;
-// Rows that a thread takes at a time: few enough that one whose core is shared does not keep the others waiting.
-constexpr int64_t kRows = 32;
 
 template <class Form, class T>
 void activation(const T *x, T *y, int64_t count, int threads) {
     const int64_t chunks = (count + kChunk - 1) / kChunk;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 8)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t end = std::min(count, (chunk + 1) * kChunk);
 #pragma omp simd
@@ -88,7 +86,7 @@ void activation(const T *x, T *y, int64_t count, int threads) {
 template <class Form, class T>
 void activation_backward(const T *x, const T *gradient, T *out, int64_t count, int threads) {
     const int64_t chunks = (count + kChunk - 1) / kChunk;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 8)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         const int64_t end = std::min(count, (chunk + 1) * kChunk);
 #pragma omp simd
@@ -103,7 +101,7 @@ void cross_entropy(T *logits, const T *bias, int64_t rows, int64_t words, const 
     {
         std::vector<float> values(static_cast<size_t>(words));
         float *of_words = values.data();
-#pragma omp for schedule(dynamic, kRows)
+#pragma omp for schedule(static)
         for (int64_t row = 0; row < rows; ++row) {
             T *own = logits + row * words;
             const int64_t word = label[row];
@@ -167,7 +165,7 @@ void softmax_dropout_row(const T *scores, int64_t seen, int64_t keys, const int1
 template <class T>
 void softmax_dropout(const T *scores, const int64_t *visible, int64_t rows_each, int64_t rows, int64_t keys,
                      const int16_t *random, int threshold, float scale, T *out, float *log_sum, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, kRows)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t at = row * keys, seen = visible == nullptr ? keys : visible[row / rows_each];
         if (random == nullptr) {
@@ -183,7 +181,7 @@ template <class T>
 void softmax_dropout_backward(const T *scores, const T *out, const float *log_sum, const T *gradient,
                               const int64_t *visible, int64_t rows_each, int64_t rows, int64_t keys, float scale,
                               T *result, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, kRows)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t at = row * keys, seen = visible == nullptr ? keys : visible[row / rows_each];
         const T *own = scores + at, *outs = out + at, *given = gradient + at;
@@ -207,7 +205,7 @@ template <bool kDrops, class T>
 void residual_norm(const float *residual, const T *branch, const int16_t *random, int64_t threshold, float scale,
                    const float *weight, const float *bias, float epsilon, int64_t rows, int64_t width, float *sum,
                    float *mean, float *inverse, float *out, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, kRows)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t at = row * width;
         float total = 0.0f;
@@ -239,7 +237,7 @@ void residual_norm_backward(const float *gradient, const float *sum, const float
                             float *bias_gradient, int threads) {
     std::vector<float> parts(static_cast<size_t>(2 * kParts * width), 0.0f);
     const int64_t rows_each = (rows + kParts - 1) / kParts;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t part = 0; part < kParts; ++part) {
         float *weights = parts.data() + 2 * part * width;
         float *biases = weights + width;
@@ -280,7 +278,7 @@ void residual_norm_backward(const float *gradient, const float *sum, const float
 // x / sqrt(mean(x^2) + epsilon) of each row; `inverse` is what a row is multiplied by, kept for the backward pass.
 template <class T>
 void rms_norm(const T *x, float epsilon, int64_t rows, int64_t width, float *inverse, T *out, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, kRows)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const T *own = x + row * width;
         float square = 0.0f;
@@ -296,7 +294,7 @@ void rms_norm(const T *x, float epsilon, int64_t rows, int64_t width, float *inv
 template <class T>
 void rms_norm_backward(const T *gradient, const T *x, const float *inverse, int64_t rows, int64_t width, T *result,
                        int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, kRows)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
         const T *own = x + row * width, *given = gradient + row * width;
         const float rate = inverse[row];
@@ -317,7 +315,7 @@ template <class T>
 void neighbours(const T *x, const float *factors, const uint8_t *inside, int64_t each_side, int64_t rows,
                 int64_t width, T *out, int threads) {
     const int64_t rows_each = (rows + kParts - 1) / kParts;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t part = 0; part < kParts; ++part) {
         std::vector<float> sum(static_cast<size_t>(width));
         for (int64_t row = part * rows_each; row < std::min(rows, (part + 1) * rows_each); ++row) {
@@ -339,7 +337,7 @@ void neighbours_backward(const T *gradient, const T *x, const float *factors, co
                          int64_t rows, int64_t width, T *result, float *factor_gradient, int threads) {
     const int64_t size = 2 * each_side * width, rows_each = (rows + kParts - 1) / kParts;
     std::vector<float> parts(static_cast<size_t>(kParts * size), 0.0f);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t part = 0; part < kParts; ++part) {
         std::vector<float> sum(static_cast<size_t>(width));
         for (int64_t row = part * rows_each; row < std::min(rows, (part + 1) * rows_each); ++row) {
