@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bertkit import doctor
 from bertkit.native import CompilerError
@@ -49,6 +50,20 @@ def test_a_place_that_cannot_be_written_is_a_fault(
     check = found(bertkit, "cache", code=5)
     assert check["verdict"] == "fault"
     assert "BERTKIT_CACHE" in check["remedy"]
+
+
+@pytest.mark.parametrize("fault", [None, "Failed to find C compiler"])
+def test_a_gpu_is_named_with_what_its_attention_lacks(monkeypatch: pytest.MonkeyPatch, fault: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
+    monkeypatch.setattr(doctor, "_fault_of_attention", lambda: fault)
+    diagnosis = doctor._gpu()
+    assert diagnosis.found.startswith("GPU 0, GPU 1")
+    assert diagnosis.verdict == ("ok" if fault is None else "warning")
+    assert (fault or "GPU 1") in diagnosis.found
+    assert ("C compiler" in diagnosis.remedy) is (fault is not None)
 
 
 @pytest.mark.usefixtures("no_training")

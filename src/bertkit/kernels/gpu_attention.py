@@ -309,22 +309,33 @@ def are_wanted() -> bool:
     return _wanted
 
 
-def run_on(device: torch.device) -> bool:
-    """Whether a GPU is one that they are for, and they can be compiled and run there; found out by doing so.
+def are_for(device: torch.device) -> bool:
+    """Whether a GPU is one that they are written for, and triton is there."""
+    nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+    return nvidia and find_spec("triton") is not None
+
+
+def fault_on(device: torch.device) -> str | None:
+    """Why they cannot be compiled or run on a GPU that they are for, found out by doing so; None: they can.
 
     triton builds its launcher with a C compiler and Python's headers, and keeps what it makes in the user's cache.
     """
-    nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
-    if not nvidia or find_spec("triton") is None:
-        return False
     try:
         with torch.no_grad(), torch.random.fork_rng([device]):
             _try_out(device)
     except Exception as error:  # whatever it is, torch's kernel needs none of it
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        log.info("attention: our own kernels, a third faster, cannot be compiled or run here: %s", reason)
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return None
+
+
+def run_on(device: torch.device) -> bool:
+    """Whether they are for a GPU, and run there."""
+    if not are_for(device):
         return False
-    return True
+    fault = fault_on(device)
+    if fault is not None:
+        log.info("attention: our own kernels, a third faster, cannot be compiled or run here: %s", fault)
+    return fault is None
 
 
 def _try_out(device: torch.device) -> None:
