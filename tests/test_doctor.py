@@ -58,7 +58,7 @@ def test_a_gpu_is_named_with_what_its_attention_lacks(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
-    monkeypatch.setattr(doctor, "_fault_of_attention", lambda: fault)
+    monkeypatch.setattr(doctor, "_triton_fault", lambda: fault)
     diagnosis = doctor._gpu()
     assert diagnosis.found.startswith("GPU 0, GPU 1")
     assert diagnosis.verdict == ("ok" if fault is None else "warning")

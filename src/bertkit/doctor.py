@@ -176,21 +176,21 @@ def _gpu() -> Diagnosis:
         return Diagnosis("GPU", "ok", f"none ({built}); runs use the processor")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     torch.ones(8, device="cuda").sum().item()  # a driver that does not fit fails here
-    fault = _fault_of_attention()
+    fault = _triton_fault()
     if fault is not None:
         remedy = "install a C compiler and Python's headers for triton: attention then takes two thirds of the time"
         return Diagnosis("GPU", "warning", f"{', '.join(names)}; attention by torch's kernel ({fault})", remedy)
     return Diagnosis("GPU", "ok", ", ".join(names))
 
 
-def _fault_of_attention() -> str | None:
-    """Why our own kernels do not run on a first GPU that they are for; None: they do, or it is another one."""
+def _triton_fault() -> str | None:
+    """Why the Triton kernels for attention do not run on the first GPU; None: they do, or do not support it."""
     import torch
 
-    from bertkit.kernels.gpu_attention import are_for, fault_on
+    from bertkit.kernels.gpu_attention import find_fault, supports_device
 
     device = torch.device("cuda", 0)
-    return fault_on(device) if are_for(device) else None
+    return find_fault(device) if supports_device(device) else None
 
 
 def _kernels() -> Diagnosis:

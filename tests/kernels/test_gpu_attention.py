@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
-from bertkit.kernels.gpu_attention import draw, drop_below, gpu_kernels
+from bertkit.kernels.gpu_attention import draw, drop_below, triton_attention_enabled
 from bertkit.models import varlen
 from tests.kernels.dropped_attention import Case, kept_probabilities, operators_on_a_processor, plain_attention
 
@@ -137,10 +137,10 @@ def test_the_kernel_is_chosen_by_run_and_heads(
     monkeypatch.setattr(gpu_attention, "packed_attention", own)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", of_torch)
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
-    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=True))
     heads = [torch.zeros(9, 2, width, dtype=torch.bfloat16)] * 3
     sequences = PackedSequences.from_lengths([4, 5])
-    with gpu_kernels(wanted):
+    with triton_attention_enabled(wanted):
         varlen.packed_kernel((heads[0], heads[1], heads[2]), sequences, window=(-1, 0), scale=scale, dropout_rate=rate)
     assert calls == [expected]
 
@@ -176,17 +176,17 @@ def test_where_they_do_not_run_torchs_kernel_is_used(
     monkeypatch.setattr(gpu_attention, "find_spec", lambda name: SimpleNamespace() if triton else None)
     monkeypatch.setattr(gpu_attention, "_try_out", tried_out)
     with caplog.at_level(logging.INFO):
-        assert gpu_attention.run_on(torch.device("cuda", 0)) is expected
+        assert gpu_attention.is_available(torch.device("cuda", 0)) is expected
     assert ("Failed to find C compiler" in caplog.text) is (fault is not None)
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_derivatives_in_forward_mode_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
-    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=True))
     rows = torch.randn(9, 3, 2, 32, dtype=torch.bfloat16)
     sequences = PackedSequences.from_lengths([4, 5])
-    with gpu_kernels(True):
+    with triton_attention_enabled(True):
         assert varlen.attend_joined(rows, sequences, dropout_rate=0.0) is not None
         with torch.autograd.forward_ad.dual_level():
             assert varlen.attend_joined(rows, sequences, dropout_rate=0.0) is None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.kernels.gpu_attention import gpu_kernels
+from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.models import varlen
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
@@ -130,7 +130,7 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
 
     monkeypatch.setattr(compilation, "_compiled", cache(compiled))
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
-    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=False))
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=False))
     monkeypatch.setattr(compilation, "look_at", lambda device: None)
     monkeypatch.setattr(varlen, "packed_kernel", kernel)
     sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
@@ -147,7 +147,7 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("family", "dropout"), [(BertConfig, 0.0), (BertConfig, 0.2), (ModernBertConfig, 0.0)])
-def test_our_own_kernels_are_a_part_of_the_graph(
+def test_the_triton_kernels_are_a_part_of_the_graph(
     family: type[BertConfig | ModernBertConfig], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As operators that stand in for them: on columns of one tensor, or on queries, keys and values apart."""
@@ -160,12 +160,12 @@ def test_our_own_kernels_are_a_part_of_the_graph(
     model = made_model(family.model_validate(sizes))
     exact = [states_and_gradients(model, batch) for batch in BATCHES]
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
-    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_own=True))
+    monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=True))
     monkeypatch.setattr(varlen, "_reported", set())
     monkeypatch.setattr(compilation, "look_at", lambda device: None)
-    with operators_on_a_processor(), gpu_kernels(wanted=True), torch.autocast("cpu", torch.bfloat16):
+    with operators_on_a_processor(), triton_attention_enabled(wanted=True), torch.autocast("cpu", torch.bfloat16):
         plain = [states_and_gradients(model, batch) for batch in BATCHES]
-        assert varlen._reported == {"our own kernels for packed sequences"}
+        assert varlen._reported == {"Triton kernels for packed sequences"}
         compile_layers(model, backend="aot_eager")
         found = [states_and_gradients(model, batch) for batch in BATCHES]
     if not dropout:

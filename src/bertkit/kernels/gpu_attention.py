@@ -1,4 +1,4 @@
-"""Attention of packed sequences in training on a GPU from Hopper on, in kernels of our own.
+"""Attention of packed sequences in training on Hopper GPUs and newer ones, by Triton kernels.
 
 torch's FlashAttention 2 is written for the GPUs before, draws ten rounds of Philox for every 16 probabilities, has
 tiles of 128 tokens whatever a sequence's length, and adds up the gradient of the queries in any order. These kernels
@@ -16,7 +16,6 @@ Shapes: T packed tokens, N heads, H head width, B sequences.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def drop_below(rate: float) -> int:
     return min(round(rate * 2**32), 2**32 - 1) - 2**31
 
 
-def serves(query_TNH: Tensor, scale: float, rate: float) -> bool:
+def supports_heads(query_TNH: Tensor, scale: float, rate: float) -> bool:
     """Whether the kernels compute with heads like these."""
     of_16_bits = query_TNH.dtype in (torch.bfloat16, torch.float16)
     return of_16_bits and query_TNH.shape[-1] in WIDTHS and scale > 0 and rate < 1
@@ -81,7 +80,7 @@ def packed_attention(
     """What every token reads of its own sequence: (T, N, H).
 
     Args:
-        query_TNH, key_TNH, value_TNH: of 16 bits, on a GPU; see `serves`.
+        query_TNH, key_TNH, value_TNH: of 16 bits, on a GPU; see `supports_heads`.
         bounds_B1: int32; the first token of each sequence, and the number of all.
         longest: the most tokens of a sequence, at most.
         window: how many tokens before its own and behind it a token attends to; -1: all.
@@ -100,7 +99,7 @@ def joined_attention(
     """`packed_attention` of queries, keys and values that lie side by side, whose gradients then do so, too.
 
     Args:
-        rows_T3NH: of 16 bits, on a GPU; see `serves`.
+        rows_T3NH: of 16 bits, on a GPU; see `supports_heads`.
         bounds_B1, longest, scale, dropout_rate: as in `packed_attention`.
     """
     operator = torch.ops.bertkit.joined_attention
@@ -141,19 +140,10 @@ class _Call:
         return self.query_TNH.shape[1] * (len(self.bounds_B1) - 1)
 
     @property
-    def kept(self) -> float:
-        """The factor of a probability that is kept."""
-        return 1 / (1 - self.rate)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """How many tokens before a query and behind it are its keys."""
-        return (_ALL if self.left < 0 else self.left), (_ALL if self.right < 0 else self.right)
-
-    @property
-    def numbers(self) -> tuple[int, float]:
-        """What is dropped, and the factor of scores whose exponential is of two."""
-        return drop_below(self.rate), self.scale * math.log2(math.e)
+    def numbers(self) -> tuple[int | float, ...]:
+        """What all passes read: what is dropped, scale and rate, and how far a query attends to either side."""
+        window = (_ALL if side < 0 else side for side in (self.left, self.right))
+        return drop_below(self.rate), self.scale, self.rate, *window
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -182,17 +172,17 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         triton_attention.attend[(tiles * call.programs,)](
             call.query_TNH, call.key_TNH, call.value_TNH, out, log_sum, call.bounds_B1, draw(drawn),
-            *call.numbers, call.kept, *call.window, *call.rows, tokens, heads, tiles, **call.options(ATTEND),
+            *call.numbers, *call.rows, tokens, heads, tiles, **call.options(ATTEND),
         )  # fmt: skip
     return out, log_sum, drawn
 
 
-def backward(out_TNH: Tensor, given_TNH: Tensor, log_sum_NT: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
+def backward(out_TNH: Tensor, dout_TNH: Tensor, log_sum_NT: Tensor, drawn: Tensor, *arguments: Any) -> Tensor:
     """The gradients of queries, keys and values side by side, (T, 3, N, H).
 
     Args:
         out_TNH, log_sum_NT, drawn: from `forward`.
-        given_TNH: the gradient of `out_TNH`.
+        dout_TNH: the gradient of `out_TNH`.
         arguments: of `_Call`, in their order.
     """
     from bertkit.kernels import triton_attention
@@ -202,19 +192,16 @@ def backward(out_TNH: Tensor, given_TNH: Tensor, log_sum_NT: Tensor, drawn: Tens
     dq, dk, dv = found.unbind(1)
     delta_NT = torch.empty_like(log_sum_NT)
     tokens, heads, _ = out_TNH.shape
-    drop, scale = call.numbers
     tiles = -(-call.longest // QUERY_GRADIENT.queries)
     with torch.cuda.device_of(out_TNH):  # type: ignore[no-untyped-call]  # torch leaves it untyped
         triton_attention.query_gradient[(tiles * call.programs,)](
-            call.query_TNH, call.key_TNH, call.value_TNH, out_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1,
-            drawn, dq, drop, scale, call.scale * call.kept, 1 - call.rate, *call.window,
-            *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(QUERY_GRADIENT),
+            call.query_TNH, call.key_TNH, call.value_TNH, out_TNH, dout_TNH, log_sum_NT, delta_NT, call.bounds_B1,
+            drawn, dq, *call.numbers, *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(QUERY_GRADIENT),
         )  # fmt: skip
         tiles = -(-call.longest // KEY_GRADIENT.keys)
         triton_attention.key_gradient[(tiles * call.programs,)](
-            call.query_TNH, call.key_TNH, call.value_TNH, given_TNH, log_sum_NT, delta_NT, call.bounds_B1,
-            drawn, dk, dv, drop, scale, call.scale * call.kept, call.kept, *call.window,
-            *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(KEY_GRADIENT),
+            call.query_TNH, call.key_TNH, call.value_TNH, dout_TNH, log_sum_NT, delta_NT, call.bounds_B1,
+            drawn, dk, dv, *call.numbers, *call.rows, dq.stride(0), tokens, heads, tiles, **call.options(KEY_GRADIENT),
         )  # fmt: skip
     return found
 
@@ -254,8 +241,8 @@ def _gradient_of_joined(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
     out, log_sum, drawn, *rows, bounds_B1 = ctx.saved_tensors
     query, key, value = rows if len(rows) == 3 else rows[0].unbind(1)
     shared = (query, key, value, bounds_B1, ctx.longest, ctx.left, ctx.right, ctx.scale, ctx.rate)
-    given_TNH = given[0].to(out.dtype).contiguous()
-    found: Tensor = torch.ops.bertkit.packed_attention_backward(out, given_TNH, log_sum, drawn, *shared)
+    dout_TNH = given[0].to(out.dtype).contiguous()
+    found: Tensor = torch.ops.bertkit.packed_attention_backward(out, dout_TNH, log_sum, drawn, *shared)
     return found, *[None] * 4
 
 
@@ -272,7 +259,7 @@ def _register() -> None:
     rows = "Tensor query, Tensor key, Tensor value, Tensor bounds"
     shared = f"{rows}, SymInt longest, int left, int right, float scale, float rate"
     joined = "Tensor rows, Tensor bounds, SymInt longest, float scale, float rate"
-    kept = "Tensor out, Tensor given, Tensor log_sum, Tensor drawn"
+    kept = "Tensor out, Tensor dout, Tensor log_sum, Tensor drawn"
     library = torch.library
     library.custom_op(_EACH, forward, schema=f"({shared}) -> (Tensor, Tensor, Tensor)", **drawing)
     library.custom_op(_JOINED, _joined, schema=f"({joined}) -> (Tensor, Tensor, Tensor)", **drawing)
@@ -294,7 +281,7 @@ _wanted = False
 
 
 @contextmanager
-def gpu_kernels(wanted: bool) -> Iterator[None]:
+def triton_attention_enabled(wanted: bool) -> Iterator[None]:
     """Whether training on a GPU uses these kernels where they serve it, within the context."""
     global _wanted
     before, _wanted = _wanted, wanted
@@ -304,19 +291,19 @@ def gpu_kernels(wanted: bool) -> Iterator[None]:
         _wanted = before
 
 
-def are_wanted() -> bool:
+def is_enabled() -> bool:
     """Whether the run that is under way uses these kernels where they serve it."""
     return _wanted
 
 
-def are_for(device: torch.device) -> bool:
-    """Whether a GPU is one that they are written for, and triton is there."""
+def supports_device(device: torch.device) -> bool:
+    """Whether the kernels are for a GPU like this, and triton is installed."""
     nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     return nvidia and find_spec("triton") is not None
 
 
-def fault_on(device: torch.device) -> str | None:
-    """Why they cannot be compiled or run on a GPU that they are for, found out by doing so; None: they can.
+def find_fault(device: torch.device) -> str | None:
+    """Compile and run the kernels once: the error that this raises, None if there is none.
 
     triton builds its launcher with a C compiler and Python's headers, and keeps what it makes in the user's cache.
     """
@@ -328,13 +315,13 @@ def fault_on(device: torch.device) -> str | None:
     return None
 
 
-def run_on(device: torch.device) -> bool:
-    """Whether they are for a GPU, and run there."""
-    if not are_for(device):
+def is_available(device: torch.device) -> bool:
+    """Whether the kernels support a GPU and run there."""
+    if not supports_device(device):
         return False
-    fault = fault_on(device)
+    fault = find_fault(device)
     if fault is not None:
-        log.info("attention: our own kernels, a third faster, cannot be compiled or run here: %s", fault)
+        log.info("attention: the Triton kernels, a third faster, cannot be compiled or run here: %s", fault)
     return fault is None
 
 

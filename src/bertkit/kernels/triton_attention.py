@@ -1,4 +1,4 @@
-"""The kernels of gpu_attention.py, in triton's language: three passes over tiles of queries and keys.
+"""The Triton kernels of gpu_attention.py: three passes over tiles of queries and keys.
 
 Dao 2023, FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2: probabilities are computed a tile at a time, and again
 in the backward pass. Here one program has a tile of queries (or keys) of one sequence and one head, and goes over the
@@ -12,7 +12,8 @@ least `drop_below`.
 
 Arguments that all passes share: rows of `q`, `k`, `v` and of the gradients are `q_row`, `k_row`, `v_row`, `d_row`
 elements apart, with the heads of a token side by side; `bounds` has the first token of each sequence; `log_sum` and
-`delta` are (heads, tokens); `scale` is that of the scores times log2 e, since exponentials are of two.
+`delta` are (heads, tokens); `scale` is that of the scores, `rate` that of dropout, `dout` the gradient of `out`.
+Triton takes pointers and numbers one by one, so that there are many.
 
 Shapes: Q queries of a tile, K keys of a tile, H head width.
 """
@@ -24,16 +25,19 @@ import triton.language as tl
 
 PLAIN = ("drop_below", "tokens", "heads", "tiles", "left", "right")
 """Numbers that change from batch to batch or model to model; no kernel is compiled anew for some of their values."""
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+"""Exponentials are of two."""
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def attend(
-    q, k, v, out, log_sum, bounds, factors, drop_below, scale, kept, left, right,
+    q, k, v, out, log_sum, bounds, factors, drop_below, scale, rate, left, right,
     q_row, k_row, v_row, tokens, heads, tiles,
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """What a tile of queries reads, and the logarithm (base two) of the sum of its exponentials."""
+    power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * QUERIES >= length:
         return
@@ -44,9 +48,7 @@ def attend(
     q_QH = tl.load(_rows(q, start, q_row, head, queries_Q, width_H), mask=real_Q[:, None], other=0.0)
     k_at = _rows(k, start, k_row, head, keys_K, width_H)
     v_at = _rows(v, start, v_row, head, keys_K, width_H)
-    factor_Q = queries_Q
-    if DROPOUT:
-        factor_Q = tl.load(factors + tokens + start + queries_Q, mask=real_Q, other=0) * _of_head(factors, tokens, head)
+    factor_Q = _with_head(factors + tokens + start, queries_Q, real_Q, factors + 2 * tokens + head, DROPOUT)
     top_Q = tl.full((QUERIES,), float("-inf"), tl.float32)
     sum_Q = tl.zeros((QUERIES,), tl.float32)
     mixed_QH = tl.zeros((QUERIES, WIDTH), tl.float32)
@@ -62,19 +64,19 @@ def attend(
             if rest:
                 seen_QK = _seen(queries_Q, first + keys_K, real_K, left, right, LOCAL)
                 scores_QK = tl.where(seen_QK, scores_QK, float("-inf"))
-            higher_Q = tl.maximum(top_Q, tl.max(scores_QK, 1) * scale)
+            higher_Q = tl.maximum(top_Q, tl.max(scores_QK, 1) * power)
             against_Q = higher_Q
             if LOCAL:  # a query may have seen no key yet, and infinity less infinity is no number
                 against_Q = tl.where(higher_Q == float("-inf"), 0.0, higher_Q)
             shrink_Q = tl.exp2(top_Q - against_Q)
-            p_QK = tl.exp2(scores_QK * scale - against_Q[:, None])
+            p_QK = tl.exp2(scores_QK * power - against_Q[:, None])
             sum_Q = sum_Q * shrink_Q + tl.sum(p_QK, 1)
             if DROPOUT:
                 factor_K = _loaded(factors + start + keys_K + first, real_K, rest)
                 p_QK = _dropped(p_QK, factor_Q[:, None], factor_K[None, :], drop_below, PTX)
             mixed_QH = tl.dot(p_QK.to(v_KH.dtype), v_KH, mixed_QH * shrink_Q[:, None])
             top_Q = higher_Q
-    mixed_QH = mixed_QH * (kept / sum_Q)[:, None]
+    mixed_QH = mixed_QH / (sum_Q * (1 - rate))[:, None]
     tl.store(log_sum + head * tokens + start + queries_Q, top_Q + tl.log2(sum_Q), mask=real_Q)
     out_at = _rows(out, start, heads * WIDTH, head, queries_Q, width_H)
     tl.store(out_at, mixed_QH.to(out.dtype.element_ty), mask=real_Q[:, None])
@@ -82,12 +84,13 @@ def attend(
 
 @triton.jit(do_not_specialize=PLAIN)
 def query_gradient(
-    q, k, v, out, given, log_sum, delta, bounds, factors, dq, drop_below, scale, factor, share, left, right,
+    q, k, v, out, dout, log_sum, delta, bounds, factors, dq, drop_below, scale, rate, left, right,
     q_row, k_row, v_row, d_row, tokens, heads, tiles,
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries; and `delta`, outputs times their gradients times `share`, which is kept."""
+    """The gradient of a tile of queries; and `delta`, outputs times their gradients, for `key_gradient`."""
+    power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * QUERIES >= length:
         return
@@ -96,17 +99,15 @@ def query_gradient(
     width_H = tl.arange(0, WIDTH)
     real_Q = queries_Q < length
     q_QH = tl.load(_rows(q, start, q_row, head, queries_Q, width_H), mask=real_Q[:, None], other=0.0)
-    given_QH = tl.load(_rows(given, start, heads * WIDTH, head, queries_Q, width_H), mask=real_Q[:, None], other=0.0)
+    dout_QH = tl.load(_rows(dout, start, heads * WIDTH, head, queries_Q, width_H), mask=real_Q[:, None], other=0.0)
     out_QH = tl.load(_rows(out, start, heads * WIDTH, head, queries_Q, width_H), mask=real_Q[:, None], other=0.0)
-    delta_Q = tl.sum(out_QH.to(tl.float32) * given_QH.to(tl.float32), 1) * share
+    delta_Q = tl.sum(out_QH.to(tl.float32) * dout_QH.to(tl.float32), 1) * (1 - rate)
     place_Q = head * tokens + start + queries_Q
     tl.store(delta + place_Q, delta_Q, mask=real_Q)
     log_sum_Q = tl.load(log_sum + place_Q, mask=real_Q, other=0.0)
     k_at = _rows(k, start, k_row, head, keys_K, width_H)
     v_at = _rows(v, start, v_row, head, keys_K, width_H)
-    factor_Q = queries_Q
-    if DROPOUT:
-        factor_Q = tl.load(factors + tokens + start + queries_Q, mask=real_Q, other=0) * _of_head(factors, tokens, head)
+    factor_Q = _with_head(factors + tokens + start, queries_Q, real_Q, factors + 2 * tokens + head, DROPOUT)
     dq_QH = tl.zeros((QUERIES, WIDTH), tl.float32)
     begin, whole, end = _reach(tile * QUERIES, QUERIES, left, right, length, KEYS, LOCAL)
     for rest in tl.static_range(2):
@@ -116,28 +117,29 @@ def query_gradient(
             real_K = first + keys_K < length
             k_KH = _loaded(k_at + first * k_row, real_K[:, None], rest)
             v_KH = _loaded(v_at + first * v_row, real_K[:, None], rest)
-            power_QK = tl.dot(q_QH, tl.trans(k_KH)) * scale - log_sum_Q[:, None]
+            power_QK = tl.dot(q_QH, tl.trans(k_KH)) * power - log_sum_Q[:, None]
             if rest:
                 seen_QK = _seen(queries_Q, first + keys_K, real_K, left, right, LOCAL)
                 power_QK = tl.where(seen_QK, power_QK, float("-inf"))
-            dp_QK = tl.dot(given_QH, tl.trans(v_KH))
+            dp_QK = tl.dot(dout_QH, tl.trans(v_KH))
             if DROPOUT:
                 factor_K = _loaded(factors + start + keys_K + first, real_K, rest)
                 dp_QK = _dropped(dp_QK, factor_Q[:, None], factor_K[None, :], drop_below, PTX)
             ds_QK = tl.exp2(power_QK) * (dp_QK - delta_Q[:, None])
             dq_QH = tl.dot(ds_QK.to(k_KH.dtype), k_KH, dq_QH)
     dq_at = _rows(dq, start, d_row, head, queries_Q, width_H)
-    tl.store(dq_at, (dq_QH * factor).to(dq.dtype.element_ty), mask=real_Q[:, None])
+    tl.store(dq_at, (dq_QH * (scale / (1 - rate))).to(dq.dtype.element_ty), mask=real_Q[:, None])
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def key_gradient(
-    q, k, v, given, log_sum, delta, bounds, factors, dk, dv, drop_below, scale, factor, kept, left, right,
+    q, k, v, dout, log_sum, delta, bounds, factors, dk, dv, drop_below, scale, rate, left, right,
     q_row, k_row, v_row, d_row, tokens, heads, tiles,
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and of their values. What is computed for keys behind the end is not stored."""
+    power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * KEYS >= length:
         return
@@ -148,11 +150,9 @@ def key_gradient(
     k_KH = tl.load(_rows(k, start, k_row, head, keys_K, width_H), mask=real_K[:, None], other=0.0)
     v_KH = tl.load(_rows(v, start, v_row, head, keys_K, width_H), mask=real_K[:, None], other=0.0)
     q_at = _rows(q, start, q_row, head, queries_Q, width_H)
-    given_at = _rows(given, start, heads * WIDTH, head, queries_Q, width_H)
+    dout_at = _rows(dout, start, heads * WIDTH, head, queries_Q, width_H)
     place_Q = head * tokens + start + queries_Q
-    factor_K = keys_K
-    if DROPOUT:
-        factor_K = tl.load(factors + start + keys_K, mask=real_K, other=0) * _of_head(factors, tokens, head)
+    factor_K = _with_head(factors + start, keys_K, real_K, factors + 2 * tokens + head, DROPOUT)
     dk_KH = tl.zeros((KEYS, WIDTH), tl.float32)
     dv_KH = tl.zeros((KEYS, WIDTH), tl.float32)
     begin, whole, end = _reach(tile * KEYS, KEYS, right, left, length, QUERIES, LOCAL)
@@ -162,27 +162,27 @@ def key_gradient(
         ):
             real_Q = first + queries_Q < length
             q_QH = _loaded(q_at + first * q_row, real_Q[:, None], rest)
-            given_QH = _loaded(given_at + first * (heads * WIDTH), real_Q[:, None], rest)
+            dout_QH = _loaded(dout_at + first * (heads * WIDTH), real_Q[:, None], rest)
             log_sum_Q = _loaded(log_sum + place_Q + first, real_Q, rest)
             delta_Q = _loaded(delta + place_Q + first, real_Q, rest)
-            power_QK = tl.dot(q_QH, tl.trans(k_KH)) * scale - log_sum_Q[:, None]
+            power_QK = tl.dot(q_QH, tl.trans(k_KH)) * power - log_sum_Q[:, None]
             if LOCAL:
                 power_QK = tl.where(
                     _seen(first + queries_Q, keys_K, real_K, left, right, LOCAL), power_QK, float("-inf")
                 )
             p_QK = tl.exp2(power_QK)
-            dp_QK = tl.dot(given_QH, tl.trans(v_KH))
+            dp_QK = tl.dot(dout_QH, tl.trans(v_KH))
             kept_QK = p_QK
             if DROPOUT:
                 factor_Q = _loaded(factors + tokens + start + queries_Q + first, real_Q, rest)
                 kept_QK, dp_QK = _both_dropped(p_QK, dp_QK, factor_Q[:, None], factor_K[None, :], drop_below, PTX)
-            dv_KH = tl.dot(tl.trans(kept_QK.to(given_QH.dtype)), given_QH, dv_KH)
+            dv_KH = tl.dot(tl.trans(kept_QK.to(dout_QH.dtype)), dout_QH, dv_KH)
             ds_QK = (p_QK * (dp_QK - delta_Q[:, None])).to(q_QH.dtype)
             dk_KH = tl.dot(tl.trans(ds_QK), q_QH, dk_KH)
     dk_at = _rows(dk, start, d_row, head, keys_K, width_H)
     dv_at = _rows(dv, start, d_row, head, keys_K, width_H)
-    tl.store(dk_at, (dk_KH * factor).to(dk.dtype.element_ty), mask=real_K[:, None])
-    tl.store(dv_at, (dv_KH * kept).to(dv.dtype.element_ty), mask=real_K[:, None])
+    tl.store(dk_at, (dk_KH * (scale / (1 - rate))).to(dk.dtype.element_ty), mask=real_K[:, None])
+    tl.store(dv_at, (dv_KH / (1 - rate)).to(dv.dtype.element_ty), mask=real_K[:, None])
 
 
 @triton.jit
@@ -223,8 +223,12 @@ def _rows(base, start, row, head, tokens, width_H):
 
 
 @triton.jit
-def _of_head(factors, tokens, head):
-    return tl.load(factors + 2 * tokens + head)
+def _with_head(factors, tokens, real, of_head, DROPOUT: tl.constexpr):
+    """The factors of these tokens times that of the head; without dropout numbers that nobody reads."""
+    if DROPOUT:
+        return tl.load(factors + tokens, mask=real, other=0) * tl.load(of_head)
+    else:  # noqa: RET505
+        return tokens
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 """Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen or, in a run
-that trains on one from Hopper on, kernels of our own (kernels/gpu_attention.py); on a processor the compiled one of a
+that trains on Hopper or newer, Triton kernels (kernels/gpu_attention.py); on a processor the compiled one of a
 run that trains in bfloat16 (kernels/attention.py).
 
 Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads queries, keys and values end to end and where sequences
@@ -48,11 +48,11 @@ class _Gpu:
 
     Attributes:
         obstacle: why not torch's kernel; None: it does.
-        runs_own: whether our own kernels.
+        runs_triton: whether the Triton kernels.
     """
 
     obstacle: str | None
-    runs_own: bool
+    runs_triton: bool
 
 
 _gpus: dict[int | None, _Gpu] = {}
@@ -129,7 +129,7 @@ def packed_kernel(
     scale: float | None,
     dropout_rate: float,
 ) -> Tensor:
-    """Our own kernels where the run uses them and they serve these heads; else torch's, with dropout the operator
+    """The Triton kernels where the run uses them and they support these heads; else torch's, with dropout the operator
     beneath it, since its public form has none.
 
     Args:
@@ -139,7 +139,7 @@ def packed_kernel(
     """
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
     factor = heads[0].shape[-1] ** -0.5 if scale is None else scale
-    if _own_kernels_serve(heads[0], factor, dropout_rate):
+    if _triton_serves(heads[0], factor, dropout_rate):
         return gpu_attention.packed_attention(
             *heads, bounds_B1, longest, window=window, scale=factor, dropout_rate=dropout_rate
         )
@@ -160,24 +160,24 @@ def packed_kernel(
 
 def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate: float) -> Tensor | None:
     """`attend_packed` in all of a sequence, of queries, keys and values that lie side by side, whose gradients are then
-    written side by side, too; None where our own kernels do not serve them."""
+    written side by side, too; None where the Triton kernels do not support them."""
     if type(sequences) is not PackedSequences or _right_side(sequences, causal=False, each_side=None) != -1:
         return None
     scale = rows_T3NH.shape[-1] ** -0.5
-    if not _own_kernels_serve(rows_T3NH[:, 0], scale, dropout_rate):
+    if not _triton_serves(rows_T3NH[:, 0], scale, dropout_rate):
         return None
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
     return gpu_attention.joined_attention(rows_T3NH, bounds_B1, longest, scale=scale, dropout_rate=dropout_rate)
 
 
-def _own_kernels_serve(query_TNH: Tensor, scale: float, dropout_rate: float) -> bool:
-    if not (has_kernels(query_TNH.device) and gpu_attention.are_wanted()):
+def _triton_serves(query_TNH: Tensor, scale: float, dropout_rate: float) -> bool:
+    if not (has_kernels(query_TNH.device) and gpu_attention.is_enabled()):
         return False
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:  # they have no such derivatives
         return False
-    found = _looked_at(query_TNH.device).runs_own and gpu_attention.serves(query_TNH, scale, dropout_rate)
+    found = _looked_at(query_TNH.device).runs_triton and gpu_attention.supports_heads(query_TNH, scale, dropout_rate)
     if found:
-        _report("our own kernels for packed sequences")
+        _report("Triton kernels for packed sequences")
     return found
 
 
@@ -211,7 +211,7 @@ def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str |
 def look_at(device: torch.device) -> None:
     """Find out which kernels a device can run; before their first use in a compiled graph."""
     if has_kernels(device):
-        _gpus[device.index] = _Gpu(_obstacle_of_device(device.index), gpu_attention.run_on(device))
+        _gpus[device.index] = _Gpu(_obstacle_of_device(device.index), gpu_attention.is_available(device))
 
 
 def _looked_at(device: torch.device) -> _Gpu:

@@ -2,7 +2,7 @@
 
 Own design. Compiled kernels round where the operators round and draw what they draw, but their sums have another order.
 In bf16, where products round far more, they are the default; in single precision they are used where the recipe wants
-them, for they win little there. On a GPU attention alone has kernels of its own (kernels/gpu_attention.py). Products in
+them, for they win little there. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
 single precision are oneDNN's where MKL leaves half of the processor unused (models/products.py). Sibling compiled.py
 bounds what oneDNN compiles.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.kernels.gpu_attention import gpu_kernels
+from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models.products import products_by_torch
 from bertkit.native import COMPILERS, CompilerError
@@ -35,7 +35,7 @@ def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
         UsageError: `engine.kernels` is compiled, and they cannot be had.
     """
     plain = config.kernels == "torch"
-    with activated(_wanted(config, engine)), gpu_kernels(not plain), products_by_torch(plain):
+    with activated(_wanted(config, engine)), triton_attention_enabled(not plain), products_by_torch(plain):
         yield
 
 

@@ -28,7 +28,7 @@ class EngineConfig(ExecutorSettings):
         "auto",
         description="On a CPU, loops compiled for this processor in place of torch's operators; auto: in bf16, where"
         " there is a C++ compiler; compiled: in fp32, too. torch: its operators alone, and its choice of library for"
-        " products, which may take twice as long in fp32. On a GPU, auto has attention from Hopper on in our own.",
+        " products, which may take twice as long in fp32. On a GPU, auto: Triton kernels for attention.",
     )
     activation_checkpointing: bool = Field(
         False,

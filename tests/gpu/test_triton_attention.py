@@ -1,4 +1,4 @@
-"""Our own kernels for attention of packed sequences against plain operators of float64, on a GPU from Hopper on."""
+"""The Triton kernels for attention of packed sequences against plain operators of float64, on Hopper or newer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.kernels import gpu_attention
-from bertkit.kernels.gpu_attention import gpu_kernels, packed_attention
+from bertkit.kernels.gpu_attention import packed_attention, triton_attention_enabled
 from bertkit.models import varlen
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import initialise
@@ -17,7 +17,7 @@ from tests.kernels.dropped_attention import Case, plain_attention, relative_erro
 pytestmark = [
     needs_gpu,
     pytest.mark.skipif(
-        torch.cuda.is_available() and not gpu_attention.run_on(GPU),
+        torch.cuda.is_available() and not gpu_attention.is_available(GPU),
         reason="the GPU is older than Hopper, or has no triton",
     ),
 ]
@@ -86,7 +86,7 @@ def test_a_model_computes_with_it_where_the_run_wants_it(monkeypatch: pytest.Mon
     batch = PackedBatch.from_ids([[7 + place % 200 for place in range(length)] for length in (5, 117, 1, 64)]).to(GPU)
 
     def states_and_gradient(wanted: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        with gpu_kernels(wanted), torch.autocast("cuda", torch.bfloat16):
+        with triton_attention_enabled(wanted), torch.autocast("cuda", torch.bfloat16):
             states_TD = encoder(batch).float()
         weight_TD = torch.linspace(-1, 1, states_TD.numel(), device=GPU).view(states_TD.shape)
         (gradient,) = torch.autograd.grad((states_TD * weight_TD).sum(), [encoder.word_embedding.weight])
@@ -94,6 +94,6 @@ def test_a_model_computes_with_it_where_the_run_wants_it(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(varlen, "_reported", set())
     found = states_and_gradient(True)
-    assert varlen._reported == {"our own kernels for packed sequences"}
+    assert varlen._reported == {"Triton kernels for packed sequences"}
     for one, other in zip(found, states_and_gradient(False), strict=True):
         assert relative_error(one, other) < 0.02
