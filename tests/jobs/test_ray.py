@@ -34,10 +34,14 @@ def test_a_cluster_out_of_reach_is_told_at_once() -> None:
 
 def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERTKIT_CACHE", "/shared/cache")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    secrets = ("HF_TOKEN", "HF_TOKENIZER_KEY", "BERTKIT_SERVE_KEYS", "HF_PASSWORD")
+    for name in secrets:
+        monkeypatch.setenv(name, "hf_secret")
     passed = _passed_on()
     assert passed["BERTKIT_CACHE"] == "/shared/cache"
-    assert "HF_TOKEN" not in passed
+    assert passed["TOKENIZERS_PARALLELISM"] == "false"
+    assert not set(secrets) & set(passed)
 
 
 def test_ranks_and_jobs_exclude_each_other() -> None:

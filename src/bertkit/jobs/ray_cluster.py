@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ _CONNECT_SECONDS = 5.0
 _STOP_SECONDS = 120.0
 """For jobs to save a checkpoint before they are left to Ray."""
 _PASSED_ON = ("BERTKIT_", "HF_", "TOKENIZERS_")
-"""Beginnings of the names of variables that the workers of a cluster get, but for those of credentials."""
+"""Beginnings of the names of variables that the workers of a cluster get, except for those of credentials."""
+_CREDENTIAL = re.compile("TOKEN(?!IZERS_)|SECRET|KEY|PASSWORD")
 
 log = logging.getLogger(__name__)
 
@@ -178,5 +180,5 @@ def _passed_on() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_PASSED_ON) and not any(word in name for word in ("TOKEN", "SECRET", "KEY"))
+        if name.startswith(_PASSED_ON) and not _CREDENTIAL.search(name)
     }
