@@ -1,7 +1,7 @@
 """Pretrain a small BERT in one readable file: no recipe, no trainer, no command line.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: predict masked words, and tell whether two segments of text
-belong together. `bertkit pretrain` puts the same parts together, and adds checkpoints, a run directory and a recipe.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: predict masked words, and whether two segments of text belong
+together. `bertkit pretrain` combines the same parts, and adds checkpoints, a run directory and a recipe.
 
     python examples/minimal_pretrain.py my.txt "The capital of the [MASK]." --steps 1000
 
@@ -42,20 +42,20 @@ PEAK_LEARNING_RATE = 1e-3
 
 def main(text: str, sentence: str, steps: int, cache: Path) -> None:
     # 1. Text to tokens. The corpus is tokenised once, into flat files that are memory-mapped: training never waits for
-    #    the tokenizer, and a corpus may be larger than memory. The WordPiece vocabulary is learnt from the text itself.
+    #    the tokenizer, and a corpus may be larger than memory. The WordPiece vocabulary is trained on the text itself.
     corpus = open_corpus([text], cache=cache)
     shards = prepare_shards(corpus, TokenizerConfig(type="wordpiece", vocab_size=2000), cache=cache)
     tokenizer = load_tokenizer(shards.directory)
     vocabulary = Vocabulary.of(tokenizer)
     print(f"{shards.num_documents} documents, {shards.tokens} tokens, a vocabulary of {vocabulary.size}")
 
-    # 2. What is learnt. An objective corrupts samples in numpy, and computes a loss from the encoder's states in torch.
-    #    `prepared` gives it what it needs to know of this tokenizer and this corpus.
+    # 2. The objectives. An objective corrupts samples in numpy and computes a loss from the encoder's states in torch.
+    #    `prepared` returns it with what it needs from this tokenizer and this corpus.
     objectives = [each.prepared(tokenizer, shards) for each in (MaskedLM(rate=0.15), NextSentence())]
 
-    # 3. Batches. A layout cuts documents into samples: here pairs of segments, of which every second pair has a random
-    #    partner. Every choice (order, pairs, masks) is a pure function of seed, sample and position, not of a generator
-    #    that moves on; so `batches[7]` is the same batch on every machine and after any restart.
+    # 3. Batches. A layout cuts documents into samples: here pairs of segments, about half of which have a random second
+    #    segment. Every choice (order, pairs, masks) is a pure function of seed, sample and position, not of a generator
+    #    with a state, so `batches[7]` is the same batch on every machine and after any restart.
     spec = SampleSpec(SEED, "example", SegmentPair(), SEQUENCE_LENGTH, static_copies=None)
     training_N2, held_out_N2 = split_documents(shards, held_out=0.05, seed=SEED)
     engine = resolve_engine(EngineConfig(precision="fp32"))
@@ -71,22 +71,22 @@ def main(text: str, sentence: str, steps: int, cache: Path) -> None:
         for documents_N2 in (training_N2, held_out_N2)
     )
 
-    # 4. The model: an encoder, and a head for each objective. Sequences lie end to end in a batch, without any padding.
+    # 4. The model: an encoder and one head per objective. The sequences of a batch are concatenated, without padding.
     config = BertConfig(
         hidden_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=512,
         max_position_embeddings=SEQUENCE_LENGTH,
-        hidden_dropout_prob=0.0,  # so short a run sees no text often enough to learn it by heart
+        hidden_dropout_prob=0.0,  # such a short run cannot memorise its text
         attention_probs_dropout_prob=0.0,
     )
     model = pretraining_model(config, objectives, vocabulary.size, pad_id=vocabulary.pad_id)
     model.initialise(SEED)
     model.to(engine.device)
 
-    # 5. One update: all micro-batches forward and backward, the gradient clipped, the optimiser's step. Losses are sums
-    #    with counts, divided once, so that the update is the same into however many micro-batches a batch is cut.
+    # 5. One update: forward and backward over all micro-batches, gradient clipping, the optimiser's step. Losses are
+    #    sums with counts, divided once, so the update does not depend on how the batch is cut into micro-batches.
     optimizer = AdamWConfig(weight_decay=0.01).build(model)
     schedule = LinearSchedule(peak=PEAK_LEARNING_RATE, warmup_steps=steps // 10)
     step = Step.plain(model, optimizer, engine, clip_norm=1.0)
@@ -99,7 +99,7 @@ def main(text: str, sentence: str, steps: int, cache: Path) -> None:
             losses = ", ".join(f"{term} {total.mean:.3f}" for term, total in outcome.terms.items())
             print(f"step {number:4}  loss {terms.total(outcome.terms):.3f} ({losses})")
 
-    # 7. Did it learn anything that it was not shown? Text of other documents tells.
+    # 7. Does it generalise? Evaluate on the text of held-out documents.
     totals = evaluate(model, terms, held_out[0], engine)
     print(f"held-out text: {totals['masked_lm'].accuracy:.1%} of the masked tokens are predicted right")
     filled = fill_masks(model, tokenizer, [sentence], device=engine.device)
