@@ -43,7 +43,7 @@ def test_a_user_s_own_table_comes_out_as_a_document(bertkit: Bertkit, place: Pat
     assert json.loads(again.stdout)["results"] == document["results"]
     other = bertkit("distill", "--resume", document["run"], "--teacher", "other", "--control")
     assert other.code == 2
-    assert "--teacher, --control: the run to resume has its own" in " ".join(other.stderr.split())
+    assert "--teacher, --control: the resumed run has its own" in " ".join(other.stderr.split())
 
 
 def test_a_control_is_told_as_one(bertkit: Bertkit, place: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_control_is_told_as_one(bertkit: Bertkit, place: Path) -> None:
         "--control",
     )
     assert done.code == 0, done.stderr
-    assert "a control, without the teacher" in done.stderr
+    assert "control run, without the teacher" in done.stderr
     results = json.loads((Path(done.stdout.strip().splitlines()[-1]) / "results.json").read_text())
     assert results["control"] is True
 

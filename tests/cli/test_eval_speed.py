@@ -43,7 +43,7 @@ def test_for_people_the_tables_are_on_stderr(bertkit) -> None:
     )
     assert (outcome.code, outcome.stdout) == (0, "here\n")
     for told in (
-        "outside tables",
+        "without embeddings",
         "reads at most 60 tokens",
         "1 thread of",
         "TinyBERT, 4 layers: overview of a lecture",

@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 def test_the_directory_is_the_result_and_the_difference_is_told(bertkit: Command, model: Path, tmp_path: Path) -> None:
     done = bertkit("export", model, "--to", tmp_path / "out")
     assert (done.code, done.stdout) == (0, f"{tmp_path / 'out'}\n")
-    assert "largest difference to the source 0 (accepted 1e-05)" in done.stderr
+    assert "largest difference from the source 0 (accepted 1e-05)" in done.stderr
     for word in ("loaded", "missing", "unexpected", "reinitialised", "tied"):
         assert word in done.stderr
     assert load_model(tmp_path / "out")[0].head_names == ("masked_lm",)

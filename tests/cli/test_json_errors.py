@@ -106,5 +106,5 @@ def test_json_behind_a_double_dash_is_a_text() -> None:
 
 def test_the_help_of_predict_calls_its_output_json_lines(bertkit: Bertkit) -> None:
     shown = " ".join(bertkit("predict", "--help").stdout.replace("│", " ").split())
-    assert "JSON Lines, one object for each example" in shown
+    assert "JSON Lines, one object per example" in shown
     assert "Print one JSON document on stdout" not in shown

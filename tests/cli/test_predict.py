@@ -252,7 +252,7 @@ def test_a_question_is_asked_of_a_file_of_text(trained: Trained, piped: Bertkit,
     refused = piped("a\n", "--model", trained.of("tagging")[0], "--question", "who?")
     assert refused.code == 2
     assert "--question: " in refused.stderr
-    assert "does not answer questions, it is for tagging" in refused.stderr
+    assert "does not answer questions; it is a model for tagging" in refused.stderr
     unset = piped("", file, "--model", run, "--question", " ")
     assert (unset.code, "--question: is empty" in unset.stderr) == (2, True), unset.stderr
 

@@ -83,6 +83,14 @@ def test_tinybert_learns_from_the_inside_first_at_a_constant_rate() -> None:
     assert before.augmentation == recipe.augmentation
 
 
+def test_tinyberts_second_step_keeps_the_best_on_dev() -> None:
+    recipe = load_distill_recipe("tinybert-task")
+    before = recipe_before(recipe)
+    assert before is not None
+    found = [(each.optimisation.select, each.optimisation.evaluations_per_epoch) for each in (before, recipe)]
+    assert found == [("last", 1), ("best", 20)]
+
+
 def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) -> None:
     text = (
         PLAIN + "distillation: [labels]\noptimisation: {learning_rate: 0.001, epochs: 2}\nbefore: {set: {epochs: 7}}\n"

@@ -89,6 +89,8 @@ def test_layers_that_name_one_projection_share_it_and_its_gradient_is_their_sum(
     assert list(one) == ["fit"]
     assert list(several) == ["fit1", "fit2"]
     assert one["fit"].weight.shape == (20, 12)
+    assert one["fit"].weight.std().item() == pytest.approx(0.02, rel=0.15)  # as TinyBERT's code draws it
+    assert not one["fit"].bias.any()
     for each in several.values():
         each.load_state_dict(one["fit"].state_dict())
     batch = PackedBatch.from_ids(TEXTS)

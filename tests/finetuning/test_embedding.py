@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import bertkit
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.data import prepare
+from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
 from bertkit.finetuning.run import finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
+from bertkit.recipe.resolve import load_any
+from bertkit.run.directory import RECIPE
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.readers import Columns
@@ -287,6 +291,24 @@ def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> No
         place.run("embedding.loss={name: teacher_vectors}", task=task)
     with pytest.raises(UsageError, match="reads nothing of a teacher"):
         place.run("embedding.loss={name: multiple_negatives}", f"embedding.teacher={teacher}", task=task)
+
+
+def test_training_texts_alone_are_cut_as_simcses_code_cuts_them(place: EmbeddingPlace, tmp_path: Path) -> None:
+    rows = reviews(30, 5)
+    pairs = [(f"{a} {a} {b}", b, 5.0 * (mood == other)) for (a, mood), (b, other) in pairwise(rows)]
+    train = write_table(tmp_path / "long.csv", pairs, ("left", "right", "score"))
+    task = OwnTask(kind="embedding", train=str(train), dev=str(train), columns=PAIR)
+    run = place.run("embedding.train_max_length=8", "embedding.largest_score=5", task=task, run_dir=tmp_path / "run")
+    recipe = load_any(str(run.run.path / RECIPE))
+    assert isinstance(recipe, FinetuneRecipe)
+    prepared = prepare(recipe)
+    own, dev = (split.features for split in (prepared.train, prepared.others["dev"]))
+    assert own.account.examples_cut > dev.account.examples_cut
+    assert np.diff(own.starts_S1).max() == 8
+    assert np.diff(dev.starts_S1).max() > 8
+    assert json.loads((run.run.model / "sentence_bert_config.json").read_text())["max_seq_length"] == 24
+    with pytest.raises(UsageError, match=r"train_max_length is 24, which is not below data\.max_length \(24\)"):
+        place.run("embedding.train_max_length=24", "embedding.largest_score=5")
 
 
 @pytest.mark.parametrize("loss", ["simcse", "tsdae"])

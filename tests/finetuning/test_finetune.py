@@ -461,7 +461,7 @@ def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> N
         ([], "give a RECIPE, --task TASK"),
         (["--task", "ax"], "ax cannot be fine-tuned on"),
         (["--task", "mrcp"], "did you mean mrpc"),
-        (["--text", "review"], "--text: goes with --train FILE"),
+        (["--text", "review"], "--text: works only with --train FILE"),
         (["--task", "mrpc", "--seeds", "4-0"], "--seeds 4-0"),
         (["--task", "mrpc", "--grid", "lr"], "--grid lr: expected KEY=VALUE"),
         (["--train", "t.csv"], "give --dev FILE too"),

@@ -192,6 +192,18 @@ def test_rte_with_freelb_has_the_values_of_the_authors_script() -> None:
     assert optimisation.keeps_best
 
 
+def test_rte_from_mnli_has_the_values_of_fairseqs_file() -> None:
+    recipe = recipe_of("rte-from-mnli")
+    optimisation, optimizer = recipe.optimisation, recipe.optimisation.optimizer
+    assert (optimisation.schedule.peak, optimisation.batch_sequences, optimisation.epochs) == (2e-5, 16, 10)
+    assert (optimisation.schedule.total_steps, optimisation.schedule.warmup(2036)) == (2036, 122)
+    assert optimisation.keeps_best
+    assert isinstance(optimizer, AdamWConfig)
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.98), 1e-6, 0.1)
+    assert (optimizer.clip_norm, optimizer.decay_biases_and_norms) == (None, True)
+    assert recipe.dropout == recipe_of("rte-freelb").dropout == {"classifier_dropout": 0.0}
+
+
 def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
     recipe = recipe_of("gpt-task")
     assert recipe.causal is not None

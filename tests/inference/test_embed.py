@@ -226,7 +226,7 @@ def test_an_empty_file_and_a_pipe(
 ) -> None:
     (tmp_path / "none.txt").write_text("")
     done = bertkit("embed", "--model", model, tmp_path / "none.txt", "--out", tmp_path / "v.npy")
-    assert (done.code, "has no text" in done.stderr) == (0, True)
+    assert (done.code, "contains no text" in done.stderr) == (0, True)
     assert np.load(tmp_path / "v.npy").shape == (0, 30)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n\n")))
     done = bertkit("embed", "--model", model, "-")

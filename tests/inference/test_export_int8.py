@@ -165,8 +165,8 @@ def test_ranges_of_a_text_make_maps_that_are_near_and_the_same_bits_in_any_batch
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--format", "hf", "--calibrate", "{text}"], 2, "--calibrate: goes with --format int8"),
-        (["--format", "onnx", "--int8", "--calibrate", "{text}"], 2, "--calibrate: goes with --format int8"),
+        (["--format", "hf", "--calibrate", "{text}"], 2, "--calibrate: works only with --format int8"),
+        (["--format", "onnx", "--int8", "--calibrate", "{text}"], 2, "--calibrate: works only with --format int8"),
         (["--format", "int8", "--calibrate", "{text}.missing"], 3, "no such file"),
         (["--format", "int8", "--calibrate", "{empty}"], 3, "has no text to calibrate on"),
     ],
@@ -223,7 +223,7 @@ def test_a_graph_of_int8_stands_where_the_hub_has_it_and_is_near(
 def test_int8_of_a_directory_of_floats_is_refused(source: Path, bertkit: Bertkit, tmp_path: Path) -> None:
     done = bertkit("export", source, "--to", tmp_path / "out", "--int8")
     assert done.code == 2
-    assert "--int8: goes with --format onnx" in done.stderr
+    assert "--int8: works only with --format onnx" in done.stderr
 
 
 def test_rough_agreement_is_a_share_of_the_size() -> None:

@@ -12,7 +12,9 @@ def test_t5_has_the_values_of_the_paper() -> None:
     recipe = load_recipe("t5-small")
     assert (recipe.optimisation.batch_sequences, recipe.optimisation.steps) == (128, 2**19)
     (objective,) = recipe.objectives
-    assert objective.model_dump() == {"weight": 1.0, "rate": 0.15, "mean_span": 3.0, "label_smoothing": 0.0}
+    assert objective.model_dump() == {
+        "weight": 1.0, "rate": 0.15, "mean_span": 3.0, "z_loss": 1e-4, "label_smoothing": 0.0
+    }  # fmt: skip
     # Of 568 tokens the released code makes 512 and 114, each with its end.
     assert objective.sample_tokens(568 + 2) == pytest.approx(512 + 114 + 2, abs=3)
     weight = torch.nn.Parameter(torch.full((6, 5), 1.0))
@@ -28,6 +30,35 @@ def test_t5_has_the_values_of_the_paper() -> None:
         optimizer.step()
         # All gradients are alike, so each weight (of size 1) moves by the learning rate itself.
         assert 1 - weight[0, 0].item() == pytest.approx(1 / max(step + 1, 10_000) ** 0.5, rel=0.02)
+
+
+def test_t5s_rare_words_are_updated_as_by_mesh_tensorflow() -> None:
+    """Its epsilon1 of 1e-30 is no floor: rows whose squared gradients are tiny move as far as all others."""
+    generator = torch.Generator().manual_seed(3)
+    scale_V1 = torch.logspace(-3, -7, 50)[:, None]
+    gradients = [torch.randn(50, 8, generator=generator) * scale_V1 for _ in range(4)]
+    weight = torch.nn.Parameter(torch.randn(50, 8, generator=generator))
+    weight.data[7] *= 1e-3
+    expected, row_V1, column_1E = weight.detach().double(), torch.zeros(50, 1).double(), torch.zeros(1, 8).double()
+    optimizer = load_recipe("t5-small").optimisation.optimizer.build(torch.nn.ParameterList([weight]))
+    for step, gradient in enumerate(gradients, start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        weight.grad = gradient.clone()
+        optimizer.step()
+        squares = gradient.double().square() + 1e-30
+        decay = 1 - step**-0.8
+        row_V1 = decay * row_V1 + (1 - decay) * squares.mean(1, keepdim=True)
+        column_1E = decay * column_1E + (1 - decay) * squares.mean(0, keepdim=True)
+        update = gradient.double() / (row_V1 * column_1E / row_V1.mean()).sqrt()
+        size = max(1e-3, expected.square().mean().sqrt().item())
+        expected = expected - 0.01 * size * update / max(1.0, update.square().mean().sqrt().item())
+    moved = (weight.detach() - expected).abs().max().item()
+    assert moved < 1e-5
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[0] = 1e-4  # words that no batch reads
+    optimizer.step()
+    assert weight.isfinite().all()
 
 
 def test_bart_has_the_values_of_the_paper() -> None:

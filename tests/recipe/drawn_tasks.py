@@ -29,6 +29,9 @@ _STUDENTS: list[dict[str, Any]] = [
 ]
 
 
+_DROPOUT = ("hidden_dropout", "attention_probs_dropout")
+
+
 class TaskDraws:
     """Draws recipes on the tasks whose files it writes into a directory, beside a model and a teacher."""
 
@@ -100,6 +103,7 @@ class TaskDraws:
             "split": "excludes dev, which names a file",
             "early_stopping": "ends a run after evaluations that were no better, of which a tiny one has two",
             "texts": "of a student, the task's",
+            "train_max_length": "cuts longer texts than there are: tests/finetuning/test_embedding.py",
         }
 
     @property
@@ -108,6 +112,9 @@ class TaskDraws:
         return {
             # Read where the model has the task's head already, of which the teacher alone has one.
             "new_head": lambda recipe: [False, True] if _kind_of(recipe) == "distill" else [],
+            "dropout": lambda recipe: (
+                [] if _kind_of(recipe) == "distill" else [{}, *({f"{name}_prob": 0.4} for name in _DROPOUT)]
+            ),
             "text": ["review", "other"],
             "text_pair": [None, "left"],
             "label": ["stars", "other"],

@@ -33,7 +33,7 @@ def test_each_setting_stands_below_what_it_means() -> None:
     lines = commented_recipe(load_any("fast-encoder", [])).splitlines()
     for key, above in {
         "  hidden_size: 64": "  # Width D of the hidden states.",
-        "  sequence_length: 128": "  # Tokens of the longest sample, special tokens included.",
+        "  sequence_length: 128": "  # Maximum length of a sample in tokens, including special tokens.",
         "  batch_sequences: 8": "  # Sequences per update, over all micro-batches and ranks.",
     }.items():
         assert lines[lines.index(key) - 1] == above
@@ -57,7 +57,7 @@ def test_it_overwrites_nothing_and_tells_where_it_wrote(
     assert "bertkit pretrain sub/mine.yaml" in (tmp_path / "sub" / "mine.yaml").read_text()
     again = bertkit("init", "sub/mine.yaml")
     assert again.code == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     assert bertkit("init", "mine.txt").code == 2
     unknown = bertkit("init", "other.yaml", "--from", "bert-tinny")
     assert unknown.code == 2

@@ -53,28 +53,29 @@ SIZES = {
 class BenchSettings(Settings):
     """What `bertkit bench` measures."""
 
-    rounds: int = Field(5, ge=1, le=10_000, description="Rounds in which every side is timed once.")
+    rounds: int = Field(5, ge=1, le=10_000, description="Number of rounds; every library is timed once per round.")
     size: Literal["tiny", "small", "base"] = Field(
-        "small", description="Shape of the random model: BERT tiny (128 x 2), 256 x 4, or BERT base."
+        "small",
+        description="Size of the random model: BERT-tiny (128 wide, 2 layers), 256 wide with 4 layers, or BERT-base.",
     )
     model: str | None = Field(
         None,
-        description="Model of finetune and embed: a Hub id, a model or a run directory (default: BERTKIT_MODEL, else a"
-        " random one of --size).",
+        description="Model for finetune and embed: a Hub id, a model directory or a run directory (default:"
+        " BERTKIT_MODEL, else a random one of --size).",
     )
-    data: list[str] = Field(["builtin:pydocs"], min_length=1, description="Sources of text, as of pretrain.")
+    data: list[str] = Field(["builtin:pydocs"], min_length=1, description="Text sources, as for pretrain.")
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer of the random model: a directory, a file or a Hub id (default: learnt from the text).",
+        description="Tokenizer of the random model: a directory, a file or a Hub id (default: trained on the text).",
     )
-    vocab_size: int = Field(30_522, ge=100, description="Entries of the vocabulary that is learnt from the text.")
+    vocab_size: int = Field(30_522, ge=100, description="Vocabulary size of the tokenizer that is trained on the text.")
     sequences: int | None = Field(
-        None, ge=1, description="Sequences of an update of pretrain (default: 32, of --size base 16)."
+        None, ge=1, description="Sequences per update of pretrain (default: 32, or 16 with --size base)."
     )
-    length: int = Field(128, ge=8, le=512, description="Tokens of the longest sequence in training.")
-    texts: int = Field(256, ge=1, description="Texts of a round of embed.")
-    prompts: int = Field(4, ge=1, description="Prompts of generate, decoded at once.")
-    new_tokens: int = Field(64, ge=1, le=900, description="New tokens of a prompt of generate.")
-    megabytes: float = Field(8.0, gt=0, description="Text of a round of tokenize.")
-    processes: int = Field(2, ge=1, description="Processes of tokenize.")
-    peers: bool = Field(True, description="Time other libraries beside bertkit, where they are installed.")
+    length: int = Field(128, ge=8, le=512, description="Maximum training sequence length in tokens.")
+    texts: int = Field(256, ge=1, description="Texts per round of embed.")
+    prompts: int = Field(4, ge=1, description="Prompts of generate, decoded as one batch.")
+    new_tokens: int = Field(64, ge=1, le=900, description="New tokens per prompt of generate.")
+    megabytes: float = Field(8.0, gt=0, description="Megabytes of text per round of tokenize.")
+    processes: int = Field(2, ge=1, description="Number of processes for tokenize.")
+    peers: bool = Field(True, description="Also time other libraries, if they are installed.")

@@ -84,18 +84,18 @@ _MACHINE_ERRORS = {
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
-    errno.EROFS: "choose a directory that can be written",
+    errno.EROFS: "choose a writable directory",
     errno.EIO: "check the disk",
-    errno.EEXIST: "it is there already; choose another name",
+    errno.EEXIST: "it already exists; choose another name",
     errno.ENOTEMPTY: "choose an empty directory",
-    errno.ENOENT: "check the path; if it was there, it was deleted while the command ran",
-    errno.ENOTDIR: "check the path: a part of it is a file",
-    errno.EISDIR: "name a file, not a directory",
-    errno.ELOOP: "the links lead in a circle; remove one",
+    errno.ENOENT: "check the path; if it existed, it was deleted while the command ran",
+    errno.ENOTDIR: "check the path: one of its directories is a file",
+    errno.EISDIR: "give a file, not a directory",
+    errno.ELOOP: "the symbolic links form a loop; remove one",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EINVAL: "choose another path",
-    errno.ENXIO: "name a regular file",
-    errno.ENODEV: "name a regular file",
+    errno.ENXIO: "give a regular file",
+    errno.ENODEV: "give a regular file",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "close other programs",
     errno.ENOMEM: "free some memory and run again",
@@ -182,7 +182,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
             return _report_bug(error)
         console.debug("".join(traceback.format_exception(error)))
         return _report(
-            DataError(f"{error.object[:60]!r}: no valid Unicode at character {error.start}; correct the data")
+            DataError(f"{error.object[:60]!r}: invalid Unicode at character {error.start}; correct the data")
         )
     except Exception as bug:
         return _report_bug(bug)

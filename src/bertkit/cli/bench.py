@@ -25,18 +25,18 @@ SHOWN_SHARE = 0.01
 def bench(
     benchmarks: Annotated[
         list[Benchmark] | None,
-        typer.Argument(metavar="BENCHMARK", show_default=False, help="What is measured (default: all)."),
+        typer.Argument(metavar="BENCHMARK", show_default=False, help="Benchmark to run (default: all)."),
     ] = None,
     data: Annotated[
         list[str] | None,
         option(
             "--data",
             metavar="SOURCE...",
-            help="Text of pretrain and embed: files, directories, globs, hub:ORG/NAME (default: builtin:pydocs).",
+            help="Text for pretrain and embed: files, directories, globs, hub:ORG/NAME (default: builtin:pydocs).",
         ),
     ] = None,
     peers: Annotated[
-        bool, option("--peers/--no-peers", metavar="", help="Time other libraries too, where they are installed.")
+        bool, option("--peers/--no-peers", metavar="", help="Also time other libraries, if they are installed.")
     ] = True,
     *,
     settings: Annotated[
@@ -46,10 +46,10 @@ def bench(
     device: Device = None,
     common: Common,
 ) -> None:
-    """Measure this machine's speed beside other libraries and its own limits: `bertkit bench pretrain --size base`
+    """Measure speed, compared with other libraries and the machine's limits: `bertkit bench pretrain --size base`
 
-    All sides are timed in turn, round by round, so that what slows the machine slows all of them. The ratio is that of
-    the medians, beside the lowest and the highest of a round.
+    All libraries are timed alternately, round by round, so that what slows the machine slows all of them. The ratio is
+    that of the medians; the lowest and the highest ratio of a single round are shown next to it.
 
     Examples:
     `bertkit bench startup --rounds 20`
@@ -89,8 +89,8 @@ def _show(document: Mapping[str, Any]) -> None:
         _show_sides(name, found)
         parts = [(kind, f"{percent(share)} %") for kind, share in found["time"].items() if share >= SHOWN_SHARE]
         if parts:
-            title = f"{name}: where the time of {next(iter(found['sides']))} goes"
-            console.table(("work", "of the time"), parts, title=title)
+            title = f"{name}: time of {next(iter(found['sides']))} by kind of work"
+            console.table(("work", "share of time"), parts, title=title)
         for side, reason in found["left_out"].items():
             console.info(f"{side} is left out: {reason}")
     _show_machine(document["machine"])
@@ -111,7 +111,7 @@ def _show_sides(name: str, found: Mapping[str, Any]) -> None:
                 "" if ratio is None else f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}",
             )
         )
-    columns = (name, f"{unit}/s", "of single rounds", "ms", "ratio", "of single rounds")
+    columns = (name, f"{unit}/s", "range over rounds", "ms", "ratio", "range over rounds")
     about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found["about"].items())
     console.table(columns, rows, title=f"{name}: median of {found['rounds']} rounds, {about}")
 
@@ -132,8 +132,8 @@ def _show_machine(machine: Mapping[str, Any]) -> None:
     console.table(("machine", "best", "median", "best ever"), rows, title=f"{machine['processor']}{threads}")
     if machine["busy"]:
         console.warn(
-            "the machine is busy: its matrix products were mostly slower than they can be, so that speeds are too low"
-            " and ratios rough; repeat it when nothing else runs"
+            "the machine is busy: most of its matrix products were slower than the best, so speeds are too low and"
+            " ratios imprecise; repeat the benchmark when nothing else runs"
         )
 
 
@@ -150,5 +150,5 @@ def _line(name: str, found: Mapping[str, Any]) -> str:
         for side, ratio in found["ratios"].items()
     ]
     if "mfu" in found:
-        parts.append(f"{percent(found['mfu'])} % of the rate of matrix products")
+        parts.append(f"{percent(found['mfu'])} % of the matrix-product rate")
     return ", ".join(parts)

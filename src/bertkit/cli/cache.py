@@ -25,7 +25,7 @@ _DAY = 86_400
 
 
 class Cache(CommandGroup):
-    """Show what the caches take on disk, or clear them."""
+    """Show how much disk space the caches take, or clear them."""
 
     table: ClassVar = {"info": "bertkit.cli.cache:info", "clear": "bertkit.cli.cache:clear"}
     path = "bertkit cache"
@@ -47,7 +47,7 @@ class _Entry:
 
 
 def info(*, common: Output) -> None:
-    """Show where the caches are, and the entries, size and newest date of each kind."""
+    """Show where the caches are and, for each kind, the number of entries, size and newest date."""
     root = cache_directory()
     entries = {kind: _entries(root / kind) for kind in KINDS}
     if common.as_json:
@@ -63,7 +63,10 @@ def info(*, common: Output) -> None:
     ]
     console.table(("kind", "entries", "size", "newest", "content"), rows)
     result(f"{root}: {size(sum(each.bytes for found in entries.values() for each in found))}")
-    console.info("`bertkit cache clear KIND` frees it; models and data sets of the Hub are elsewhere (`hf cache ls`)")
+    console.info(
+        "`bertkit cache clear KIND` frees the space; models and data sets from the Hub are cached elsewhere"
+        " (`hf cache ls`)"
+    )
 
 
 def clear(
@@ -72,7 +75,7 @@ def clear(
         typer.Argument(
             metavar="[KIND]...",
             show_default=False,
-            help="Kinds of cached results, as `cache info` lists them (default: all).",
+            help="Kinds of cached results, as listed by `cache info` (default: all).",
         ),
     ] = None,
     older_than: OlderThan = None,
@@ -81,10 +84,10 @@ def clear(
     *,
     common: Output,
 ) -> None:
-    """Delete cached results; each is computed again when needed. Token shards that a running run reads are kept."""
+    """Delete cached results, which are recomputed when needed. Token shards that an active run reads are kept."""
     unknown = [kind for kind in kinds or () if kind not in KINDS]
     if unknown:
-        raise UsageError(f"no cache named {unknown[0]}; there are {', '.join(KINDS)}")
+        raise UsageError(f"no kind of cache named {unknown[0]}; choose from {', '.join(KINDS)}")
     root, now = cache_directory(), time.time()
     in_use = _shards_in_use()
     chosen = [

@@ -301,10 +301,12 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{question} add --yes (there is no terminal to ask on), or --dry-run to see what would go")
+        raise UsageError(
+            f"{question} add --yes (there is no terminal for a confirmation), or --dry-run to see what would be deleted"
+        )
     print(f"{visible_lines(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("nothing is deleted")
+        raise UsageError("nothing was deleted")
 
 
 def figure(value: float | None) -> str:

@@ -45,11 +45,12 @@ class Models(Options):
         option(
             "--teacher",
             metavar="MODEL",
-            help="Model to learn from: a Hub id, a model or a run directory. Repeatable: the mean of their logits.",
+            help="Teacher: a Hub id, a model directory or a run directory. Repeatable: the mean of the teachers'"
+            " logits is used.",
         ),
     ] = None
     student: Annotated[
-        str | None, option("--student", metavar="MODEL", help="Model to train, in place of the recipe's student.")
+        str | None, option("--student", metavar="MODEL", help="Model to train, instead of the recipe's student.")
     ] = None
     control: Annotated[
         bool, option("--control", metavar="", help="Train the same student without its teacher, for comparison.")
@@ -68,7 +69,7 @@ def distill(
     own: OwnData,
     common: Training,
 ) -> None:
-    """Distil or compress: train a small model to follow a large one, on a task or on text.
+    """Distil or compress a model: train a small model to imitate a large one, on a task or on text.
 
     Examples:
     `bertkit distill distil-task --teacher RUN --task mrpc --data-dir glue`
@@ -95,7 +96,7 @@ def distill(
         of_tasks = [*(flag for each in (tasks, side_by_side, own) for flag in given_flags(each)), *epochs]
         misplaced = of_tasks if on_text else ["--data"] if data else []
         if misplaced:
-            where = "text, and these are options of a task" if on_text else "a task, and this is an option of text"
+            where = "text, but these options are for tasks" if on_text else "a task, but this option is for text"
             raise UsageError(f"{', '.join(misplaced)}: the recipe distils on {where}")
         shared: dict[str, Any] = {
             "recipe": recipe or None,
@@ -122,12 +123,14 @@ def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str
     if recipe:
         return recipe, resume
     if resume is None:
-        raise UsageError("give a RECIPE, such as distil-task; `bertkit recipes list` shows those of kind distill")
+        raise UsageError("give a RECIPE, such as distil-task; `bertkit recipes list` lists those of kind distill")
     from bertkit.run.find import run_to_resume
 
     run = run_to_resume(resume, runs_root(), "distill").path
     if given := given_flags(models):
-        raise UsageError(f"{', '.join(given)}: the run to resume has its own; leave it out, or give its RECIPE too")
+        raise UsageError(
+            f"{', '.join(given)}: the resumed run has its own; leave it out, or also give the run's RECIPE"
+        )
     return str(run / "recipe.yaml"), str(run)
 
 
@@ -151,7 +154,7 @@ def _make_static(
 ) -> None:
     unfit = [*unfit, *(flag for flag in given_flags(common) if flag in _OF_TRAINING)]
     if unfit:
-        raise UsageError(f"{', '.join(unfit)}: the recipe makes a table of token vectors, and trains nothing")
+        raise UsageError(f"{', '.join(unfit)}: the recipe makes a table of token vectors and trains nothing")
     from bertkit.distillation.static_recipe import StaticArguments
     from bertkit.distillation.static_run import make_static, static_plan
 
@@ -168,7 +171,9 @@ def _make_static(
     finished = make_static(request, progress=console.progress, on_start=begun_at(place))
     made = finished.results["static"]
     words = f", {made['words']:,} of them whole words" if made["words"] else ""
-    console.info(f"{made['tokens']:,} rows{words}, {made['width']} wide: {made['variance_kept']:.0%} of the variance")
+    console.info(
+        f"{made['tokens']:,} rows{words}, {made['width']} wide: {made['variance_kept']:.0%} of the variance kept"
+    )
     common.finish(place, finished.run, finished.results)
 
 
@@ -218,5 +223,5 @@ def _print_teacher(results: Mapping[str, Any]) -> None:
     parameters, teachers = student["parameters"], teacher["parameters"]
     times = f"{teachers / max(1, parameters):.1f} times fewer than"
     compared = "about as many as" if times.startswith("1.0 ") else times
-    control = "a control, without the teacher: " if results["control"] else ""
+    control = "control run, without the teacher: " if results["control"] else ""
     console.line(f"{control}{parameters:,} parameters, {compared} the teacher's {teachers:,}")

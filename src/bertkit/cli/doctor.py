@@ -10,9 +10,9 @@ from bertkit.cli.options import Common, runs_root
 
 
 def doctor(*, common: Common) -> None:
-    """Check this machine and installation: versions, processor, kernels, disk, network, and a tiny training.
+    """Check this machine and installation: versions, processor, kernels, disk, network, and a tiny training run.
 
-    It takes some seconds and changes nothing. Exit code 5 where something keeps bertkit from working.
+    It takes a few seconds and changes nothing. The exit code is 5 if something prevents bertkit from working.
     """
     from dataclasses import asdict
 
@@ -30,4 +30,4 @@ def doctor(*, common: Common) -> None:
     if common.as_json:
         result({"ok": not faults, "checks": [asdict(each) for each in found]}, as_json=True)
     if faults:
-        raise CheckError(f"at fault: {', '.join(faults)}")
+        raise CheckError(f"failed checks: {', '.join(faults)}")

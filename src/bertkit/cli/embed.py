@@ -42,7 +42,7 @@ TextFile = Annotated[
     typer.Argument(
         metavar="[FILE]",
         show_default=False,
-        help="Plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or nothing: stdin.",
+        help="Texts: plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or no FILE: stdin.",
     ),
 ]
 
@@ -54,7 +54,7 @@ class TextReading(Options):
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text (default: text).")] = None
     format: Annotated[
         Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
-        option("--format", help="Format of the input (default: by the file's ending or the first line)."),
+        option("--format", help="Format of the input (default: by the file's extension or the first line)."),
     ] = None
     delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
     encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
@@ -126,8 +126,8 @@ class EmbedOutput(Common):
             "--json",
             metavar="",
             panel=COMMON_PANEL,
-            help="With --out one document: out, count, dim, dtype, cut. Without it no change: the vectors are JSON"
-            " Lines.",
+            help="With --out, print one document: out, count, dim, dtype, cut. Without --out, no change: the vectors"
+            " are JSON Lines.",
         ),
     ] = False
 
@@ -140,7 +140,7 @@ class VectorOptions(Options):
         Literal["float32", "bf16", "int8", "binary"] | None, FromField(SETTINGS, "dtype", shows_default=True)
     ] = None
     normalise: Annotated[
-        bool, option("--normalise", "--normalize", metavar="", help="Scale each vector to length one.")
+        bool, option("--normalise", "--normalize", metavar="", help="Scale each vector to unit length.")
     ] = False
     truncate: Annotated[int | None, FromField(SETTINGS, "truncate", "--truncate DIM")] = None
     long: Annotated[Literal["error", "cut", "window"] | None, FromField(SETTINGS, "long", shows_default=True)] = None
@@ -159,7 +159,11 @@ def embed(
     model: Model = None,
     out: Annotated[
         Path | None,
-        option("--out", metavar="V", help="File of the vectors: .npy, .parquet or .arrow (default: JSON Lines)."),
+        option(
+            "--out",
+            metavar="V",
+            help="File to write the vectors to: .npy, .parquet or .arrow (default: JSON Lines on stdout).",
+        ),
     ] = None,
     *,
     reading: TextReading,
@@ -168,10 +172,10 @@ def embed(
     side_by_side: SideBySide,
     common: EmbedOutput,
 ) -> None:
-    """The vector of every text of a file, in its order: `bertkit embed --model M texts.txt --out vectors.npy`
+    """Embed every text of a file, in order: `bertkit embed --model M texts.txt --out vectors.npy`
 
-    A text's vector has the same bits whatever the other texts are. A file of any size is read in blocks; the same
-    command goes on where it was stopped. An empty line is a text, too.
+    A text's vector is bit-identical whatever the other texts are. A file of any size is read in blocks; if the command
+    is stopped, running it again continues. An empty line is also a text.
 
     Examples:
     `echo "a fine film" | bertkit embed --model M`
@@ -220,7 +224,7 @@ def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, i
 
     check_width(settings, embedder.width, embedder.name)
     if is_typed:
-        console.info("reading lines from the terminal; the vector of each follows at once; end with Ctrl-D")
+        console.info("reading lines from the terminal; each line's vector is printed at once; end with Ctrl-D")
     count = cut = without = 0
     sizes = (1, 1) if is_typed else (FIRST_BLOCK, LARGEST_BLOCK)
     display = silent_progress if sys.stdout.isatty() else console.progress
@@ -240,10 +244,10 @@ def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, i
 def _warn(count: int, cut: int, without_tokens: int, most: int) -> None:
     """What a user has to know of the texts."""
     if not count:
-        console.warn("the input has no text")
+        console.warn("the input contains no text")
     if cut:
         console.warn(
-            f"{cut:,} of {count:,} texts are longer than {most:,} tokens and were cut; --long window reads all of them"
+            f"{cut:,} of {count:,} texts are longer than {most:,} tokens and were cut; --long window reads them whole"
         )
     if without_tokens:
-        console.warn(f"{without_tokens:,} of {count:,} texts have no token; their vectors are zeros")
+        console.warn(f"{without_tokens:,} of {count:,} texts contain no token; their vectors are zeros")

@@ -43,7 +43,7 @@ PUBLISHED = [name for name, task in TASKS.items() if "train" in task.splits]
 
 
 class Suites(CommandGroup):
-    """Evaluate a model; each suite has options of its own: `bertkit eval SUITE --help`."""
+    """Evaluate a model; each suite has its own options: `bertkit eval SUITE --help`."""
 
     table: ClassVar = {
         NEW_DATA: "bertkit.cli.eval_data:data",

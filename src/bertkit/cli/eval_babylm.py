@@ -22,7 +22,7 @@ def babylm(
         option(
             "--data-dir",
             metavar="DIR",
-            help="The challenge's evaluation_data, or a folder with parts of it (blimp_filtered, ...).",
+            help="The challenge's evaluation_data directory, or a directory with parts of it (blimp_filtered, ...).",
         ),
     ] = None,
     checkpoints: Annotated[
@@ -30,7 +30,7 @@ def babylm(
         option(
             "--checkpoints",
             metavar="",
-            help="Score each model that the run has kept (engine.models_at_words), with --sample fast.",
+            help="Score each model that the run saved (engine.models_at_words), with --sample fast.",
         ),
     ] = False,
     *,
@@ -39,7 +39,7 @@ def babylm(
 ) -> None:
     """BabyLM challenge: minimal pairs, entities, wugs, reading times: `bertkit eval babylm --model RUN --data-dir D`
 
-    What is not there is named and left out. Writes the files that the leaderboard takes.
+    Missing data are reported and left out. The command also writes the files for the leaderboard.
     """
     if checkpoints:
         _checkpoints(model, data_dir, settings, common)
@@ -102,21 +102,21 @@ def _print(results: dict[str, Any]) -> None:
     title = f"{results['model']}: {results['protocol']['sample']} evaluation, rule {results['protocol']['rule']}"
     console.table(("task", "metric", "%", "95% interval", "items", *heads), rows, title=title)
     if average["lacking"] and average["over"]:
-        console.warn(f"the mean is without {', '.join(average['lacking'])}: not comparable with that of all columns")
+        console.warn(f"the mean is without {', '.join(average['lacking'])}: not comparable with a mean of all columns")
     ties = sum(subset["ties"] for own in results["subsets"].values() for subset in own.values())
     near = sum(subset["near_ties"] for own in results["subsets"].values() for subset in own.values())
     console.info(
-        f"scored with {results['protocol']['statement']}; {ties} ties, which `accuracy` counts as right, as officially;"
-        f" {near} near-ties"
+        f"scored with {results['protocol']['statement']}; {ties} ties, which `accuracy` counts as right, as in the"
+        f" official evaluation; {near} near-ties"
     )
     for row in references[:1]:
-        console.info(f"beside: baselines trained on the official text ({row['source']})")
+        console.info(f"for comparison: baselines trained on the official text ({row['source']})")
     finetuned = results["finetuned"]
     if finetuned is not None:
         whole = "" if finetuned["average"] is None else f"; their mean is {_percent(finetuned['average'])}"
         console.info(
-            f"fine-tuned: {', '.join(finetuned['over'])}, each by its best epoch on dev, as officially{whole}; runs in"
-            f" {finetuned['run']}"
+            f"fine-tuned: {', '.join(finetuned['over'])}, each by its best epoch on dev, as in the official"
+            f" evaluation{whole}; runs in {finetuned['run']}"
         )
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")
@@ -126,7 +126,7 @@ def _print(results: dict[str, Any]) -> None:
 def _print_state(submission: dict[str, Any] | None) -> None:
     """Where the leaderboard's file is, and what it lacks."""
     if submission is not None:
-        state = "complete" if submission["complete"] else f"not complete: lacks {', '.join(submission['missing'])}"
+        state = "complete" if submission["complete"] else f"incomplete: missing {', '.join(submission['missing'])}"
         console.info(f"for the leaderboard: {submission['file']} in the run, {state}")
 
 

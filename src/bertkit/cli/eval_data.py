@@ -50,14 +50,16 @@ class FileReading(Options):
 
 
 def data(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A fine-tuned run or model, or a Hub id.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Fine-tuned model: a run directory, a model directory or a Hub id.")
+    ],
     file: Annotated[
         Path,
         typer.Option(
             "--data",
             metavar="F",
-            help="Examples with labels, in a form that fine-tuning reads: .csv, .tsv, .jsonl, .parquet; CoNLL columns"
-            " (tagging); SQuAD's .json (answers).",
+            help="Labelled examples in a format that fine-tuning reads: .csv, .tsv, .jsonl, .parquet; CoNLL columns"
+            " (tagging); SQuAD's .json (question answering).",
         ),
     ],
     metric: Metrics = None,
@@ -65,9 +67,9 @@ def data(
     reading: FileReading,
     common: Measuring,
 ) -> None:
-    """A fine-tuned run on a new labelled file: `bertkit eval RUN --data new.csv`
+    """Score a fine-tuned model on a new labelled file: `bertkit eval RUN --data new.csv`
 
-    Scores have 95% intervals over other examples of the same kind. Thresholds and the temperature that fine-tuning
+    Scores have 95% intervals over other examples of the same kind. The thresholds and the temperature that fine-tuning
     stored with the model are used; nothing is tuned on the file.
     """
     from bertkit.cli.eval_tasks import eval_arguments

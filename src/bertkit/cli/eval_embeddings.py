@@ -33,7 +33,8 @@ class MeasuredVectors(Options):
         option(
             "--word-vectors",
             metavar="FILE",
-            help="In place of a model: the mean of the vectors of a text's words, from a text file as of GloVe.",
+            help="Instead of a model, evaluate the mean of the vectors of a text's words, from a text file in GloVe's"
+            " format.",
         ),
     ] = None
 
@@ -46,7 +47,7 @@ class MeasuredVectors(Options):
         from bertkit.evaluation.embeddings.run import VectorArguments
 
         if self.model is not None and self.word_vectors is not None:
-            raise UsageError("--word-vectors: is measured in place of a model; leave out --model")
+            raise UsageError("--word-vectors: are evaluated instead of a model; leave out --model")
         name = str(self.word_vectors) if self.word_vectors is not None else model_or_default(self.model)
         return VectorArguments(model=name, word_vectors=self.word_vectors, **common.request_fields())
 
@@ -61,30 +62,31 @@ def _columns(names: str | None, defaults: tuple[str, ...]) -> tuple[str, ...]:
 def sts(
     data_dir: Annotated[
         Path | None,
-        option("--data-dir", metavar="DIR", help="Directory with the published sets (docs/embeddings.md: layouts)."),
+        option("--data-dir", metavar="DIR", help="Directory with the published sets (layouts: docs/embeddings.md)."),
     ] = None,
     data: Annotated[
-        Path | None, option("--data", metavar="F", help="In place of it a table of one's own: .csv, .tsv, .jsonl, ...")
+        Path | None,
+        option("--data", metavar="F", help="Instead of published sets, your own table: .csv, .tsv, .jsonl, ..."),
     ] = None,
     columns: Annotated[
-        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,score).")
+        str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: sentence1,sentence2,score).")
     ] = None,
     *,
     measured: MeasuredVectors,
     settings: Annotated[StsSettings, spelled(only="--only NAME")],
     common: Measuring,
 ) -> None:
-    """Similarity of sentences (STS12-16, STS-B, SICK-R): `bertkit eval sts --model M --data-dir D`
+    """Evaluate sentence similarity (STS12-16, STS-B, SICK-R): `bertkit eval sts --model M --data-dir D`
 
-    Spearman and Pearson correlation of the cosine of two sentences with the scores that people gave, with 95%
-    intervals over other pairs of the same kind. Nothing is trained.
+    Spearman and Pearson correlation between the cosine of two sentences and human scores, with 95% intervals over
+    other pairs of the same kind. Nothing is trained.
     """
     from bertkit.evaluation.embeddings.sts import COLUMNS, evaluate_sts
 
     if (data_dir is None) == (data is None):
         raise UsageError("give --data-dir DIR with published sets, or --data F with a table of your own")
     if data is None and columns is not None:
-        raise UsageError("--columns: are those of a table; give it with --data")
+        raise UsageError("--columns: names the columns of a table; give the table with --data")
     evaluated = evaluate_sts(
         measured.arguments(common),
         data_dir,
@@ -104,16 +106,16 @@ DataFile = Annotated[
 def pairs(
     data: DataFile,
     columns: Annotated[
-        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: sentence1,sentence2,label).")
+        str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: sentence1,sentence2,label).")
     ] = None,
     *,
     measured: MeasuredVectors,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
-    """Pairs that belong together or not (labels 1 and 0): `bertkit eval pairs --model M --data pairs.csv`
+    """Score pairs that belong together or not (labels 1 and 0): `bertkit eval pairs --model M --data pairs.csv`
 
-    Average precision of the cosine, and accuracy and F1 at the threshold that is best on these pairs.
+    Reports the average precision of the cosine, and accuracy and F1 at the threshold that is best on these pairs.
     """
     from bertkit.evaluation.embeddings.pairs import PAIR_COLUMNS, evaluate_pairs
 
@@ -124,14 +126,15 @@ def pairs(
 def triplets(
     data: DataFile,
     columns: Annotated[
-        str | None, option("--columns", metavar="A,B,C", help="Its columns (default: anchor,positive,negative).")
+        str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: anchor,positive,negative).")
     ] = None,
     *,
     measured: MeasuredVectors,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
-    """Is the positive nearer to the anchor than the negative? `bertkit eval triplets --model M --data triplets.csv`"""
+    """Measure how often the positive is nearer to the anchor than the negative:
+    `bertkit eval triplets --model M --data triplets.csv`"""
     from bertkit.evaluation.embeddings.pairs import TRIPLET_COLUMNS, evaluate_triplets
 
     evaluated = evaluate_triplets(
@@ -146,7 +149,7 @@ def retrieval(
         typer.Option(
             "--data-dir",
             metavar="DIR",
-            help="BEIR-shaped folder: corpus.jsonl, queries.jsonl, qrels/*.tsv.",
+            help="Directory in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/*.tsv.",
             show_default=False,
         ),
     ],
@@ -155,7 +158,7 @@ def retrieval(
     settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N")],
     common: Measuring,
 ) -> None:
-    """Relevant documents of queries: nDCG@10, MRR@10, recall: `bertkit eval retrieval --model M --data-dir scifact`
+    """Evaluate retrieval by nDCG@10, MRR@10 and recall: `bertkit eval retrieval --model M --data-dir scifact`
 
     The whole corpus is searched exactly, in blocks.
     """
@@ -189,9 +192,9 @@ def _print_notes(notes: Mapping[str, Any]) -> None:
     if notes.get("texts_cut"):
         console.warn(f"{notes['texts_cut']:,} texts are longer than {notes['most_tokens']:,} tokens and were cut")
     if "words_known" in notes:
-        console.info(f"{notes['words_known']:.1%} of the different words have a vector")
+        console.info(f"{notes['words_known']:.1%} of the distinct words have a vector")
     if notes.get("texts_without_known_words"):
-        console.warn(f"{notes['texts_without_known_words']:,} texts have no known word; their cosine is 0")
+        console.warn(f"{notes['texts_without_known_words']:,} texts contain no known word; their cosine is 0")
 
 
 def _interval(interval: list[float] | None) -> str:

@@ -17,18 +17,18 @@ from bertkit.errors import CheckError
 
 
 def score(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A published task: rte, squad, conll2003, ...")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Published task: rte, squad, conll2003, ...")],
     predictions: Annotated[
         Path,
         typer.Option(
             "--predictions",
             metavar="F",
-            help="JSON Lines of id and prediction, GLUE's index and prediction (.tsv), SQuAD's predictions.json, or"
-            " CoNLL columns with the predicted tag last.",
+            help="Predictions: JSON Lines with id and prediction, GLUE's .tsv with index and prediction, SQuAD's"
+            " predictions.json, or CoNLL columns with the predicted tag last.",
         ),
     ],
     gold: Annotated[Path, typer.Option("--gold", metavar="F", help="The task's own file, with labels.")],
-    split: Annotated[str, typer.Option("--split", metavar="SPLIT", help="Split that the gold file is.")] = "dev",
+    split: Annotated[str, typer.Option("--split", metavar="SPLIT", help="Split of the gold file.")] = "dev",
     *,
     common: Output,
 ) -> None:
@@ -46,11 +46,11 @@ def score(
 
 
 def check(
-    archive: Annotated[Path, typer.Argument(metavar="ZIP", help="A GLUE submission.")],
+    archive: Annotated[Path, typer.Argument(metavar="ZIP", help="GLUE submission.")],
     *,
     common: Output,
 ) -> None:
-    """Validate a GLUE submission made by any tool; exit code 5 and every error with file and line if it is invalid."""
+    """Validate a GLUE submission made by any tool: every error with file and line, and exit code 5 if there is one."""
     from bertkit.tasks.submission import GLUE_FILES, check_submission
 
     errors = check_submission(archive)
@@ -66,7 +66,9 @@ def check(
 def ensemble(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Finished runs of one task; of a suite, all of its chosen setting."),
+        typer.Argument(
+            metavar="RUN...", help="Finished runs on one task; a suite stands for all runs of its chosen setting."
+        ),
     ],
     run_dir: RunDir = None,
     *,

@@ -22,7 +22,7 @@ Results = Annotated[
     option(
         "--results",
         metavar="[MODEL=]RUN",
-        help="A run with scores of one of the models; a MODEL that is a run brings its own. Repeatable.",
+        help="Run with scores of one of the models; a MODEL that is a run already has scores. Repeatable.",
     ),
 ]
 Methods = Annotated[
@@ -30,8 +30,8 @@ Methods = Annotated[
     option(
         "--method",
         metavar="MODEL=METHOD",
-        help="Method whose published row is shown beside a model: distilbert, tinybert, ... or none (default: that of"
-        " its run, else by family and size). Repeatable.",
+        help="Method whose published figures are shown next to a model's: distilbert, tinybert, ... or none (default:"
+        " by the model's run, else by its family and size). Repeatable.",
     ),
 ]
 
@@ -53,9 +53,9 @@ def speed(
     device: Device = None,
     common: Common,
 ) -> None:
-    """Size and speed beside the scores: `bertkit eval speed --model TEACHER --model STUDENT --threads 1`
+    """Measure size and speed, next to scores: `bertkit eval speed --model TEACHER --model STUDENT --threads 1`
 
-    Inputs are random tokens, so that the tokenizer's time is not measured; models are timed in turn, in one process.
+    Inputs are random tokens, so the tokenizer's time is not measured. Models are timed alternately, in one process.
     """
     from bertkit.evaluation.run import MeasurementArguments
     from bertkit.evaluation.speed.run import evaluate_speed
@@ -92,8 +92,8 @@ def _print(results: Mapping[str, Any]) -> None:
     share = results["processor_share"]
     if results["device"] == "cpu" and results["settings"]["clock"] == "wall" and share < _BUSY:
         console.warn(
-            f"the machine is busy: this process had {share:.0%} of one processor, so that times are too long and ratios"
-            " rough; repeat it when nothing else runs, or with --clock processor --threads 1"
+            f"the machine is busy: this process had {share:.0%} of one processor, so times are too long and ratios"
+            " imprecise; repeat when nothing else runs, or with --clock processor --threads 1"
         )
     outputs = {model["asked"] for model in results["models"]}
     if len(outputs) > 1:
@@ -106,7 +106,7 @@ def _print(results: Mapping[str, Any]) -> None:
 def _print_models(results: Mapping[str, Any]) -> None:
     lengths = results["settings"]["lengths"]
     tasks = list(dict.fromkeys(task for model in results["models"] for task in model["scores"]))
-    columns = ["model", "output", "parameters", "outside tables", "MB"]
+    columns = ["model", "output", "parameters", "without embeddings", "MB"]
     columns += [f"multiply-adds, {length}" for length in lengths] + [f"{task} %" for task in tasks]
     rows = []
     for model in results["models"]:
@@ -119,11 +119,11 @@ def _print_models(results: Mapping[str, Any]) -> None:
             + [_millions(count) for count in counts]
             + [percent(score and score["value"]) for score in scores]
         )
-    _table(columns, rows, title=f"size, beside {results['models'][0]['label']}", text_columns=2)
+    _table(columns, rows, title=f"size, compared with {results['models'][0]['label']}", text_columns=2)
 
 
 def _print_times(results: Mapping[str, Any], where: str) -> None:
-    columns = ["batch", "tokens", "model", "ms a sentence", "quartiles", "sentences/s", "x the first"]
+    columns = ["batch", "tokens", "model", "ms per sentence", "quartiles", "sentences/s", "speed x"]
     rows = []
     for cell in results["cells"]:
         place = [f"{cell['batch']}", f"{cell['length']}", cell["model"]]

@@ -35,14 +35,15 @@ def blimp(
         option(
             "--data-dir",
             metavar="PATH",
-            help="BLiMP's folder, or any file or folder of JSON Lines with sentence_good and sentence_bad.",
+            help="BLiMP's directory, or any file or directory of JSON Lines with sentence_good and sentence_bad.",
         ),
     ] = None,
     *,
     settings: Annotated[BlimpSettings, spelled(only="--only NAME")],
     common: Measuring,
 ) -> None:
-    """Minimal pairs: how often is the grammatical sentence preferred? `bertkit eval blimp --model RUN --data-dir D`"""
+    """Score minimal pairs, by how often the grammatical sentence is preferred:
+    `bertkit eval blimp --model RUN --data-dir D`"""
     from bertkit.evaluation.blimp import evaluate_blimp
 
     evaluated = evaluate_blimp(eval_arguments(model, common), data_dir, settings, progress=console.progress)
@@ -57,7 +58,8 @@ def mlm(
     settings: Annotated[MlmSettings, spelled(rate="--masking-rate SHARE")],
     common: Measuring,
 ) -> None:
-    """Masked words of a text: accuracy, perplexity, pseudo-perplexity: `bertkit eval mlm --model RUN --data new.txt`"""
+    """Predict masked words of a text (accuracy, perplexity, pseudo-perplexity):
+    `bertkit eval mlm --model RUN --data new.txt`"""
     from bertkit.evaluation.mlm import evaluate_mlm
 
     evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=console.progress)
@@ -72,9 +74,9 @@ def lm(
     settings: LmSettings,
     common: Measuring,
 ) -> None:
-    """Perplexity of a causal model, bits per byte: `bertkit eval lm --model RUN --data new.txt`
+    """Measure perplexity and bits per byte of a causal model: `bertkit eval lm --model RUN --data new.txt`
 
-    Of a model that reads from both ends, as ELMo, both directions are scored.
+    For a model that reads in both directions separately, such as ELMo, both directions are scored.
     """
     from bertkit.evaluation.lm import BACKWARD, evaluate_lm
 
@@ -94,15 +96,15 @@ def translation(
         option(
             "--data",
             metavar="SOURCE...",
-            help="Parallel text: a .tsv (source, tab, target), .jsonl, two text files of as many lines, or"
-            " hub:ORG/NAME.",
+            help="Parallel text: a .tsv (source, tab, target), .jsonl, two text files with the same number of lines,"
+            " or hub:ORG/NAME.",
         ),
     ] = None,
     *,
     settings: TranslationSettings,
     common: Measuring,
 ) -> None:
-    """BLEU of an encoder-decoder on parallel text: `bertkit eval translation --model RUN --data test.tsv`"""
+    """Measure BLEU of an encoder-decoder on parallel text: `bertkit eval translation --model RUN --data test.tsv`"""
     from bertkit.evaluation.translation import evaluate_translation
 
     evaluated = evaluate_translation(eval_arguments(model, common), data or (), settings, progress=console.progress)
@@ -132,7 +134,7 @@ def _print_blimp(results: dict[str, Any]) -> None:
         f" {'unknown' if error is None else f'{error:.2%}'};"
         f" {results['ties']} ties count half ({len(results['identical_pairs'])} pairs are identical),"
         f" {results['near_ties']} near-ties; {results['differing_token_counts']:.1%} of the pairs differ in their"
-        " number of tokens, where the sum favours the shorter sentence"
+        " number of tokens; there the sum favours the shorter sentence"
     )
     for reference in results["references"]:
         console.info(f"  published: {reference['model']} {reference['accuracy']:.1%} ({reference['source']})")

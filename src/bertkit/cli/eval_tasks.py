@@ -43,14 +43,14 @@ class TaskEvaluating(Measuring):
     model: Model = None
     data_dir: DataDir = None
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="0-4", help="A fine-tuning run for each of these seeds: 0-4, or 1,7,9.")
+        str, typer.Option("--seeds", metavar="0-4", help="Seeds for fine-tuning, one run per seed: 0-4, or 1,7,9.")
     ] = "0"
     head: Annotated[
         Literal["auto", "own", "new"],
         typer.Option(
             "--head",
-            help="own: evaluate the model's own head; new: fine-tune a new one; auto: the model's own where it fits the"
-            " task, by its run or by the names of its labels.",
+            help="own: evaluate the model's own head; new: fine-tune a new head; auto: the model's own if it fits the"
+            " task, judged by its run or its label names.",
         ),
     ] = "auto"
     published: Annotated[
@@ -58,8 +58,8 @@ class TaskEvaluating(Measuring):
         option(
             "--published",
             metavar="NAME",
-            help="Published figures to show beside: bert-base, roberta-large, ... or none (default: by the model's"
-            " family and size).",
+            help="Published figures to show next to the model's: bert-base, roberta-large, ... or none (default: by"
+            " the model's family and size).",
         ),
     ] = None
     metric: Metrics = None
@@ -93,15 +93,15 @@ class TaskEvaluating(Measuring):
 
 def glue(
     tasks: Annotated[
-        str | None, option("--tasks", metavar="T,T", help="These only, e.g. rte,mrpc (default: nine).")
+        str | None, option("--tasks", metavar="T,T", help="Tasks to evaluate, e.g. rte,mrpc (default: all nine).")
     ] = None,
     *,
     common: TaskEvaluating,
 ) -> None:
-    """GLUE: fine-tune where there is no head, evaluate, pack a submission: `bertkit eval glue --model M --data-dir D`
+    """GLUE: fine-tune if needed, evaluate, and pack a submission: `bertkit eval glue --model M --data-dir D`
 
-    Tasks without data are left out, unless --tasks names them. What is finished is not repeated; a stopped evaluation
-    continues where it stopped.
+    A task is fine-tuned if the model has no head for it. Tasks without data are left out, unless --tasks names them.
+    Finished runs are not repeated; a stopped evaluation continues where it stopped.
     """
     from bertkit.evaluation.glue import SUITE, evaluate_glue, glue_tasks
 
@@ -123,7 +123,7 @@ def task_command(task: TaskSpec) -> Callable[..., None]:
         _print(evaluated)
         _finish(evaluated, common)
 
-    command.__doc__ = f"{task.title}.\n\nFine-tunes first where the model has no head for the task."
+    command.__doc__ = f"{task.title}.\n\nFine-tunes first if the model has no head for the task."
     return command
 
 
@@ -187,7 +187,7 @@ def _print_submission(results: Mapping[str, Any], run: Path) -> None:
     for name, average in results["averages"].items():
         over, lacking = average["over"], average["lacking"]
         which = (
-            f"over {', '.join(over) or 'none'} alone" if len(over) < len(lacking) else f"without {', '.join(lacking)}"
+            f"only over {', '.join(over) or 'none'}" if len(over) < len(lacking) else f"without {', '.join(lacking)}"
         )
         console.info(f"average ({name}): {average['definition']}{f'; here {which}: not comparable' if lacking else ''}")
     submission = results["submission"]
@@ -195,7 +195,7 @@ def _print_submission(results: Mapping[str, Any], run: Path) -> None:
         if reason != NOT_PREDICTED:
             console.warn(f"{name}.tsv is not in the submission: {reason}")
     if submission["zip"] is None:
-        console.warn("no submission: no test split is predicted in full")
+        console.warn("no submission was written: no test split is predicted in full")
         return
     if submission["missing"]:
         console.warn(f"the submission lacks files that the server requires: {', '.join(submission['missing'])}")

@@ -18,7 +18,7 @@ SHOWN_WEIGHTS = 3
 
 
 def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model or a run directory.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model directory or a run directory.")],
     to: Annotated[
         Path,
         typer.Option("--to", metavar="DIR", show_default=False, help="Directory to write; replaces an earlier export."),
@@ -27,43 +27,43 @@ def export(
         Literal["hf", "int8", "onnx", "static"],
         typer.Option(
             "--format",
-            help="hf: a Hugging Face directory; int8: a quarter of its size and faster on a CPU, for bertkit alone;"
+            help="hf: a Hugging Face directory; int8: a quarter of the size and faster on a CPU, for bertkit only;"
             " onnx: an ONNX graph (needs the extra `onnx`); static: a table of token vectors, for `embed` and"
             " sentence-transformers.",
         ),
     ] = "hf",
     width: Annotated[
-        int | None, typer.Option("--width", min=1, help="With --format static: of the vectors (default: 256).")
+        int | None, typer.Option("--width", min=1, help="With --format static: width of the vectors (default: 256).")
     ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
             "--calibrate",
             metavar="TEXT",
-            help="With --format int8: lines like those that the model will read. Their activations give fixed ranges,"
-            " which is about twice as fast on processors that multiply bytes (VNNI).",
+            help="With --format int8: file of lines like those that the model will read. Activation ranges are then"
+            " fixed from these lines, which is about twice as fast on processors that multiply bytes (VNNI).",
         ),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: a graph of int8 weights.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="With --format onnx: write a graph with int8 weights.")] = False,
     *,
     common: Common,
 ) -> None:
-    """Write a model for other tools, checked against the source within a tolerance: `bertkit export RUN --to DIR`"""
+    """Export a model for other tools and check it against its source: `bertkit export RUN --to DIR`"""
     from bertkit.errors import UsageError
     from bertkit.inference.export.export import Format, export_model
 
     if int8 and kind in ("hf", "static"):
-        raise UsageError("--int8: goes with --format onnx; for a directory of int8 weights give --format int8")
+        raise UsageError("--int8: works only with --format onnx; for a directory of int8 weights give --format int8")
     if calibrate is not None and kind != "int8":
-        raise UsageError("--calibrate: goes with --format int8")
+        raise UsageError("--calibrate: works only with --format int8")
     if width is not None and kind != "static":
-        raise UsageError("--width: goes with --format static")
+        raise UsageError("--width: works only with --format static")
     if kind == "static":
         from bertkit.distillation.static_table import StaticTable, write_static
 
         settings = StaticTable() if width is None else StaticTable(width=width)
         made = write_static(model, to, settings, offline=common.offline, progress=console.progress)
-        console.info(f"{made['tokens']:,} tokens, vectors of {made['width']}")
+        console.info(f"{made['tokens']:,} tokens, vectors of width {made['width']}")
         result({"to": to, **made} if common.as_json else to, as_json=common.as_json)
         return
     written: Format = "onnx-int8" if int8 and kind == "onnx" else kind
@@ -76,8 +76,8 @@ def export(
     probe = record["probe"]
     how = "" if record["measure"] == "absolute" else f"; {record['measure']}"
     console.info(
-        f"largest difference to the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}{how}),"
-        f" over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
+        f"largest difference from the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}"
+        f"{how}), over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )
     result({"to": to, **record} if common.as_json else to, as_json=common.as_json)
 

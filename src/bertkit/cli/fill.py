@@ -16,7 +16,7 @@ from bertkit.cli.options import Common, Model, model_or_default
 def fill(
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of words.")],
     model: Model = None,
-    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Words for each mask.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Number of words to show per mask.")] = 5,
     *,
     common: Common,
 ) -> None:

@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from bertkit.training.run import FinishedRun
 
 RecipeOrNone = Annotated[
-    str, typer.Argument(metavar="[RECIPE]", help="A recipe of kind finetune: a file, or the name of a shipped one.")
+    str,
+    typer.Argument(metavar="[RECIPE]", help="Recipe of kind finetune: a YAML file, or the name of a shipped recipe."),
 ]
 Model = Annotated[
     str | None,
     option(
         "--model",
         metavar="MODEL",
-        help=f"A Hub id, a model or a run directory (default: the recipe's, else BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        help="Model to fine-tune: a Hub id, a model directory or a run directory (default: the recipe's, else"
+        f" BERTKIT_MODEL, else {DEFAULT_MODEL}).",
     ),
 ]
 
@@ -65,12 +67,13 @@ class Tasks(Options):
         option(
             "--task",
             metavar="TASK[,TASK]",
-            help="A known task (mrpc, squad, ...), or a task YAML. Several (also repeated): one encoder, a head each.",
+            help="Known task (mrpc, squad, ...), or a task YAML file. Several tasks (the option may be repeated) share"
+            " one encoder and have one head each.",
         ),
     ] = None
     data_dir: DataDir = None
     seeds: Annotated[
-        str | None, option("--seeds", metavar="0-4", help="A run for each of these seeds: 0-4, or 1,7,9.")
+        str | None, option("--seeds", metavar="0-4", help="Seeds to run, one run per seed: 0-4, or 1,7,9.")
     ] = None
     grid: Annotated[
         list[str] | None,
@@ -78,12 +81,12 @@ class Tasks(Options):
             "--grid",
             metavar="KEY=V,V",
             help="Try each of these values and choose on dev, e.g. --grid lr=2e-5,3e-5; with --trials also a range,"
-            " --grid lr=1e-5..1e-4. Repeatable.",
+            " e.g. --grid lr=1e-5..1e-4. Repeatable.",
         ),
     ] = None
     trials: Annotated[
         int | None,
-        option("--trials", metavar="N", min=1, help="Try N settings of the grid, drawn at random, in place of all."),
+        option("--trials", metavar="N", min=1, help="Try N settings of the grid, drawn at random, instead of all."),
     ] = None
 
     @property
@@ -151,7 +154,7 @@ class OwnData(Options):
         if self.train is None:
             if given:
                 raise UsageError(
-                    f"{', '.join(given)}: {'goes' if len(given) == 1 else 'go'} with --train FILE --dev FILE"
+                    f"{', '.join(given)}: {'works' if len(given) == 1 else 'work'} only with --train FILE --dev FILE"
                 )
             return None
         if self.dev is None and self.split is None and self.folds is None:
@@ -176,13 +179,23 @@ class FinetuneChoices(Options):
     metric: Metrics = None
     loss: Annotated[
         str | None,
-        option("--loss", metavar="NAME", help="Of an embedding: softmax, cosine, cosent, multiple_negatives, ..."),
+        option(
+            "--loss",
+            metavar="NAME",
+            help="Loss of an embedding model: softmax, cosine, cosent, multiple_negatives, ...",
+        ),
     ] = None
     pooling: Annotated[
-        str | None, option("--pooling", metavar="MODE", help="Of an embedding: mean, cls, max, lasttoken, ...")
+        str | None,
+        option("--pooling", metavar="MODE", help="Pooling of an embedding model: mean, cls, max, lasttoken, ..."),
     ] = None
     method: Annotated[
-        str | None, option("--method", metavar="NAME", help="What is trained, and how: full, lora, setfit, ...")
+        str | None,
+        option(
+            "--method",
+            metavar="NAME",
+            help="Fine-tuning method, which decides what is trained and how: full, lora, setfit, ...",
+        ),
     ] = None
 
     @property
@@ -325,7 +338,7 @@ def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mappin
     scored = [(each["setting"], each["scores"][primary]) for each in settings]
     scored.sort(key=lambda each: -goodness(primary, each[1]["mean"]))
     rows = [(*setting.values(), figure(score["mean"]), figure(score["std"])) for setting, score in scored]
-    console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, the best first")
+    console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, best first")
 
 
 def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
@@ -353,7 +366,7 @@ def _print_classes(outcome: FinishedRun) -> None:
             for name, scores in list(classes.items())[:SHOWN_CLASSES]
         ]
         more = len(classes) - len(rows)
-        title = f"{split}, by class" + (f" (the commonest {SHOWN_CLASSES} of {len(classes):,})" if more else "")
+        title = f"{split}, by class" + (f" (the {SHOWN_CLASSES} most common of {len(classes):,})" if more else "")
         console.table(["class", "examples", "precision", "recall", "f1"], rows, title=title)
         print_confusion(results.get("confusion", {}).get(split), title=f"{split}, confusion")
     for split, found in results.get("calibration", {}).items():

@@ -32,10 +32,10 @@ STREAMED = (None, "greedy", "sample")
 def generate(
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", show_default=False, help="Texts to go on from (default: an empty one)."),
+        typer.Argument(metavar="[PROMPT]...", show_default=False, help="Texts to continue (default: an empty text)."),
     ] = None,
     file: Annotated[
-        Path | None, option("--file", metavar="FILE", help="A prompt on every line, also compressed; -: stdin.")
+        Path | None, option("--file", metavar="FILE", help="File with one prompt per line, also compressed; -: stdin.")
     ] = None,
     model: Model = None,
     *,
@@ -43,12 +43,16 @@ def generate(
     quality: Annotated[
         bool,
         option(
-            "--quality", metavar="", help="Also distinct-n and self-BLEU of each prompt's outputs, and of all together."
+            "--quality",
+            metavar="",
+            help="Also compute distinct-n and self-BLEU of each prompt's outputs, and of all outputs together.",
         ),
     ] = False,
     judge: Annotated[
         str | None,
-        option("--judge", metavar="MODEL", help="Also each output's perplexity, prompt included, under this model."),
+        option(
+            "--judge", metavar="MODEL", help="Also compute each output's perplexity, prompt included, under this model."
+        ),
     ] = None,
     batch_tokens: BatchTokens = None,
     device: Device = None,
@@ -57,16 +61,16 @@ def generate(
         option(
             "--precision",
             panel=COMMON_PANEL,
-            help="bf16 reads half the bytes, which is what a token costs; auto takes it where the device has"
-            " instructions for it. Other numbers may choose other words.",
+            help="Number format. bf16 halves the bytes that are read, which determine the time per token; auto: bf16"
+            " if the device has instructions for it. A different format may choose different words.",
         ),
     ] = "fp32",
     common: Common,
 ) -> None:
     """Generate text: `bertkit generate --model RUN "The company" --samples 3`
 
-    A causal model goes on from the prompt. A masked one fills in the masks of the prompt, or as many behind it as
-    --max-new-tokens has. An encoder-decoder writes the target of each text, such as its translation.
+    A causal model continues the prompt. A masked model fills in the masks of the prompt or, if there are none,
+    --max-new-tokens masks after it. An encoder-decoder writes the target of each text, such as its translation.
 
     Examples:
     `bertkit generate --model RUN "The company" --temperature 0.8 --top-p 0.9`
@@ -126,7 +130,7 @@ def _loaded(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
 
 def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     if prompts and file is not None:
-        raise UsageError("prompts are given twice, as words and with --file; leave one out")
+        raise UsageError("prompts are given twice, as arguments and with --file; leave one out")
     if file is None:
         return list(prompts or [""])
     from bertkit.inference.predict_input import input_lines
@@ -135,7 +139,7 @@ def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     lines = [line for _, line in input_lines(path, sys.stdin.buffer)]
     texts = [line.rstrip("\r\n") for line in lines]
     if not texts:
-        raise DataError(f"{file}: has no line; write a prompt on each")
+        raise DataError(f"{file}: is empty; write one prompt per line")
     return texts
 
 

@@ -17,21 +17,21 @@ from bertkit.errors import UsageError
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="The recipe to write; its name becomes the run's.")
+        Path, typer.Argument(metavar="[FILE]", help="Recipe file to write; its name becomes the run's name.")
     ] = Path("my-recipe.yaml"),
     source: Annotated[
         str,
         option(
             "--from",
             metavar="RECIPE",
-            help="Begin with the settings of this one (default: bert-tiny; `bertkit recipes list` shows all).",
+            help="Recipe to start from (default: bert-tiny; `bertkit recipes list` shows all).",
             autocompletion=complete_recipe,
         ),
     ] = "bert-tiny",
     *,
     common: Output,
 ) -> None:
-    """Write a recipe to begin with: every setting of a shipped one, with what it means above it.
+    """Write a recipe to start from: every setting of a shipped recipe, each explained by a comment above it.
 
     Examples:
     `bertkit init my-model.yaml --from fast-encoder`
@@ -41,12 +41,12 @@ def init(
     from bertkit.recipe.resolve import load_any
 
     if file.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"{file}: a recipe's name ends in .yaml")
+        raise UsageError(f"{file}: a recipe's file name must end in .yaml")
     if file.exists():
-        raise UsageError(f"{file}: is there already; choose another name, or delete it first")
+        raise UsageError(f"{file}: already exists; choose another name, or delete it first")
     recipe = load_any(source, [])
-    heading = f"# Begun with `bertkit init {file} --from {source}`. A key that is left out has the package's default."
+    heading = f"# Written by `bertkit init {file} --from {source}`. A key that is left out has its default value."
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, f"{heading}\n#\n#   bertkit {recipe.kind} {file}\n\n{commented_recipe(recipe)}")
-    console.info(f"change it, then run `bertkit {recipe.kind} {file}`; --plan shows what that would cost")
+    console.info(f"edit it, then run `bertkit {recipe.kind} {file}`; --plan shows what that would cost")
     result({"recipe": file, "from": source, "kind": recipe.kind} if common.as_json else file, as_json=common.as_json)

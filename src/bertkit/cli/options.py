@@ -111,23 +111,23 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 OlderThan = Annotated[
-    float | None, option("--older-than", metavar="DAYS", min=0, help="Only what is at least this many days old.")
+    float | None, option("--older-than", metavar="DAYS", min=0, help="Only entries at least this many days old.")
 ]
-DryRun = Annotated[bool, option("--dry-run", help="Show what would be deleted, and delete nothing.", metavar="")]
+DryRun = Annotated[bool, option("--dry-run", help="Show what would be deleted without deleting it.", metavar="")]
 Yes = Annotated[bool, option("--yes", "-y", help="Delete without asking.", metavar="")]
 
 RecipeName = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="A recipe: a YAML file, or the name of a shipped one (`bertkit recipes list`).",
+        help="Recipe: a YAML file, or the name of a shipped recipe (see `bertkit recipes list`).",
         autocompletion=complete_recipe,
     ),
 ]
 RunName = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="A run directory, or the id of one (`bertkit runs list`).", autocompletion=complete_run
+        metavar="RUN", help="Run: its directory or its id (see `bertkit runs list`).", autocompletion=complete_run
     ),
 ]
 Metrics = Annotated[
@@ -135,8 +135,8 @@ Metrics = Annotated[
     option(
         "--metric",
         metavar="NAME-OR-PATH",
-        help="Report this `evaluate` metric too: a script's path, a cached metric, or hub:NAME, which is fetched and"
-        " run. Repeatable.",
+        help="Also report this `evaluate` metric: the path of a script, a cached metric, or hub:NAME, which is"
+        " downloaded and run. Repeatable.",
     ),
 ]
 SetOption = Annotated[
@@ -152,7 +152,7 @@ def _local_directory(value: Path | None) -> Path | None:
 
     scheme = str(value).partition(":/")[0]  # a path has lost one of the slashes
     if value is not None and scheme in SCHEMES and str(value) != scheme:
-        raise UsageError(f"--run-dir {scheme}://...: runs of this command are written to a local directory; name one")
+        raise UsageError(f"--run-dir {scheme}://...: runs of this command are written to a local directory; give one")
     return value
 
 
@@ -161,7 +161,7 @@ RunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/); with --resume RUN, a"
+        help="Directory to write the run to (default: a new one in BERTKIT_RUNS, else in runs/). With --resume RUN, a"
         " copy of RUN is continued there.",
         callback=_local_directory,
     ),
@@ -171,9 +171,8 @@ StorableRunDir = Annotated[
     _common(
         "--run-dir",
         metavar="DIR-or-URL",
-        help="Directory that the run is written to (default: under BERTKIT_RUNS, else runs/), or a place on a store"
-        " (s3://BUCKET/RUN) that it is uploaded to while it goes on; with --resume RUN, a copy of RUN is continued"
-        " there.",
+        help="Directory to write the run to (default: a new one in BERTKIT_RUNS, else in runs/), or a location on a"
+        " store (s3://BUCKET/RUN) to upload it to while it runs. With --resume RUN, a copy of RUN is continued there.",
     ),
 ]
 Seed = Annotated[int | None, FromField("bertkit.recipe.header:RecipeHeader", "seed", panel=COMMON_PANEL)]
@@ -192,23 +191,28 @@ _EXECUTOR = "bertkit.jobs.settings:ExecutorSettings"
 Jobs = Annotated[int | None, FromField(_EXECUTOR, "engine.jobs", "--jobs N")]
 ExecutorName = Annotated[Literal["local", "ray"] | None, FromField(_EXECUTOR, "engine.executor")]
 Fresh = Annotated[
-    bool, _flag("--fresh", help="Run again although a finished run of the same recipe, data and code exists.")
+    bool, _flag("--fresh", help="Run again even if a finished run of the same recipe, data and code exists.")
 ]
 MaxSteps = Annotated[
     int | None,
-    _common("--max-steps", metavar="N", min=1, help="Stop after N optimiser steps; the schedule ends with them."),
+    _common(
+        "--max-steps",
+        metavar="N",
+        min=1,
+        help="Stop after N optimiser steps; the learning-rate schedule ends there too.",
+    ),
 ]
 MaxMinutes = Annotated[
     float | None,
-    _common("--max-minutes", metavar="M", min=0, help="Stop after M minutes with a checkpoint saved (exit code 75)."),
+    _common("--max-minutes", metavar="M", min=0, help="Save a checkpoint and stop after M minutes (exit code 75)."),
 ]
 Data = Annotated[
     list[str] | None,
     option(
         "--data",
         metavar="SOURCE...",
-        help="Text in place of the recipe's: files, directories, globs, those of a store (s3://BUCKET/TEXT),"
-        " hub:ORG/NAME, builtin:pydocs, or shards.",
+        help="Text to use instead of the recipe's: files, directories, globs, any of these on a store"
+        " (s3://BUCKET/TEXT), hub:ORG/NAME, builtin:pydocs, or token shards.",
     ),
 ]
 Resume = Annotated[
@@ -216,7 +220,8 @@ Resume = Annotated[
     option(
         "--resume",
         metavar="[RUN]",
-        help="Continue RUN (a run directory, or its place on a store), or the newest unfinished run of this recipe.",
+        help="Continue RUN (a run directory, or its location on a store) or, without RUN, the newest unfinished run of"
+        " this recipe.",
     ),
 ]
 Model = Annotated[
@@ -224,7 +229,7 @@ Model = Annotated[
     option(
         "--model",
         metavar="MODEL",
-        help=f"A Hub id, a model or a run directory, also on a store (s3://BUCKET/RUN)"
+        help=f"A Hub id, a model directory or a run directory, also on a store (s3://BUCKET/RUN)"
         f" (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
     ),
 ]
@@ -236,7 +241,9 @@ class Output(Options):
 
     as_json: Annotated[bool, _flag("--json", help="Print one JSON document on stdout.")] = False
     quiet: Annotated[bool, _flag("-q", "--quiet", help="Show warnings and errors only.", callback=_quiet)] = False
-    verbose: Annotated[int, _flag("-v", "--verbose", help="Show details.", count=True, callback=_verbose)] = 0
+    verbose: Annotated[
+        int, _flag("-v", "--verbose", help="Show debug messages too.", count=True, callback=_verbose)
+    ] = 0
 
 
 @dataclass(frozen=True)
@@ -280,11 +287,12 @@ class Hyperparameters(Options):
 
     lr: Annotated[float | None, option("--lr", metavar="X", help="Peak learning rate.")] = None
     batch: Annotated[
-        int | None, option("--batch", metavar="N", min=1, help="Sequences, or examples of a task, per update.")
+        int | None,
+        option("--batch", metavar="N", min=1, help="Sequences per update, or examples per update on a task."),
     ] = None
     max_length: Annotated[
         int | None,
-        option("--max-length", metavar="N", min=8, help="Tokens of the longest sequence, special tokens included."),
+        option("--max-length", metavar="N", min=8, help="Maximum sequence length in tokens, including special tokens."),
     ] = None
 
     @property
@@ -301,7 +309,7 @@ class TaskHyperparameters(Hyperparameters):
     """The same of a task, whose length is counted in passes over its examples."""
 
     epochs: Annotated[
-        float | None, option("--epochs", metavar="X", help="Passes over the training examples of a task.")
+        float | None, option("--epochs", metavar="X", help="Number of passes over the task's training examples.")
     ] = None
 
 
@@ -310,9 +318,9 @@ class Training(Common):
     """Of commands that train by a recipe."""
 
     settings: SetOption = None
-    plan: Annotated[
-        bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time), and stop.")
-    ] = False
+    plan: Annotated[bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time) and stop.")] = (
+        False
+    )
     run_dir: StorableRunDir = None
     fresh: Fresh = False
     seed: Seed = None
@@ -465,7 +473,7 @@ MANY_PASSES = 200
 
 def flops_in_words(plan: Mapping[str, Any]) -> str:
     """The model's floating-point operations, and what the optimiser's own matrix products add, if it has any."""
-    added = f", and {own:.3g} of the optimizer" if (own := plan["optimizer_flops"]) else ""
+    added = f", plus {own:.3g} for the optimiser" if (own := plan["optimizer_flops"]) else ""
     return f"{plan['flops']:.3g}{added}"
 
 
@@ -475,5 +483,5 @@ def _passes(plan: dict[str, Any]) -> str:
     if passes is None:
         return ""
     number = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
-    fewer = "; --max-steps N makes fewer" if passes > MANY_PASSES else ""
+    fewer = "; --max-steps N reduces them" if passes > MANY_PASSES else ""
     return f" (about {number} {'pass' if number == '1' else 'passes'} over the text{fewer})"

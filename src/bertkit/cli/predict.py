@@ -45,8 +45,8 @@ InputFile = Annotated[
     typer.Argument(
         metavar="[FILE]",
         show_default=False,
-        help="Plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (a tagger), .json (SQuAD), also compressed;"
-        " - or nothing: stdin.",
+        help="Input: plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (for a tagger), .json (SQuAD), also"
+        " compressed; - or no FILE: stdin.",
     ),
 ]
 
@@ -57,21 +57,21 @@ class Input(Options):
 
     text: Annotated[
         str | None,
-        option("--text", metavar="COL", help="Column of the text (default: as in the training data, or text)."),
+        option("--text", metavar="COL", help="Column of the text (default: as in the training data, else text)."),
     ] = None
     text_pair: Annotated[
         str | None,
         option(
             "--text-pair",
             metavar="COL",
-            help="Column of the second text (default: as in the training data, or text_pair).",
+            help="Column of the second text (default: as in the training data, else text_pair).",
         ),
     ] = None
     format: Annotated[
         Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"] | None,
         option(
             "--format",
-            help="Format of the input (default: by the file's ending or the first line). text: a text each line;"
+            help="Format of the input (default: by the file's extension or the first line). text: one text per line;"
             " document: the whole file is one text.",
         ),
     ] = None
@@ -80,7 +80,7 @@ class Input(Options):
         option(
             "--question",
             metavar="Q",
-            help="Question to a question-answering model, about a text file or about each row.",
+            help="Question for a question-answering model, about a text file or about each row.",
         ),
     ] = None
     delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
@@ -116,8 +116,8 @@ class Streaming(Common):
             "--json",
             metavar="",
             panel=COMMON_PANEL,
-            help="No change: the predictions are JSON Lines, one object for each example. A failure prints one object"
-            " too, with error and code, if no prediction came before.",
+            help="No change: the predictions are JSON Lines, one object per example. A failure also prints one object,"
+            " with error and code, unless a prediction was printed before.",
         ),
     ] = False
 
@@ -131,14 +131,16 @@ class ZeroShotLabels(Options):
         option(
             "--zero-shot",
             metavar="",
-            help="Choose among --labels without training: by natural language inference, or by vectors.",
+            help="Choose among --labels without training: by natural language inference, or by text vectors.",
         ),
     ] = False
     labels: Annotated[str | None, option("--labels", metavar="A,B,C", help="With --zero-shot: the labels.")] = None
     template: Annotated[
         str | None,
         option(
-            "--template", metavar="TEXT", help='With --zero-shot: a sentence with {} for a label, "It is about {}."'
+            "--template",
+            metavar="TEXT",
+            help='With --zero-shot: a sentence with {} in place of the label, such as "It is about {}."',
         ),
     ] = None
 
@@ -154,7 +156,7 @@ class ZeroShotLabels(Options):
         if self.zero_shot:
             return zero_shot(model, (self.labels or "").split(","), engine, template=self.template, offline=offline)
         if self.labels is not None or self.template is not None:
-            raise UsageError("--labels and --template go with --zero-shot")
+            raise UsageError("--labels and --template work only with --zero-shot")
         return Predictor.load(model, engine, max_length=max_length, offline=offline)
 
 
@@ -169,7 +171,7 @@ def predict(
             "--top",
             metavar="K",
             min=1,
-            help="Show the K highest scores or best answers (default: all labels; 5 answers).",
+            help="Show the K highest scores, or the K best answers (default: all labels, or 5 answers).",
         ),
     ] = None,
     max_length: Annotated[
@@ -182,11 +184,11 @@ def predict(
     side_by_side: SideBySide,
     common: Streaming,
 ) -> None:
-    """Label new text with a fine-tuned model: JSON Lines, one object for each example, in input order.
+    """Label new text with a fine-tuned model: JSON Lines, one object per example, in input order.
 
-    A tagger finds the entities of plain text, with their character offsets; CoNLL columns come out as columns, the
-    predicted tag last (with --json as JSON). A question-answering model gives answers with their character offsets in
-    the context.
+    A tagger finds the entities of plain text, with their character offsets; CoNLL columns are printed as columns with
+    the predicted tag last (with --json as JSON). A question-answering model gives answers with their character offsets
+    in the context.
 
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`
@@ -208,9 +210,9 @@ def predict(
     ).engine()
     predictor = zero_shot.predictor(name, engine, max_length=max_length, offline=common.offline)
     if reading.question is not None and not reading.question.strip():
-        raise UsageError("--question: is empty; write the question that is asked of the text")
+        raise UsageError("--question: is empty; write a question about the text")
     if reading.question is not None and predictor.kind != "span":
-        raise UsageError(f"--question: {name} does not answer questions, it is for {predictor.kind}")
+        raise UsageError(f"--question: {name} does not answer questions; it is a model for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
     if form in ("conll", "conllu") and not common.as_json:
         _print_columns(predictor, path, form, side_by_side.settings)
@@ -244,7 +246,7 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
         for example, document in documents(predictor, items, top=shown.top, executor=shown.executor, **_windows(path)):
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
-                    f"{name} was trained on pairs of texts, the input has one text a line; give --text-pair COL"
+                    f"{name} was trained on pairs of texts, but the input has one text per line; give --text-pair COL"
                 )
             lines += 1
             blank += is_blank(example)
@@ -283,7 +285,7 @@ def _windows(path: Path | None) -> dict[str, int]:
     """How many inputs are predicted together: each at once, where they are typed."""
     if path is not None or not sys.stdin.isatty():
         return {}
-    console.info("reading lines from the terminal; the prediction of each follows at once; end with Ctrl-D")
+    console.info("reading lines from the terminal; each line's prediction is printed at once; end with Ctrl-D")
     return {"first": 1, "largest": 1}
 
 

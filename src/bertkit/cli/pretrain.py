@@ -21,21 +21,22 @@ def pretrain(
     data: Data = None,
     resume: Resume = None,
     init: Annotated[
-        str | None, option("--init", metavar="MODEL", help="Start from a model: a Hub id, a model or a run directory.")
+        str | None,
+        option("--init", metavar="MODEL", help="Model to start from: a Hub id, a model directory or a run directory."),
     ] = None,
     add_tokens: Annotated[
         int | None,
         option(
             "--add-tokens",
             metavar="N",
-            help="With --init: add the N words of the text that save the most tokens to the model's vocabulary.",
+            help="With --init: add N words of the text to the model's vocabulary, those that save the most tokens.",
         ),
     ] = None,
     *,
     hyperparameters: Hyperparameters,
     common: Training,
 ) -> None:
-    """Pretrain a model: tokenizer, shards, training and a Hugging Face directory in one command.
+    """Pretrain a model: tokenizer, token shards, training and a Hugging Face model directory in one command.
 
     Examples:
     `bertkit pretrain quickstart`

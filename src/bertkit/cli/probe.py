@@ -26,13 +26,19 @@ Models = Annotated[
     option(
         "--model",
         metavar="MODEL",
-        help="A Hub id, a model or a run directory; RUN@500 is the checkpoint of that step, RUN@all every one that the"
-        f" run has kept. Repeatable where a probe compares models (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        help="A Hub id, a model directory or a run directory; RUN@500 is the run's checkpoint at step 500, RUN@all"
+        " every checkpoint it kept. Repeatable if the probe compares models (default: BERTKIT_MODEL, else"
+        f" {DEFAULT_MODEL}).",
     ),
 ]
 StoreGb = Annotated[
     float | None,
-    option("--store-gb", metavar="GB", min=0, help="Disk for hidden states while the probe runs (default: 8)."),
+    option(
+        "--store-gb",
+        metavar="GB",
+        min=0,
+        help="Maximum disk space in GB for hidden states while the probe runs (default: 8).",
+    ),
 ]
 EXAMPLE = "The reader walks to the old house."
 TEXT = "Text: files, directories, globs, hub:ORG/NAME or builtin:pydocs; or treebanks (.conllu)."
@@ -105,33 +111,33 @@ KINDS = {
         spelled(tasks="--task TASK"),
         data="Annotated sentences: a treebank (.conllu), CoNLL columns (chunks, entities), or .jsonl with labelled"
         " spans.",
-        test_data=f"What scores are computed on, one file for each of --data, in their order {_HELD_OUT}",
+        test_data=f"Sentences to compute scores on, one file for each of --data, in the same order {_HELD_OUT}",
     ),
     "structure": Kind(
         "bertkit.probing.structure:StructureSettings",
         spelled(rank="--rank R", ranks="--ranks R"),
         data="A treebank (.conllu).",
-        test_data=f"What scores are computed on {_HELD_OUT}",
+        test_data=f"Sentences to compute scores on {_HELD_OUT}",
     ),
     "senses": Kind(
         "bertkit.probing.senses:SensesSettings",
         spelled(ks="--k N", words="--word LEMMA", capped="--capped/--not-capped"),
-        data="Examples: a .jsonl file of SemCor's shape, or .data.xml.",
-        test_data=f"X.data.xml with X.gold.key.txt beside it, or .jsonl {_HELD_OUT}",
+        data="Examples: a .jsonl file in SemCor's format, or .data.xml.",
+        test_data=f"Examples to score: X.data.xml with X.gold.key.txt next to it, or .jsonl {_HELD_OUT}",
     ),
     "similarity": Kind("bertkit.probing.similarity:SimilaritySettings", spelled(variance="--variance SHARE")),
     "behaviour": Kind(
         "bertkit.probing.behaviour:BehaviourSettings",
         spelled(only="--only PATTERN", top="--top K"),
-        data="Minimal pairs (a folder or .jsonl file of BLiMP's shape) or diagnostics (a .tsv file of lm-diagnostics,"
-        " or a folder of them). Repeatable.",
+        data="Minimal pairs (a directory or .jsonl file in BLiMP's format) or diagnostics (a .tsv file of"
+        " lm-diagnostics, or a directory of them). Repeatable.",
     ),
 }
 """Each kind's name on the command line; one entry a kind."""
 
 
 class Kinds(CommandGroup):
-    """Probe a model; each kind has options of its own: `bertkit probe KIND --help`."""
+    """Probe a model; each kind of probe has its own options: `bertkit probe KIND --help`."""
 
     table: ClassVar = {"points": f"{__name__}:points", **{name: kind.settings for name, kind in KINDS.items()}}
     noun = "kind of probe"
@@ -192,7 +198,7 @@ def points(
     *,
     common: Common,
 ) -> None:
-    """Every point that can be recorded, with its shape: `bertkit probe points --model M`"""
+    """List every point that can be recorded, with its shape: `bertkit probe points --model M`"""
     from bertkit.probing.points import SYMBOLS, list_points
 
     probed = list_points(request(Measuring(offline=common.offline), model=model), sentence)
@@ -206,4 +212,4 @@ def points(
         sizes = " x ".join(map(str, point["example"]))
         result(f"{point['name']:<42}{shape:<16}{sizes}")
     console.info("; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used))
-    console.info(f"sizes are those of {found['example']['sentence']!r}, {found['example']['tokens']} tokens")
+    console.info(f"sizes are for {found['example']['sentence']!r}, {found['example']['tokens']} tokens")

@@ -15,17 +15,17 @@ from bertkit.cli.options import Common, option, runs_root
 
 
 def push(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run (its directory or id), or a model directory.")],
-    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The Hub's repository; made if missing.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run (its directory or id), or a model directory.")],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub; created if missing.")],
     private: Annotated[bool, option("--private", help="Make a new repository private.", metavar="")] = False,
     license_id: Annotated[
-        str | None, option("--license", metavar="ID", help="For the model card, such as apache-2.0.")
+        str | None, option("--license", metavar="ID", help="License in the model card, such as apache-2.0.")
     ] = None,
     revision: Annotated[str | None, option("--revision", metavar="BRANCH", help="Upload to this branch.")] = None,
-    new_card: Annotated[
-        bool, option("--new-card", help="Replace the card that the repository has.", metavar="")
+    new_card: Annotated[bool, option("--new-card", help="Replace the repository's existing card.", metavar="")] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", help="Show files and card without uploading them.", metavar="")
     ] = False,
-    dry_run: Annotated[bool, option("--dry-run", help="Show files and card, and upload nothing.", metavar="")] = False,
     *,
     common: Common,
 ) -> None:

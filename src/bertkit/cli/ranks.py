@@ -134,5 +134,5 @@ def _code_of(failed: Any) -> int:
     number = -failure.exitcode
     with suppress(ValueError):
         number = signal.Signals(number).name
-    console.error(f"rank {rank} (process {failure.pid}) was killed by {number}; go on with --resume")
+    console.error(f"rank {rank} (process {failure.pid}) was killed by {number}; continue with --resume")
     return StoppedError.exit_code

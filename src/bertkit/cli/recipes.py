@@ -20,7 +20,7 @@ class Recipes(CommandGroup):
 
 
 def list_recipes(*, common: Output) -> None:
-    """List the recipes that ship: name, kind, title, paper."""
+    """List the shipped recipes: name, kind, title, paper."""
     from bertkit.recipe.resolve import shipped_headers
 
     headers = shipped_headers()
@@ -39,7 +39,7 @@ def show_recipe(
     *,
     common: Output,
 ) -> None:
-    """Show a recipe resolved: every setting, defaults included, as YAML (or JSON)."""
+    """Show a resolved recipe: every setting, defaults included, as YAML (or JSON)."""
     from bertkit.recipe.dump import dump_recipe
     from bertkit.recipe.hashing import what_hash
     from bertkit.recipe.resolve import load_any

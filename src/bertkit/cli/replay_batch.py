@@ -23,15 +23,21 @@ def replay_batch(
     run: RunName,
     step: Annotated[
         int | None,
-        typer.Option("--step", metavar="N", min=1, show_default=False, help="Of several saved ones (default: newest)."),
+        typer.Option(
+            "--step",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Update whose saved batch is replayed, if there are several (default: newest).",
+        ),
     ] = None,
     *,
     common: Output,
 ) -> None:
-    """Compute again the batch of an update whose loss or gradient was not finite, and name what is not finite first.
+    """Recompute the batch of an update whose loss or gradient was not finite, and name what becomes non-finite first.
 
-    Such a run keeps the batch, with weights and generators as they were, in RUN/nonfinite. Nothing there is changed.
-    Exit code 5 where everything is finite this time.
+    A run saves such a batch, with the weights and random generators of that time, in RUN/nonfinite. Nothing there is
+    changed. The exit code is 5 if everything is finite this time.
     """
     from bertkit.run.find import find_run
     from bertkit.training.replay import replay, saved_batch
@@ -97,6 +103,6 @@ def _trainer_on_task(run: RunDirectory, kind: str) -> Trainer[Any]:
     recipe = arguments.recorded(run)
     before = run.path / "runs" / BEFORE / "model"
     if arguments.before(recipe) is not None and not before.is_dir():
-        raise UsageError(f"{run.path}: began with the model of another run; only {before} is looked at")
+        raise UsageError(f"{run.path}: started from the model of another run, which is not at {before}")
     start = before if arguments.before(recipe) is not None else None
     return arguments.trainer(recipe, [arguments.prepare(each) for each in recipe.alone], run, start)

@@ -20,23 +20,26 @@ PAGE = "report.html"
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Run directories, or ids of runs.", autocompletion=complete_run),
+        typer.Argument(metavar="RUN...", help="Run directories or run ids.", autocompletion=complete_run),
     ],
     out: Annotated[
         Path | None,
         option(
             "--out",
             metavar="FILE",
-            help="The page (default: report.html in the run's directory, of several runs in the working directory).",
+            help="File to write (default: report.html in the run's directory, or in the working directory for several"
+            " runs).",
         ),
     ] = None,
-    title: Annotated[str, option("--title", metavar="TEXT", help="Heading (default: the runs' names).")] = "",
+    title: Annotated[
+        str, option("--title", metavar="TEXT", help="Heading of the page (default: the runs' names).")
+    ] = "",
     *,
     common: Output,
 ) -> None:
-    """Write one page of HTML on runs of any kind: results, curves, figures, and what their recipes differ in.
+    """Write an HTML page about runs of any kind: results, curves, figures, and how their recipes differ.
 
-    The page needs no network and no other file. Of several runs the results stand side by side.
+    The page needs no network and no other file. The results of several runs are shown side by side.
 
     Examples:
     `bertkit report bert-tiny-01234567`
@@ -50,7 +53,7 @@ def report(
     found = [find_run(name, runs_root()) for name in dict.fromkeys(runs)]
     path = out or (found[0].path / PAGE if len(found) == 1 else Path(PAGE))
     if path.is_dir():
-        raise UsageError(f"--out {path}: is a directory; name a file, such as {path / PAGE}")
+        raise UsageError(f"--out {path}: is a directory; give a file, such as {path / PAGE}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page([ReportedRun.of(run) for run in found], title))
     console.info(f"{len(found)} {'run' if len(found) == 1 else 'runs'} in {path}: open it in a browser")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Runs(CommandGroup):
-    """List runs, show one, compare two, verify a run's files, train one again and compare, or free disk space."""
+    """List, show, compare and verify runs, train a run again and compare it, or free disk space."""
 
     table: ClassVar = {
         "list": "bertkit.cli.runs:list_runs",
@@ -40,7 +40,7 @@ class Runs(CommandGroup):
 
 
 def list_runs(*, common: Output) -> None:
-    """List the runs under BERTKIT_RUNS (else runs/), the newest first: id, status, steps, start, main score."""
+    """List the runs in BERTKIT_RUNS (else in runs/), newest first: id, status, steps, start, main score."""
     from bertkit.run.find import find_runs
 
     rows = [_row(run) for run in find_runs(runs_root())]
@@ -60,7 +60,7 @@ def list_runs(*, common: Output) -> None:
 
 
 def show_run(run: RunName, *, common: Output) -> None:
-    """Show a run: its command, status, newest metrics, results and checkpoints."""
+    """Show a run: its command, status, latest metrics, results and checkpoints."""
     from bertkit.run.find import find_run
 
     found = find_run(run, runs_root())
@@ -90,10 +90,10 @@ def show_run(run: RunName, *, common: Output) -> None:
 def diff(
     a: RunName,
     b: RunName,
-    task: Annotated[str | None, option("--task", metavar="TASK", help="This task only.")] = None,
-    split: Annotated[str | None, option("--split", metavar="SPLIT", help="This split only.")] = None,
+    task: Annotated[str | None, option("--task", metavar="TASK", help="Compare only this task.")] = None,
+    split: Annotated[str | None, option("--split", metavar="SPLIT", help="Compare only this split.")] = None,
     metric: Annotated[
-        str | None, option("--metric", metavar="NAME", help="In place of the task's primary metric.")
+        str | None, option("--metric", metavar="NAME", help="Metric to compare (default: the task's primary metric).")
     ] = None,
     resamples: Annotated[
         int, typer.Option("--resamples", metavar="N", min=1, help="Number of bootstrap resamples.")
@@ -129,7 +129,7 @@ def diff(
 
 
 def verify(run: RunName, *, common: Output) -> None:
-    """Check every file of a run against its recorded hash; exit code 5 where one is missing, truncated or altered."""
+    """Check every file of a run against its recorded hash; exit code 5 if one is missing, truncated or altered."""
     from dataclasses import asdict
 
     from bertkit.run.find import find_run
@@ -150,7 +150,7 @@ def replay(
     run: RunName,
     steps: Annotated[
         int | None,
-        option("--steps", metavar="N", min=1, help="Compare this many updates (default: all, and the model)."),
+        option("--steps", metavar="N", min=1, help="Number of updates to compare (default: all, and the model)."),
     ] = None,
     tolerance: Annotated[
         float,
@@ -159,16 +159,18 @@ def replay(
             metavar="X",
             min=0,
             max=1,
-            help="Largest relative difference of a figure, as for another machine; 0: the same bits, the model's too.",
+            help="Maximum relative difference of a figure, e.g. on another machine; 0: everything is bit-identical,"
+            " including the model.",
         ),
     ] = 0.0,
     run_dir: Annotated[
-        Path | None, option("--run-dir", metavar="DIR", help="Keep what is trained here (default: it is deleted).")
+        Path | None,
+        option("--run-dir", metavar="DIR", help="Directory to keep the repeated run in (default: it is deleted)."),
     ] = None,
     *,
     common: Common,
 ) -> None:
-    """Train a run again from its own recipe, and compare every figure and the model; exit code 5 where they differ.
+    """Train a run again from its own recipe and compare every figure and the model; exit code 5 if they differ.
 
     Examples:
     `bertkit runs replay bert-tiny-01234567`
@@ -199,11 +201,11 @@ def replay(
 
 def delete(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Ids or paths of runs.")
+        list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Ids or directories of runs.")
     ] = None,
     status: Annotated[
         Literal["done", "stopped", "failed"] | None,
-        option("--status", help="Every run with this status, in place of names."),
+        option("--status", help="Delete every run with this status, instead of named runs."),
     ] = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
@@ -211,7 +213,7 @@ def delete(
     *,
     common: Output,
 ) -> None:
-    """Delete runs with all their files: those named, or all of a status.
+    """Delete runs with all their files: the named ones, or all with a given status.
 
     Examples:
     `bertkit runs delete bert-tiny-01234567`
@@ -240,7 +242,7 @@ def prune(
     *,
     common: Output,
 ) -> None:
-    """Delete the checkpoints of finished runs; models, metrics and results stay.
+    """Delete the checkpoints of finished runs; models, metrics and results are kept.
 
     `eval` and `probe` can then no longer read RUN@STEP.
     """

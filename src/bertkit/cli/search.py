@@ -32,7 +32,9 @@ _SHOWN = 160
 IndexDirectory = Annotated[
     Path | None,
     option(
-        "--index", metavar="DIR", help="The index: built there with --corpus, else opened (default: a passing one)."
+        "--index",
+        metavar="DIR",
+        help="Directory of the index: built there with --corpus, otherwise opened (default: a temporary index).",
     ),
 ]
 Corpus = Annotated[
@@ -43,16 +45,18 @@ Corpus = Annotated[
 def search(
     queries: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUERY...]", show_default=False, help="Queries; - or none: a line of stdin each."),
+        typer.Argument(
+            metavar="[QUERY...]", show_default=False, help="Queries; - or none: one query per line of stdin."
+        ),
     ] = None,
     model: Model = None,
     index: IndexDirectory = None,
     corpus: Corpus = None,
     pairs: Annotated[
-        bool, option("--pairs", metavar="", help="In place of queries: the pairs of texts that are most alike.")
+        bool, option("--pairs", metavar="", help="Instead of answering queries, print the most similar pairs of texts.")
     ] = False,
     rerank: Annotated[
-        str | None, option("--rerank", metavar="MODEL", help="A cross-encoder that scores the first hits anew.")
+        str | None, option("--rerank", metavar="MODEL", help="Cross-encoder that rescores the first hits.")
     ] = None,
     *,
     query_settings: Annotated[QuerySettings, spelled(panel="Search")],
@@ -62,10 +66,10 @@ def search(
     computing: Computing,
     common: Common,
 ) -> None:
-    """Semantic search: the texts nearest to each query: `bertkit search --model M --corpus texts.txt "a query"`
+    """Find the texts nearest in meaning to each query: `bertkit search --model M --corpus texts.txt "a query"`
 
-    With --corpus and --index the index is built and kept, and no query is needed. An index opens with the model that it
-    was built with alone.
+    With both --corpus and --index, the index is built and kept, and no query is needed. An index can only be used with
+    the model that built it.
 
     Examples:
     `bertkit search --model M --corpus articles.jsonl --index articles-index`
@@ -76,7 +80,7 @@ def search(
     if pairs and (queries or rerank):
         raise UsageError("--pairs: compares the texts with each other; leave out queries and --rerank")
     if pairs and "top" in query_settings.model_fields_set:
-        raise UsageError("--pairs: --top counts the hits of a query; --max-pairs how many pairs are printed")
+        raise UsageError("--pairs: --top is the number of hits per query; --max-pairs limits the pairs")
     only_build = corpus is not None and index is not None and not queries and not pairs
     with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
         if only_build:
@@ -131,7 +135,7 @@ def opened(
         except StoppedError as stopped:
             if index is not None:
                 raise
-            raise StoppedError(stopped.reason, "nothing is kept of a passing index; give --index DIR") from stopped
+            raise StoppedError(stopped.reason, "a temporary index is not kept; give --index DIR") from stopped
         yield found, embedder
 
 
@@ -189,7 +193,7 @@ def _blocks_of_lines(queries: list[str], at_once: int) -> Iterator[list[str]]:
         yield queries
         return
     if sys.stdin.isatty():
-        console.info("reading queries from the terminal; the hits of each follow at once; end with Ctrl-D")
+        console.info("reading queries from the terminal; each query's hits are printed at once; end with Ctrl-D")
     block: list[str] = []
     for _, line in stdin_lines(sys.stdin.buffer):
         if not line.strip():
@@ -205,17 +209,19 @@ def _blocks_of_lines(queries: list[str], at_once: int) -> Iterator[list[str]]:
 def mine_negatives(
     pairs: Annotated[
         Path,
-        typer.Option("--pairs", metavar="F", help="Table of texts that belong together: .csv, .tsv, .jsonl, .parquet."),
+        typer.Option(
+            "--pairs", metavar="F", help="Table of pairs of texts that belong together: .csv, .tsv, .jsonl, .parquet."
+        ),
     ],
     model: Model = None,
     out: Annotated[
         Path | None, option("--out", metavar="F", help="File of JSON Lines to write (default: stdout).")
     ] = None,
-    columns: Annotated[str, typer.Option("--columns", metavar="A,B", help="Its columns.")] = "anchor,positive",
+    columns: Annotated[str, typer.Option("--columns", metavar="A,B", help="Columns of --pairs.")] = "anchor,positive",
     index: IndexDirectory = None,
     corpus: Annotated[
         Path | None,
-        option("--corpus", metavar="FILE", help="Texts that negatives are taken from (default: the pairs' positives)."),
+        option("--corpus", metavar="FILE", help="Texts to take negatives from (default: the pairs' positives)."),
     ] = None,
     *,
     settings: Annotated[NegativeSettings, spelled()],
@@ -224,9 +230,10 @@ def mine_negatives(
     computing: Computing,
     common: Common,
 ) -> None:
-    """Hard negatives for pairs: near to the anchor and not right: `bertkit mine-negatives --model M --pairs qa.jsonl`
+    """Find hard negatives for pairs: similar to the anchor but not the right answer:
+    `bertkit mine-negatives --model M --pairs qa.jsonl`
 
-    Each line of the result has anchor, positive and negative: one line for each negative.
+    The result has one line per negative, with anchor, positive and negative.
     """
     from bertkit.files import replacing
     from bertkit.inference.predict_input import check_there
@@ -298,5 +305,5 @@ def _negative_lines(
             meter.update(count)
     if without:
         console.warn(
-            f"{without:,} of {count:,} pairs have no negative within the limits; --depth or --margin finds more"
+            f"{without:,} of {count:,} pairs have no negative within the limits; try another --depth or --margin"
         )

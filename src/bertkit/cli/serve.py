@@ -24,8 +24,8 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Hub ids, model or run directories; NAME=MODEL gives the name that requests use (default: the Hub id,"
-            " or the directory's name).",
+            help="Hub ids, model directories or run directories; NAME=MODEL sets the name that requests use (default:"
+            " the Hub id, or the directory's name).",
         ),
     ],
     *,
@@ -43,10 +43,10 @@ def serve(
     precision: Precision = None,
     common: Common,
 ) -> None:
-    """Serve models over HTTP: vectors as OpenAI's clients ask for them, labels, entities, answers, order, masks.
+    """Serve models over HTTP: embeddings in OpenAI's format, labels, entities, answers, reranking, mask filling.
 
-    Requests of many clients are computed in common batches. SIGTERM answers what was accepted, then ends. There is no
-    password: keep the address private, or put a proxy before it.
+    Requests of many clients are computed in shared batches. After SIGTERM, accepted requests are answered before the
+    server ends. There is no password: keep the address private, or put a proxy in front of it.
 
     Examples:
     `bertkit serve RUN --port 8000`

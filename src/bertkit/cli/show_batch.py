@@ -27,11 +27,11 @@ STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "
 
 def show_batch(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or shipped name), or a run directory.")
+        str, typer.Argument(metavar="RECIPE|RUN", help="Recipe (a file or a shipped name), or run directory.")
     ],
-    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="The update whose batch is shown.")] = 1,
+    step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="Update whose batch is shown.")] = 1,
     sequences: Annotated[
-        int, typer.Option("--sequences", metavar="N", min=1, help="Show this many sequences of the batch.")
+        int, typer.Option("--sequences", metavar="N", min=1, help="Number of sequences of the batch to show.")
     ] = 4,
     data: Data = None,
     settings: SetOption = None,
@@ -41,7 +41,7 @@ def show_batch(
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`.
 
-    Of a recipe on a task, its settings name what the command line of `finetune` or `distill` would: `bertkit show-batch
+    For a recipe on a task, --set gives what options of `finetune` or `distill` would give: `bertkit show-batch
     distil-task --set task=mrpc --set data.directory=glue --set teacher=runs/mrpc`.
     """
     from bertkit.finetuning.show_batch import show_task_batch
@@ -59,7 +59,7 @@ def show_batch(
         request = PretrainArguments(recipe=recipe, sources=data or (), **shared)
         batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
     elif data:
-        raise UsageError("--data: the recipe is of a task, and this is of text")
+        raise UsageError("--data: this option is for text, but the recipe trains on a task")
     else:
         batch = show_task_batch(arguments, step=step, sequences=sequences)
     if common.as_json:
@@ -80,7 +80,7 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
     if kind_of(tree) == "finetune":
         return FinetuneArguments(recipe=name, **shared)
     if tree.child("static") is not None:
-        raise UsageError(f"{recipe}: makes a table of token vectors, and trains nothing")
+        raise UsageError(f"{recipe}: makes a table of token vectors and trains nothing")
     if kind_of(tree) == "distill" and tree.child("objective") is None:
         return DistillArguments(recipe=name, progress=console.progress, **shared)
     return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 StudyFile = Annotated[
-    str, typer.Argument(metavar="FILE", help="A study: a YAML file of kind study, or the name of a shipped one.")
+    str, typer.Argument(metavar="FILE", help="Study: a YAML file of kind study, or the name of a shipped study.")
 ]
 
 
@@ -40,9 +40,9 @@ class StudyOptions(Common):
     """Of a study; its runs take the rest from their recipe."""
 
     settings: SetOption = None
-    plan: Annotated[bool, option("--plan", help="Print what would run and what it costs, and stop.", metavar="")] = (
-        False
-    )
+    plan: Annotated[
+        bool, option("--plan", help="Print what would run and what it would cost, and stop.", metavar="")
+    ] = False
     run_dir: RunDir = None
     max_minutes: MaxMinutes = None
 
@@ -56,17 +56,17 @@ def study(
         option(
             "--data-dir",
             metavar="DIR",
-            help="Folder where relative paths of the measures start (default: the working directory).",
+            help="Directory that relative paths of the measures start from (default: the working directory).",
         ),
     ] = None,
     arms: Annotated[
-        list[str] | None, option("--arms", metavar="ARM,ARM", help="Carry out these arms alone. Repeatable.")
+        list[str] | None, option("--arms", metavar="ARM,ARM", help="Run only these arms. Repeatable.")
     ] = None,
     *,
     side_by_side: SideBySide,
     common: StudyOptions,
 ) -> None:
-    """Compare objectives or settings at equal cost, each at its own chosen learning rate, over fresh seeds.
+    """Compare objectives or settings at equal cost, each with its own chosen learning rate, over fresh seeds.
 
     Examples:
     `bertkit study objectives --data my.txt --data-dir DATA --plan`
@@ -110,13 +110,13 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         (arm, own["candidates"], own["runs"] - own["candidates"], own["steps_per_run"], f"{own['flops']:.3g}")
         for arm, own in plan["arms"].items()
     ]
-    console.table(("arm", "candidates", "scored runs", "steps of one", "FLOPs of all"), rows)
+    console.table(("arm", "candidates", "scored runs", "steps per run", "total FLOPs"), rows)
     for name, value in {
         "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
         "runs": f"{plan['runs']:,}",
         "steps": f"about {plan['steps']:,}",
         "FLOPs": flops_in_words(plan),
-        "time here": f"{duration(plan['seconds'])}, and what the measures take",
+        "time here": f"{duration(plan['seconds'])}, plus the time for the measures",
     }.items():
         result(f"{name:<12}{value}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.generated_options import spelled
+from bertkit.cli.generated_options import escaped, spelled
 from bertkit.cli.options import Common, SideBySide, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
@@ -27,8 +27,10 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE...",
-        help="Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, "
-        "those of a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs.",
+        help=escaped(
+            "Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, any of these"
+            " on a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs."
+        ),
         show_default=False,
     ),
 ]
@@ -41,8 +43,8 @@ def tokenize(
         option(
             "--out",
             metavar="DIR-or-URL",
-            help="Directory of the tokenizer and the shards, or a place on a store (s3://BUCKET/SHARDS) that they are"
-            " uploaded to once they are made.",
+            help="Directory to write the tokenizer and the shards to, or a location on a store (s3://BUCKET/SHARDS) to"
+            " which they are uploaded when they are complete.",
         ),
     ],
     *,
@@ -58,15 +60,15 @@ def tokenize(
     ],
     reading: Annotated[SourceOptions, spelled(span_fields="--span-field NAME", panel="Reading")],
     workers: Annotated[
-        int | None, option("--workers", metavar="N", min=1, help="Processes (default: one for each core).")
+        int | None, option("--workers", metavar="N", min=1, help="Number of processes (default: one per core).")
     ] = None,
     side_by_side: SideBySide,
     common: Common,
 ) -> None:
-    """Turn text into a tokenizer and token shards in DIR; run it again to continue after an interruption."""
+    """Turn text into a tokenizer and token shards in DIR; after an interruption, the same command continues."""
     learnt = vocabulary.model_fields_set - {"path"}
     if vocabulary.path is not None and learnt:
-        raise UsageError("--tokenizer takes an existing vocabulary; leave out the options of one that is learnt")
+        raise UsageError("--tokenizer takes an existing vocabulary; leave out the options for training one")
 
     from bertkit.data.prepare import prepare_shards, prepared_description
     from bertkit.data.stored_shards import store_shards

@@ -14,10 +14,10 @@ from bertkit.cli.options import TaskHyperparameters
 
 
 def tune(**given: Any) -> None:
-    """Search good settings for fine-tuning: train with several drawn at random, and keep the best on dev.
+    """Search for good fine-tuning settings: train with several drawn at random, and keep the best on dev.
 
-    Without --grid it draws learning rates from 1e-5 to 1e-4, batches of 16 or 32 and 2 to 4 epochs, but for those
-    that are given; without --trials, ten times.
+    Without --grid, learning rates from 1e-5 to 1e-4, batches of 16 or 32 and 2 to 4 epochs are drawn, except for those
+    that are given; without --trials, there are ten draws.
 
     Examples:
     `bertkit tune --task rte --data-dir glue`

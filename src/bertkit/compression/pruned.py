@@ -64,30 +64,36 @@ class Pruned(Method):
     name: Literal["pruned"] = "pruned"
     heads: int | float | dict[int, tuple[int, ...]] | None = Field(
         None,
-        description="Heads to remove, those of least importance: a share of all, or how many; or {layer: [heads]},"
-        " counted from 0 as in the model to start from.",
+        description="Heads to remove, the least important ones: a share of all heads or a number of heads; or"
+        " {layer: [heads]}, counted from 0 as in the model to start from.",
     )
     examples: int | None = Field(
         None,
         ge=1,
-        description="Training examples that importance is the mean of, drawn by the seed; null: all of them.",
+        description="Number of training examples, drawn by the seed, over which importance is averaged; null: all.",
     )
     normalise: Literal["layer", "none"] = Field(
         "layer",
-        description="layer: importance is divided by its L2 norm over the heads of a layer before it is ranked.",
+        description="layer: importance is divided by its L2 norm over the heads of a layer before ranking; none: it"
+        " is not.",
     )
     layers: ChoiceName | tuple[int, ...] | None = Field(
         None,
-        description="Layers to keep, the others are removed: first, last, uniform, skip, or their numbers from 0.",
+        description="Layers to keep; the others are removed: first, last, uniform, skip, or their numbers from 0.",
     )
-    keep: int | None = Field(None, ge=1, description="How many layers are kept, where layers is a name; null: half.")
+    keep: int | None = Field(None, ge=1, description="Number of layers to keep if layers is a name; null: half.")
     magnitude: float | None = Field(
-        None, gt=0, lt=1, description="Share of the weights of each linear map of the encoder that ends as 0."
+        None, gt=0, lt=1, description="Final share of zeros among the weights of each linear map of the encoder."
     )
     magnitude_ramp: float = Field(
-        0.5, ge=0, le=1, description="Share of the updates over which the share of zeros grows; 0: it is there at once."
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the updates over which the share of zeros grows; 0: it is reached at once.",
     )
-    magnitude_every_steps: int = Field(10, ge=1, description="Updates from one growth of that share to the next.")
+    magnitude_every_steps: int = Field(
+        10, ge=1, description="Number of updates between two increases of the share of zeros."
+    )
 
     @field_validator("heads", mode="after")
     @classmethod

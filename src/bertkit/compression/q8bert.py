@@ -42,9 +42,13 @@ THRESHOLDS = ("input_threshold", "output_threshold", "threshold")
 class Quantising(Method):
     """The base of methods that train quantised weights."""
 
-    activation_bits: int = Field(8, ge=2, le=8, description="b of inputs and outputs of linear maps.")
-    ema_decay: float = Field(0.9999, ge=0, lt=1, description="Of the moving average that is an activation's threshold.")
-    start_step: int = Field(0, ge=0, description="Update, from 0, from which on weights and activations are quantised.")
+    activation_bits: int = Field(8, ge=2, le=8, description="Bits b of the inputs and outputs of linear maps.")
+    ema_decay: float = Field(
+        0.9999, ge=0, lt=1, description="Decay of the moving average that gives an activation's threshold."
+    )
+    start_step: int = Field(
+        0, ge=0, description="Update, counted from 0, from which weights and activations are quantised."
+    )
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
         """Let gradients reach all but the thresholds."""
@@ -72,7 +76,9 @@ class Q8Bert(Quantising):
     """Every weight, under simulated 8-bit arithmetic; the result has int8 weights and fixed activation scales."""
 
     name: Literal["q8bert"] = "q8bert"
-    requantise_outputs: bool = Field(True, description="Quantise outputs of linear maps, too; never the classifier's.")
+    requantise_outputs: bool = Field(
+        True, description="Also quantise the outputs of linear maps, except the classifier's."
+    )
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         model = super().prepare(model, seed)

@@ -58,17 +58,24 @@ class QBert(Quantising):
 
     name: Literal["qbert"] = "qbert"
     bits: Literal[2, 3, 4, 8, "mixed"] = Field(
-        "mixed", description="Of the layers' weights; mixed: high_bits in the more sensitive half, low_bits elsewhere."
+        "mixed",
+        description="Bits of the layers' weights; mixed: high_bits in the more sensitive half, low_bits elsewhere.",
     )
-    low_bits: Literal[2, 3, 4] = Field(2, description="Of the less sensitive layers.")
-    high_bits: Literal[3, 4, 8] = Field(3, description="Of the more sensitive layers.")
-    groups: int = Field(128, ge=1, description="Of each matrix; at most one for each output neuron.")
-    sensitivity_share: float = Field(0.1, gt=0, le=1, description="Share of the training examples for the Hessian.")
-    sensitivity_examples: int = Field(128, ge=2, description="At most this many examples, whatever the share.")
-    sensitivity_parts: int = Field(4, ge=2, description="Parts of these examples, over which Omega is taken.")
-    sensitivity_iterations: int = Field(20, ge=1, description="Maximum number of steps of a power iteration.")
+    low_bits: Literal[2, 3, 4] = Field(2, description="Bits of the weights in the less sensitive layers.")
+    high_bits: Literal[3, 4, 8] = Field(3, description="Bits of the weights in the more sensitive layers.")
+    groups: int = Field(
+        128, ge=1, description="Number of quantisation groups per matrix; at most one per output neuron."
+    )
+    sensitivity_share: float = Field(
+        0.1, gt=0, le=1, description="Share of the training examples used to estimate the Hessian."
+    )
+    sensitivity_examples: int = Field(128, ge=2, description="Maximum number of these examples, whatever the share.")
+    sensitivity_parts: int = Field(
+        4, ge=2, description="Number of parts that these examples are divided into; Omega is computed over the parts."
+    )
+    sensitivity_iterations: int = Field(20, ge=1, description="Maximum number of power-iteration steps.")
     sensitivity_tolerance: float = Field(
-        0.01, gt=0, description="A power iteration ends when its eigenvalue changes by a smaller share."
+        0.01, gt=0, description="A power iteration stops when its eigenvalue changes by less than this share."
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

@@ -40,15 +40,18 @@ class Theseus(Method):
 
     name: Literal["theseus"] = "theseus"
     successors: int | None = Field(
-        None, ge=1, description="M, layers of the result, a divisor of the model's; null: half of them."
+        None, ge=1, description="M: number of layers of the result, a divisor of the model's number; null: half of it."
     )
     replacing: Literal["linear", "constant"] = Field(
         "linear",
-        description="p of update t, from 0: min(1, slope t + start); or start up to constant_steps, and 1 from there.",
+        description="Replacement probability p at update t, from 0. linear: min(1, slope t + start); constant: start"
+        " for constant_steps updates, then 1.",
     )
-    start: float = Field(0.3, ge=0, le=1, description="b: p of the first update.")
-    slope: float = Field(6e-4, ge=0, description="k: what p grows by in each update, where it is linear.")
-    constant_steps: int = Field(2500, ge=0, description="Updates before p is 1, where it is constant.")
+    start: float = Field(0.3, ge=0, le=1, description="b: value of p at the first update.")
+    slope: float = Field(6e-4, ge=0, description="k: increase of p per update if replacing is linear.")
+    constant_steps: int = Field(
+        2500, ge=0, description="Number of updates before p becomes 1 if replacing is constant."
+    )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.replacing == "linear":

@@ -39,12 +39,16 @@ _SHIFT = np.uint64(31)
 class Collocations(Settings):
     """Which sequences of words are phrases."""
 
-    longest: int = Field(3, ge=2, le=5, description="Words of the longest collocation; the shortest has two.")
-    min_count: int = Field(10, ge=2, description="A collocation occurs at least this often.")
+    longest: int = Field(3, ge=2, le=5, description="Maximum length of a collocation in words; the minimum is two.")
+    min_count: int = Field(10, ge=2, description="Minimum number of occurrences of a collocation.")
     min_association: float = Field(
         0.5, gt=-1, le=1, description="Minimum normalised pointwise mutual information; 1: its words never occur apart."
     )
-    most: int = Field(100_000, ge=1, description="At most this many are kept, those of the strongest association.")
+    most: int = Field(
+        100_000,
+        ge=1,
+        description="Maximum number of collocations to keep; those with the strongest association are kept.",
+    )
 
     def mined(self, shards: TokenShards, marks: WordMarks, read_tokens: int) -> list[list[int]]:
         """Token ids of the collocations, the strongest first; the same for the same shards.

@@ -19,49 +19,54 @@ class DataConfig(Settings):
     sources: list[str] = Field(
         ["builtin:pydocs"],
         min_length=1,
-        description="Files, directories, globs, those of a store (s3://, gs://, file://), hub:ORG/NAME or"
+        description="Files, directories, globs, any of these on a store (s3://, gs://, file://), hub:ORG/NAME or"
         " builtin:pydocs; or a directory of token shards.",
     )
     languages: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Sources by language, in place of `sources`: {en: [en.txt], de: [de.txt]}; small ones are read more"
-        " often than their share.",
+        description="Sources by language, instead of `sources`: {en: [en.txt], de: [de.txt]}. Small languages are"
+        " read more often than their share of the text.",
     )
     language_smoothing: float = Field(
         0.7,
         ge=0,
         le=1,
-        description="S in P^S, by which languages are drawn that have the share P of the text, for the vocabulary and"
-        " in training; 1: by their share, 0: all alike.",
+        description="Exponent S of the language sampling, for the vocabulary and in training: a language with share"
+        " P of the text is drawn in proportion to P^S. 1: by share; 0: uniformly.",
     )
     reading: SourceOptions = Field(default_factory=SourceOptions, description="How the sources are read.")
     layout: AnyLayout = Field(default_factory=SegmentPair, description="How text becomes samples.")
-    sequence_length: int = Field(512, ge=8, description="Tokens of the longest sample, special tokens included.")
+    sequence_length: int = Field(
+        512, ge=8, description="Maximum length of a sample in tokens, including special tokens."
+    )
     static_copies: int | None = Field(
         None,
         ge=1,
-        description="How many fixed copies of the corpus are made, each with its own pairs and masks, used in turn,"
-        " one an epoch; null draws new ones in every epoch (dynamic masking).",
+        description="Number of fixed copies of the corpus, each with its own pairs and masks, used in rotation, one"
+        " per epoch; null: new pairs and masks in every epoch (dynamic masking).",
     )
     max_epochs: float | None = Field(
         None,
         gt=0,
-        description="How often the text as a whole may be read, over all stages; a run of more steps is refused before"
-        " it begins. null: no limit.",
+        description="Maximum number of passes over the text, over all stages; a run with more steps is refused"
+        " before it starts. null: no limit.",
     )
     max_words: int | None = Field(
         None,
         ge=1,
-        description="Most words, between white space, that the text may have; one of more is refused before it is read."
-        " null: no limit.",
+        description="Maximum number of words, separated by white space, in the text; a larger text is refused before"
+        " it is read. null: no limit.",
     )
     held_out: float = Field(
-        0.01, gt=0, lt=1, description="Share of the text that is never trained on, for the held-out figures."
+        0.01,
+        gt=0,
+        lt=1,
+        description="Share of the text that is held out: never trained on, used for the held-out metrics.",
     )
     held_out_tokens: int = Field(
         10_000,
         ge=0,
-        description="Tokens that are held out at least, or a tenth of the text where that is less: whole documents,"
+        description="Minimum number of held-out tokens, or a tenth of the text if that is less: whole documents,"
         " then the last sentences of documents. 0: `held_out` is a share of the documents, whatever their lengths.",
     )
     later_fields: ClassVar[frozenset[str]] = frozenset({"held_out_tokens", "max_words"})

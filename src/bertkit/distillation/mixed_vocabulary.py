@@ -92,16 +92,19 @@ class MixedVocabulary(TeacherObjective):
         0.5,
         ge=0,
         le=1,
-        description="Probability with which a word that the teacher reads is split by the student's vocabulary (the"
+        description="Probability that a word in the teacher's input is split by the student's vocabulary (the"
         " paper's p_DT).",
     )
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is predicted.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a sequence's tokens that is predicted.")
     max_predictions: int | None = Field(
-        None, ge=1, description="At most this many predictions per sequence; null: no limit."
+        None, ge=1, description="Maximum number of predictions per sequence; null: no limit."
     )
-    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that [MASK] stands in for.")
+    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that is replaced by [MASK].")
     random_share: float = Field(
-        0.1, ge=0, le=1, description="Share that a random token of the same vocabulary stands in for; the rest stays."
+        0.1,
+        ge=0,
+        le=1,
+        description="Share that is replaced by a random token of the same vocabulary; the rest is unchanged.",
     )
 
     _vocabularies: TwoVocabularies | None = PrivateAttr(None)

@@ -78,7 +78,8 @@ class WordObjective(DistillationObjective):
     """A term that compares the words that both models predict."""
 
     positions: Literal["all", "masked"] = Field(
-        "all", description="Where words are compared: at all tokens, or only at those that masked_lm predicts."
+        "all",
+        description="Where predicted words are compared: at all tokens, or only at those that masked_lm predicts.",
     )
 
     @property

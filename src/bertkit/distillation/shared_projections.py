@@ -48,18 +48,20 @@ _OUTPUT_BIAS = "masked_lm.bias"
 
 
 class SharedProjections(TeacherObjective):
-    """Squared distance between the parameters of both models, through learnt matrices that all layers share.
+    """Squared distance between the parameters of both models, through trained matrices that all layers share.
 
     It reads no batch, and counts once in each micro-batch, so that its mean is the distance itself however a batch is
     cut.
     """
 
-    weight: float = Field(0.01, ge=0, description="Factor of the distance in the total loss (the paper's epsilon).")
+    weight: float = Field(0.01, ge=0, description="Weight of the distance in the total loss (the paper's epsilon).")
     direction: Literal["down", "up", "both"] = Field(
-        "down", description="down: the teacher's parameters in the student's sizes; up: the student's in the teacher's."
+        "down",
+        description="down: the teacher's parameters are projected to the student's sizes; up: the student's to the"
+        " teacher's; both: both.",
     )
     parts: tuple[Part, ...] = Field(
-        ("layers", "embeddings", "head"), min_length=1, description="Which parameters are compared."
+        ("layers", "embeddings", "head"), min_length=1, description="Groups of parameters to compare."
     )
 
     term: ClassVar[str] = "shared_projections"

@@ -37,9 +37,10 @@ class StaticRecipe(RecipeHeader):
 
     kind: Literal["distill"] = Field("distill", description="The command that runs the recipe.")
     teacher: str | None = Field(
-        None, description="The encoder, best a sentence embedder: a Hub id, a model or a run directory."
+        None,
+        description="Encoder to distil, ideally a sentence embedder: a Hub id, a model directory or a run directory.",
     )
-    static: StaticTable = Field(StaticTable(), description="How the table is made.")
+    static: StaticTable = Field(StaticTable(), description="How the table is computed.")
 
 
 @dataclass(frozen=True)

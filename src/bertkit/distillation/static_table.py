@@ -47,26 +47,31 @@ _LEAST_OCCURRENCES = 5
 class StaticTable(Settings):
     """How a table of token vectors is made of an encoder."""
 
-    width: int = Field(256, ge=1, le=65_536, description="Principal components; of a narrower encoder all it has.")
+    width: int = Field(
+        256,
+        ge=1,
+        le=65_536,
+        description="Width of the vectors: number of principal components kept, or all of those of a narrower encoder.",
+    )
     sif: float | None = Field(
         1e-4,
         gt=0,
         lt=1,
-        description="a of the weights a / (a + p), p a token's share by Zipf's law: less counts rare tokens more; null:"
-        " no weights.",
+        description="a in the weights a / (a + p), where p is a token's share by Zipf's law; a smaller a gives rare"
+        " tokens more weight. null: no weights.",
     )
     special_tokens: Literal["own", "swapped"] = Field(
         "own",
-        description="Where a token's special tokens stand: in their own places, as in model2vec since 0.5, or in each"
-        " other's, as before.",
+        description="Special tokens around each token. own: in their usual places, as in model2vec since 0.5;"
+        " swapped: those before and after the token exchanged, as in earlier versions.",
     )
     words: int = Field(
         0,
         ge=0,
         le=10_000_000,
-        description="Whole words that get rows of their own: those that save `text` most tokens.",
+        description="Number of whole words that get rows of their own, chosen to save the most tokens in `text`.",
     )
-    text: str | None = Field(None, description="File of text that the words are taken from; goes with `words`.")
+    text: str | None = Field(None, description="Text file that the words are taken from; used together with `words`.")
 
     @model_validator(mode="after")
     def _words_of_a_text(self) -> StaticTable:

@@ -25,14 +25,14 @@ class Distillation(Settings):
 
     teacher: str | tuple[str, ...] = Field(
         TO_BE_GIVEN,
-        description="Model to learn from: a Hub id, a model or a run directory; several: the mean of their logits; '?':"
-        " the one that --teacher names. On text it has the student's tokenizer (unless mixed_vocabulary is among the"
-        " objectives), and a masked LM's head where words are compared.",
+        description="Teacher: a Hub id, a model directory or a run directory; of several, the mean of their logits"
+        " is used; '?': the one given by --teacher. On text, it must have the student's tokenizer (unless"
+        " mixed_vocabulary is among the objectives) and, if words are compared, a masked-LM head.",
     )
     control: bool = Field(
         False,
-        description="The same student without its teacher, for comparison: by the text alone (as a masked LM, where the"
-        " recipe has no other objective), or by the task's own loss alone, without the run before.",
+        description="Train the same student without its teacher, for comparison: on the text alone (as a masked LM"
+        " if the recipe has no other objective), or with the task's own loss alone and without the preceding run.",
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -57,8 +57,12 @@ class Distillation(Settings):
 class CopiedParts(Settings):
     """Parts of the teacher that a student is initialised from; the others are drawn by the seed."""
 
-    embeddings: bool = Field(True, description="Take the teacher's embeddings, else initialise them randomly.")
-    head: bool = Field(True, description="Take the teacher's heads and pooler, else initialise them randomly.")
+    embeddings: bool = Field(
+        True, description="Copy the teacher's embeddings; otherwise they are initialised randomly."
+    )
+    head: bool = Field(
+        True, description="Copy the teacher's heads and pooler; otherwise they are initialised randomly."
+    )
 
 
 class TextStudent(CopiedParts):
@@ -66,8 +70,8 @@ class TextStudent(CopiedParts):
 
     layers: ChoiceName | tuple[int, ...] | None = Field(
         "uniform",
-        description="Which of the teacher's layers, one for each of the student's: first, last, uniform (at equal"
-        " distances, both ends among them), skip (the last of each of equally large blocks), or their numbers from 0;"
+        description="Layers of the teacher to copy, one for each of the student's: first, last, uniform (at equal"
+        " distances, including both ends), skip (the last of each of equally large blocks), or their numbers from 0;"
         " null: none.",
     )
 
@@ -77,20 +81,24 @@ class TeacherLayers(CopiedParts):
 
     layers: ChoiceName | Literal["all"] | tuple[int, ...] = Field(
         "uniform",
-        description="Which: first, last, uniform (at equal distances, both ends among them), skip (the last of each of"
-        " equally large blocks), all, or their numbers from 0.",
+        description="Layers of the teacher that make up the student: first, last, uniform (at equal distances,"
+        " including both ends), skip (the last of each of equally large blocks), all, or their numbers from 0.",
     )
-    number: int | None = Field(None, ge=1, description="How many; null: half of the teacher's.")
+    number: int | None = Field(None, ge=1, description="Number of layers; null: half of the teacher's.")
     form: Literal["teacher", "distilbert"] = Field(
-        "teacher", description="The teacher's family, or that of DistilBERT, without segment types and pooler."
+        "teacher",
+        description="Family of the student: teacher: the same as the teacher's; distilbert: DistilBERT's, without"
+        " segment types and pooler.",
     )
     init: Literal["teacher", "random"] = Field(
-        "teacher", description="random: the same shape, with all weights randomly initialised."
+        "teacher",
+        description="teacher: weights are copied from the teacher; random: the same shape, with all weights"
+        " initialised randomly.",
     )
     of: str | None = Field(
         None,
-        description="Model whose layers, embeddings and pooler they are, below a new classifier; '?': the pretrained"
-        " one that the teacher's run started from; null: the teacher.",
+        description="Model that the layers, embeddings and pooler are copied from, below a new classifier; '?': the"
+        " pretrained model that the teacher's run started from; null: the teacher.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"of"})
@@ -113,13 +121,15 @@ class TeacherLayers(CopiedParts):
 class GivenModel(Settings):
     """A model of its own, with its own tokenizer."""
 
-    model: str = Field(description="A Hub id, a model or a run directory; '?': the one that --student names.")
+    model: str = Field(
+        description="The student: a Hub id, a model directory or a run directory; '?': the one given by --student."
+    )
 
 
 class NewModel(Settings):
     """A model of any sizes with randomly initialised weights; it reads with the teacher's tokenizer."""
 
-    config: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
+    config: AnyEncoderConfig = Field(description="Configuration of the encoder; `family` selects the architecture.")
 
 
 _STUDENTS = {GivenModel: "model", NewModel: "config", BilstmStudent: "family"}

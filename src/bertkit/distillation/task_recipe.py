@@ -40,7 +40,7 @@ _SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choic
 class OwnLoss(Settings):
     """The task's own loss, on its labels."""
 
-    weight: float = Field(1.0, ge=0, description="Factor of its mean in the total loss.")
+    weight: float = Field(1.0, ge=0, description="Weight of its mean in the total loss.")
 
 
 class TaskItem(NamedItem):
@@ -67,8 +67,8 @@ def _each_term_once(items: tuple[TaskItem, ...]) -> tuple[TaskItem, ...]:
 class Transfer(Settings):
     """Examples without labels that are learnt from in place of the training examples."""
 
-    file: str = Field(description="A table, or the format of the task's kind.")
-    columns: Columns = Field(default_factory=Columns, description="Which columns hold what; labels are not read.")
+    file: str = Field(description="A table, or a file in the format of the task's kind.")
+    columns: Columns = Field(default_factory=Columns, description="Columns of the file; labels are not read.")
     reading: TableReading = Field(TableReading(), description="How the file is read.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"reading"})
@@ -80,22 +80,26 @@ class Transfer(Settings):
 class RunBefore(Settings):
     """A run whose model is where the student starts."""
 
-    set: dict[str, Any] = Field(description="Settings that are others there, by their dotted keys.")
+    set: dict[str, Any] = Field(description="Settings that differ in the preceding run, by dotted key.")
 
 
 class DistillRecipe(Distillation, FinetuneRecipe):
     """One distillation on a task; resolved, it is complete: running it twice gives the same result."""
 
     kind: Literal["distill"] = Field(  # type: ignore[assignment]  # a recipe's kind is read and never set
-        "distill", description="What the recipe is run by: `bertkit distill`."
+        "distill", description="The command that runs the recipe: `bertkit distill`."
     )
     student: AnyStudent = Field(default_factory=TeacherLayers, description="What the student is initialised from.")
     distillation: Annotated[tuple[AnyTaskItem, ...], AfterValidator(_each_term_once)] = Field(
         description="The loss: a list of terms, each with its weight."
     )
-    transfer: Transfer | None = Field(None, description="Text without labels to learn on, the user's own.")
-    augmentation: AnyAugmentation | None = Field(None, description="Altered copies of the examples, to learn on too.")
-    before: RunBefore | None = Field(None, description="A preceding run, from whose model the student is initialised.")
+    transfer: Transfer | None = Field(
+        None, description="Your own unlabelled examples to train on, in place of the training examples."
+    )
+    augmentation: AnyAugmentation | None = Field(
+        None, description="Altered copies of the examples to train on as well."
+    )
+    before: RunBefore | None = Field(None, description="A preceding run whose model initialises the student.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DistillRecipe:

@@ -60,30 +60,36 @@ class Progressive(Settings):
     """Knowledge transfer layer by layer before the rest of the run: MobileBERT's (Sun et al. 2020, arXiv:2004.02984,
     section 3.4)."""
 
-    steps_per_layer: int = Field(ge=1, description="Updates for each of the student's layers, from the first.")
+    steps_per_layer: int = Field(
+        ge=1, description="Number of updates for each of the student's layers, starting with the first."
+    )
     objective: Annotated[tuple[AnyTransferItem, ...], AfterValidator(_each_objective_once)] = Field(
-        description="Terms that have `layers`: in a layer's phase they compare that layer alone, with the one that"
-        " `layers` gives it."
+        description="Terms that have `layers`; in a layer's phase they compare only that layer with the teacher's"
+        " layer that `layers` assigns to it."
     )
     current_rate: float | None = Field(
         None,
         gt=0,
-        description="The learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
-        " parameters are then frozen, but for layers before it. Null: all that the loss reaches learns at one rate.",
+        description="Learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
+        " parameters except those of earlier layers are then frozen. null: everything that the loss reaches is trained"
+        " at one learning rate.",
     )
     earlier_rate: float = Field(
-        0.0, ge=0, description="The same of layers before it; goes with current_rate. 0: they are frozen."
+        0.0,
+        ge=0,
+        description="Learning rate of the earlier layers, also as a multiple of the schedule's; works only with"
+        " current_rate. 0: they are frozen.",
     )
     phases: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings of each of these phases, by dotted key, such as optimisation.schedule.",
+        description="Settings for each of these phases, by dotted key, such as optimisation.schedule.",
     )
     then: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings of the stage behind these phases, by dotted key, such as optimisation.schedule.",
+        description="Settings for the stage after these phases, by dotted key, such as optimisation.schedule.",
     )
     new_moments: bool = Field(
-        False, description="Begin every phase, and the stage behind them, with the optimiser's running means at zero."
+        False, description="Start every phase, and the stage after them, with the optimiser's running means at zero."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"current_rate", "earlier_rate", "phases", "new_moments"})
@@ -108,9 +114,14 @@ class TeacherCacheConfig(Settings):
     """A teacher's outputs kept on disk, for static masks and for other students on the same text with the same seed."""
 
     top_k: int = Field(
-        16, ge=1, description="Likeliest words that are kept of a token; all others share what is left of probability."
+        16,
+        ge=1,
+        description="Number of most likely words that are stored per token; all others share the remaining"
+        " probability.",
     )
-    gb: float = Field(4.0, gt=0, description="Upper bound, in units of 10^9 bytes; what does not fit is recomputed.")
+    gb: float = Field(
+        4.0, gt=0, description="Maximum size of the cache in units of 10^9 bytes; what does not fit is recomputed."
+    )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not any(each.kind.compares_logits for each in distillation_objectives(recipe.objectives)):
@@ -120,19 +131,19 @@ class TeacherCacheConfig(Settings):
 class DistillTextRecipe(Distillation, Recipe):
     """A student's pretraining beside its teacher."""
 
-    kind: Literal["distill"] = Field("distill", description="What the recipe is run by: `bertkit distill`.")  # type: ignore[assignment]  # another kind is another value
+    kind: Literal["distill"] = Field("distill", description="The command that runs the recipe: `bertkit distill`.")  # type: ignore[assignment]  # another kind is another value
     student: TextStudent | None = Field(
-        None, description="Parts of its teacher that the student is initialised from; null: random weights, or `init`."
+        None, description="Parts of the teacher that the student is initialised from; null: random weights, or `init`."
     )
     frozen: tuple[str, ...] = Field(
-        (), description="Parts of the student's encoder that keep their first weights, such as embeddings.position."
+        (), description="Parts of the student's encoder that keep their initial weights, such as embeddings.position."
     )
     objective: Annotated[tuple[AnyItem, ...], AfterValidator(_each_objective_once)] = Field(
-        description="The loss, from the text and from the teacher: objectives and terms, each with its settings."
+        description="The loss: objectives on the text and terms on the teacher, each with its settings."
     )
     progressive: Progressive | None = Field(None, description="Layer-by-layer transfer before the rest of the run.")
     teacher_store: TeacherCacheConfig | None = Field(
-        None, description="Keep the teacher's outputs in the cache; null: they are computed in every step."
+        None, description="Cache the teacher's outputs on disk; null: they are computed in every step."
     )
 
     @model_validator(mode="after")

@@ -29,8 +29,8 @@ RuleName = Literal[
     "energy",
 ]
 _RULE = (
-    "How a sentence is scored (default: as the model's config.json says it was trained, else original with a masked-LM"
-    " head, query_stream with XLNet's, else left_to_right)."
+    "How a sentence is scored (default: by the training objective in the model's config.json, else original with a"
+    " masked-LM head, query_stream with XLNet's, else left_to_right)."
 )
 
 
@@ -38,12 +38,12 @@ class BlimpSettings(Settings):
     """What `bertkit eval blimp` scores."""
 
     rule: RuleName | None = Field(None, description=_RULE)
-    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random (default: all).")
+    pairs: int | None = Field(None, ge=1, description="Pairs per paradigm, drawn at random (default: all).")
     only: list[str] = Field(
         default_factory=list,
-        description="Paradigms, fields or phenomena, as patterns such as `anaphor_*` (default: all).",
+        description="Paradigm, field or phenomenon to score, or a pattern such as `anaphor_*` (default: all).",
     )
-    seed: int = Field(0, ge=0, description="Seed of the draw of pairs.")
+    seed: int = Field(0, ge=0, description="Seed for drawing pairs.")
 
 
 class BabylmSettings(Settings):
@@ -51,25 +51,26 @@ class BabylmSettings(Settings):
 
     rule: RuleName | None = Field(None, description=_RULE)
     sample: Literal["full", "fast"] = Field(
-        "full", description="The sets of the final score, or the samples that the challenge scores checkpoints on."
+        "full",
+        description="full: the sets of the final score; fast: the samples on which the challenge scores checkpoints.",
     )
     only: list[str] = Field(
-        default_factory=list, description="These tasks only, such as blimp or entity_tracking (default: all)."
+        default_factory=list, description="Task to run, such as blimp or entity_tracking (default: all)."
     )
     items: int | None = Field(
         None,
         ge=1,
-        description="Items of each subset, drawn at random, for a quick look (default: all). Reading times are always"
-        " scored whole.",
+        description="Items per subset, drawn at random, for a quick check (default: all). Reading times are always"
+        " scored in full.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the draw of items, and of resamples.")
+    seed: int = Field(0, ge=0, description="Seed for drawing items and resamples.")
     finetune: list[str] = Field(
         default_factory=list,
-        description="Fine-tune on these tasks of the (Super)GLUE subset too, such as rte, or all, as officially"
-        " (default: none; it takes hours).",
+        description="Also fine-tune on this task of the (Super)GLUE subset, such as rte, or on all, as in the"
+        " official evaluation (default: none; it takes hours).",
     )
     finetune_steps: int | None = Field(
-        None, ge=1, description="At most this many updates of each fine-tuning, for a quick look (default: all)."
+        None, ge=1, description="Maximum number of updates per fine-tuning run, for a quick check (default: no limit)."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"finetune", "finetune_steps"})
@@ -81,21 +82,21 @@ class MlmSettings(Settings):
     sequence_length: int | None = Field(
         None,
         ge=MIN_TOKENS + SPECIAL_TOKENS,
-        description="Tokens of a window (default: 128, or as many as the model reads).",
+        description="Window length in tokens (default: 128, or the model's maximum if that is less).",
     )
     window_bytes: int | None = Field(
         None,
         ge=16,
-        description="Cut the text into windows of whole words with at most so many bytes, whatever the tokenizer, in"
-        " place of windows of sequence_length tokens; gives bits per byte, which compares models of different"
-        " vocabularies.",
+        description="Cut the text into windows of whole words with at most this many bytes, whatever the tokenizer,"
+        " in place of windows of sequence_length tokens. This gives bits per byte, which compares models with"
+        " different vocabularies.",
     )
-    sequences: int = Field(512, ge=1, description="Windows that are masked, drawn at random from the whole text.")
+    sequences: int = Field(512, ge=1, description="Number of windows to mask, drawn at random from the whole text.")
     pseudo_sequences: int = Field(
-        16, ge=0, description="Windows scored with each token masked in turn, for the pseudo-perplexity."
+        16, ge=0, description="Windows scored with each token masked one at a time, for the pseudo-perplexity."
     )
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
-    seed: int = Field(0, ge=0, description="Seed of the draws of windows and masks.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a window's tokens that is masked.")
+    seed: int = Field(0, ge=0, description="Seed for drawing windows and masks.")
 
     @model_validator(mode="after")
     def _one_kind_of_window(self) -> Self:
@@ -108,40 +109,38 @@ class LmSettings(Settings):
     """What `bertkit eval lm` scores."""
 
     sequence_length: int | None = Field(
-        None, ge=2, description="Tokens of a window (default: as many as the model reads, at most 1024)."
+        None, ge=2, description="Window length in tokens (default: the model's maximum, up to 1024)."
     )
     stride: int | None = Field(
         None,
         ge=1,
-        description="Tokens by which a window is further on than the one before; only those that are new are scored"
-        " (default: half a window).",
+        description="Number of tokens from the start of one window to the start of the next; only new tokens are"
+        " scored (default: half a window).",
     )
-    max_tokens: int | None = Field(
-        None, ge=1, description="Score so many tokens at most, the first of the text (default: all)."
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Score only the first N tokens of the text (default: all).")
     rule: Literal["left_to_right", "encoder_left_to_right"] | None = Field(
         None,
-        description="How the model is read (default: left_to_right by a causal head, else an encoder with causal"
-        " attention).",
+        description="Scoring rule (default: left_to_right with a causal head, else encoder_left_to_right: an encoder"
+        " with causal attention).",
     )
 
 
 class TranslationSettings(Settings):
     """How `bertkit eval translation` translates."""
 
-    beam: int = Field(4, ge=1, le=1000, description="Width of the beam search.")
+    beam: int = Field(4, ge=1, le=1000, description="Beam width.")
     length_penalty: float = Field(
         0.6,
         ge=-10,
         le=10,
-        description="Power of (5 + length) / 6, by which the log-probability of an output is divided.",
+        description="Length penalty: an output's log-probability is divided by (5 + length) / 6 to this power.",
     )
     max_new_tokens: int | None = Field(
-        None, ge=1, le=60_000, description="Tokens of an output at most (default: 50 more than its source has)."
+        None, ge=1, le=60_000, description="Maximum length of an output in tokens (default: 50 more than its source)."
     )
-    max_pairs: int | None = Field(None, ge=1, description="Translate so many pairs, the first ones (default: all).")
-    text_field: str = Field("source", description="Field of the source in JSONL, Parquet and Hub records.")
-    target_field: str = Field("target", description="Field of the target in JSONL, Parquet and Hub records.")
+    max_pairs: int | None = Field(None, ge=1, description="Translate only the first N pairs (default: all).")
+    text_field: str = Field("source", description="Field of the source in JSON Lines, Parquet and Hub records.")
+    target_field: str = Field("target", description="Field of the target in JSON Lines, Parquet and Hub records.")
 
 
 class SpeedSettings(Settings):
@@ -149,22 +148,25 @@ class SpeedSettings(Settings):
 
     models: list[str] = Field(
         min_length=1,
-        description="A Hub id, a model or a run directory; the first is what the others are compared with.",
+        description="Model to measure: a Hub id, a model directory or a run directory. The others are compared with"
+        " the first one.",
     )
     batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(
-        [1, 32], min_length=1, description="Sentences computed at once."
+        [1, 32], min_length=1, description="Batch sizes: sentences computed at once."
     )
     lengths: list[Annotated[int, Field(ge=1)]] = Field(
-        [32, 128, 512], min_length=1, description="Tokens of a sentence, special ones included."
+        [32, 128, 512], min_length=1, description="Sentence lengths in tokens, including special tokens."
     )
     threads: int | None = Field(
-        None, ge=1, description="Threads of torch's operators (default: as many as it chooses)."
+        None, ge=1, description="Number of threads for torch's operators (default: chosen by torch)."
     )
     clock: Literal["wall", "processor"] = Field(
-        "wall", description="Wall time; or processor time of one thread, which other processes hardly change."
+        "wall",
+        description="wall: wall-clock time; processor: processor time of one thread, which other processes hardly"
+        " affect.",
     )
-    rounds: int = Field(7, ge=1, description="Rounds in which every model is timed once.")
-    seed: int = Field(0, ge=0, description="Seed of the draw of tokens.")
+    rounds: int = Field(7, ge=1, description="Number of rounds; every model is timed once per round.")
+    seed: int = Field(0, ge=0, description="Seed for drawing tokens.")
 
     @property
     def reported_length(self) -> int:

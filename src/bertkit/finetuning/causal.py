@@ -33,7 +33,7 @@ class CausalFinetuning(Settings):
     """GPT's way of fine-tuning."""
 
     lm_weight: float = Field(
-        0.5, ge=0, le=100, description="Factor of the language model's loss on the texts of the task; 0: none."
+        0.5, ge=0, le=100, description="Weight of the language-modelling loss on the task's texts; 0: none."
     )
     delimiters: bool = Field(
         True,

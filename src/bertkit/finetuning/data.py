@@ -18,6 +18,7 @@ import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.dropout import with_dropout
 from bertkit.finetuning.embedding import embedding_task, evaluated_by
 from bertkit.finetuning.embedding_teacher import taught
 from bertkit.finetuning.inputs import OwnTask
@@ -40,6 +41,7 @@ from bertkit.tasks.classification import (
     VectorClassification,
     class_weights,
 )
+from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split
@@ -168,6 +170,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     assert recipe.model is not None
     directory = head_directory(encoder_directory(find_model(recipe.model, offline=offline)), spec.name)
     config, contents = read_config(directory)
+    config = with_dropout(config, recipe.dropout, (spec.head,))
     preparation.check_start(directory, contents)
     tokenizer = load_tokenizer(directory, offline=offline)
     if recipe.causal is not None:
@@ -197,8 +200,11 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     labelled_train, train = train, preparation.learnt_from(train)
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may read none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
+    train_encoder = _train_encoder(recipe, encoder)
     encoded = {
-        name: encode_split(task, name, split, encoder, must_be_scored=name in labelled)
+        name: encode_split(
+            task, name, split, train_encoder if name == "train" else encoder, must_be_scored=name in labelled
+        )
         for name, split in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
@@ -210,7 +216,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
             task,
             teacher=recipe.task_settings.teacher,
             width=task.width(preparation.encoder_config(config)),
-            max_tokens=encoder.max_tokens,
+            max_tokens=train_encoder.max_tokens,
             engine=resolve_engine(recipe.engine, TASK_INTERVALS),
             offline=offline,
         )
@@ -382,6 +388,28 @@ def sequence_encoder(recipe: FinetuneRecipe, tokenizer: Tokenizer, config: Encod
         UsageError: they would be longer than it can read.
     """
     return SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
+
+
+def _train_encoder(recipe: FinetuneRecipe, encoder: SequenceEncoder) -> SequenceEncoder:
+    """What lays out the training examples.
+
+    Args:
+        recipe: resolved, of one task.
+        encoder: of all other splits.
+
+    Raises:
+        UsageError: training texts are not to be shorter than those of other splits.
+    """
+    settings = recipe.task_settings
+    shorter = settings.train_max_length if isinstance(settings, EmbeddingSettings) else None
+    if shorter is None:
+        return encoder
+    if shorter >= encoder.max_tokens:
+        raise UsageError(
+            f"embedding.train_max_length is {shorter}, which is not below data.max_length ({encoder.max_tokens}); raise"
+            " data.max_length, or leave embedding.train_max_length out"
+        )
+    return encoder.shortened(shorter)
 
 
 def encode_split(

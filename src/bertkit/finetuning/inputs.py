@@ -22,20 +22,22 @@ class SplitSettings(Settings):
     """How one file is split into train and dev: a share that is held out, or folds of a cross-validation."""
 
     share: float | None = Field(
-        None, gt=0, lt=1, description="Share of the training file that becomes dev, with its share of every label."
+        None, gt=0, lt=1, description="Share of the training file that becomes dev, with the same share of every label."
     )
     folds: int | None = Field(
         None,
         ge=2,
-        description="Number of folds: that many runs, each with another part of the training file as dev; mean and"
-        " spread of their scores are the result.",
+        description="Number of folds of a cross-validation: one run per fold, each with another part of the training"
+        " file as dev. The result is the mean and spread of their scores.",
     )
-    fold: int | None = Field(None, ge=0, description="The fold that is dev, from 0; null: each in turn.")
+    fold: int | None = Field(
+        None, ge=0, description="Fold that is used as dev, from 0; null: each fold, one after the other."
+    )
     seed: int = Field(
-        0, ge=0, description="Draws which examples become dev: the same for every seed and setting of a suite."
+        0, ge=0, description="Seed that chooses the dev examples; the same for every seed and setting of a suite."
     )
     sha256: str | None = Field(
-        None, description="Hash of the file's content when it was split; a changed file is refused."
+        None, description="Hash of the file's content when it was split; a file that has changed is refused."
     )
 
     @model_validator(mode="after")
@@ -70,26 +72,26 @@ class OwnTask(Settings):
     name: str | None = Field(
         None,
         pattern=r"^[\w.+-]+$",
-        description="What results call it; where left out the training file's name without `train`, or, if that is all"
-        " of it, the label's column or the kind.",
+        description="Name of the task in the results; by default the training file's name without `train` or, if"
+        " nothing else is left of it, the label's column or the kind.",
     )
     kind: Kind = Field("classification", description="Kind of task: what is predicted.")
     train: str = Field(
-        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or the kind's own format."
+        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or a file in the kind's own format."
     )
     dev: str | None = Field(
         None,
-        description="Examples that the model is evaluated on (or part the training file: --split, --folds); of an"
-        " embedding also a published task of scored pairs, such as stsb.",
+        description="Examples to evaluate on (or hold out part of the training file: --split, --folds); for an"
+        " embedding model also a published task of scored pairs, such as stsb.",
     )
-    split: SplitSettings | None = Field(None, description="How the training file is split where there is no dev.")
+    split: SplitSettings | None = Field(None, description="How the training file is split if there is no dev file.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
-    columns: Columns = Field(default_factory=Columns, description="Which columns hold what.")
+    columns: Columns = Field(default_factory=Columns, description="Names of the columns.")
     reading: TableReading = Field(TableReading(), description="How the files are read.")
     labels: tuple[str, ...] | None = Field(
-        None, description="Names of the labels in the order of the logits; those of the training file where left out."
+        None, description="Names of the labels in the order of the logits; by default those of the training file."
     )
-    metrics: tuple[str, ...] | None = Field(None, description="What is reported, the selecting metric first.")
+    metrics: tuple[str, ...] | None = Field(None, description="Metrics to report; the first one selects the model.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"split", "reading"})
 
@@ -133,15 +135,18 @@ class FinetuneData(Settings):
     """Where the examples are, and how much of them is read."""
 
     directory: str | None = Field(
-        None, description="Folder of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy)."
+        None,
+        description="Directory of the task's official files, such as DIR/MRPC/train.tsv (default: the Hub's copy).",
     )
     max_length: int | None = Field(
-        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the task's own)."
+        None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the task's)."
     )
     train_examples: int | None = Field(
-        None, ge=1, description="Learn from this many examples only, drawn by the seed; null: from all."
+        None, ge=1, description="Train on only this many examples, drawn by the seed; null: all."
     )
-    predict: tuple[str, ...] = Field((), description="Splits to predict besides those that are scored, such as test.")
+    predict: tuple[str, ...] = Field(
+        (), description="Splits to predict in addition to those that are scored, such as test."
+    )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         task = getattr(recipe, "task", None)
@@ -166,11 +171,13 @@ class FinetuneInputs(RecipeHeader):
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
     task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
-        None, description="A published task's name, or a user's own data; a list: all of them with one encoder."
+        None,
+        description="Name of a published task, or a task on your own data; a list: all of them with one shared"
+        " encoder.",
     )
-    model: str | None = Field(None, description="Model to start from: a Hub id, a model or a run directory.")
+    model: str | None = Field(None, description="Model to start from: a Hub id, a model directory or a run directory.")
     new_head: bool = Field(
-        False, description="Initialise a new head even where the model has one, as after fine-tuning on another task."
+        False, description="Initialise a new head even if the model has one, as after fine-tuning on another task."
     )
     data: FinetuneData = Field(default_factory=FinetuneData, description="The examples.")
 

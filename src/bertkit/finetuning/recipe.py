@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.causal import CausalFinetuning
@@ -56,24 +56,38 @@ _METHODS_OF_EMBEDDING = ("full", "frozen", "gradual", "lora")
 class FinetuneRecipe(FinetuneInputs):
     """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
 
-    text: TextSettings | None = Field(None, description="Of classification, multi-label classification and regression.")
-    tagging: TaggingSettings | None = Field(None, description="Of tagging.")
-    span: SpanSettings | None = Field(None, description="Of questions that a span answers.")
-    choice: ChoiceSettings | None = Field(None, description="Of a choice among endings.")
-    embedding: EmbeddingSettings | None = Field(None, description="Of texts that are embedded apart.")
+    text: TextSettings | None = Field(
+        None, description="Settings for classification, multi-label classification and regression."
+    )
+    tagging: TaggingSettings | None = Field(None, description="Settings for tagging.")
+    span: SpanSettings | None = Field(None, description="Settings for extractive question answering.")
+    choice: ChoiceSettings | None = Field(None, description="Settings for multiple choice.")
+    embedding: EmbeddingSettings | None = Field(
+        None, description="Settings for embedding models, which embed texts separately."
+    )
     metrics: tuple[str, ...] = Field(
         (),
-        description="Metrics of `evaluate` that are reported beside the task's own: names, or paths of scripts. They do"
-        " not decide the result.",
+        description="Metrics of `evaluate` to report in addition to the task's own: names, or paths of scripts. They"
+        " do not affect the result.",
     )
     causal: CausalFinetuning | None = Field(
-        None, description="Of a causal model: its own loss beside the task's, and GPT's tokens around the texts."
+        None,
+        description="For a causal model: its language-modelling loss, in addition to the task's, and GPT's tokens"
+        " around the texts.",
+    )
+    dropout: dict[str, Annotated[float, Field(ge=0, lt=1)]] = Field(
+        {},
+        description="Dropout rates in place of those of the model's config.json, by the names of the family's settings:"
+        " {hidden_dropout_prob: 0.0, classifier_dropout: 0.2}.",
     )
     method: AnyMethod = Field(default_factory=Full, description="Which weights are trained.")
-    optimisation: OptimisationConfig = Field(default_factory=OptimisationConfig, description="How they are trained.")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+    optimisation: OptimisationConfig = Field(
+        default_factory=OptimisationConfig,
+        description="How they are trained: optimiser, schedule, batch size and length.",
+    )
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="Settings that affect only speed.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"causal", "embedding"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"causal", "dropout", "embedding"})
 
     @field_validator("metrics", mode="after")
     @classmethod
@@ -94,6 +108,13 @@ class FinetuneRecipe(FinetuneInputs):
         if optimisation.schedule.clock != "updates":
             raise ValueError("schedule.clock: a run on a task counts its updates; leave it out")
         return optimisation
+
+    @field_validator("dropout", mode="after")
+    @classmethod
+    def _dropout_fits(cls, dropout: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if dropout and info.data.get("kind") == "distill":
+            raise ValueError("a student has the rates of its own config.json; leave dropout out")
+        return dropout
 
     @model_validator(mode="after")
     def _causal_fits(self) -> FinetuneRecipe:

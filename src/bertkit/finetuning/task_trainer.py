@@ -153,7 +153,14 @@ class TaskTrainer:
         """The model of a directory with the task's head, new or its own; the seed draws what is new."""
         prepared, head = self.prepared, self.task.head
         heads = (head, *(self.recipe.causal.heads if self.recipe.causal else ()))
-        model, report = load_model(directory, heads=heads, labels=self.task.labels, new=(head,), is_trained=True)
+        model, report = load_model(
+            directory,
+            heads=heads,
+            labels=self.task.labels,
+            new=(head,),
+            is_trained=True,
+            dropout=self.recipe.dropout,
+        )
         if self.recipe.causal is not None and prepared.tokenizer.vocab_size > model.encoder.vocab_size:
             model = with_more_tokens(model, prepared.tokenizer.vocab_size, seed=seed)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))

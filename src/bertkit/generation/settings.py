@@ -54,62 +54,74 @@ class GenerationSettings(Settings):
 
     method: Method | None = Field(
         None,
-        description="How tokens are chosen (default: beam where --beam is given, else sample, of a causal model; gibbs"
-        " of a masked one; beam of one that reads a source).",
+        description="How tokens are chosen (default: for a causal model beam if --beam is given, else sample; for a"
+        " masked model gibbs; for an encoder-decoder beam).",
     )
     max_new_tokens: int | None = Field(
         None,
         ge=1,
         le=60_000,
-        description="New tokens: at most so many, or exactly so many masks behind the prompt (default: 64, or 50 more"
-        " than the source has).",
+        description="Maximum number of new tokens; for a masked model, the exact number of masks after the prompt"
+        " (default: 64, or 50 more than the source has).",
     )
-    samples: int = Field(1, ge=1, le=10_000, description="Outputs for each prompt; of a beam the best ones.")
+    samples: int = Field(
+        1, ge=1, le=10_000, description="Number of outputs per prompt; with a beam search, the best ones."
+    )
     temperature: float = Field(
-        1.0, gt=0, le=100, description="Divides the logits before a token is drawn; below 1 likely tokens gain."
+        1.0,
+        gt=0,
+        le=100,
+        description="Temperature: the logits are divided by it before a token is drawn; values below 1 favour likely"
+        " tokens.",
     )
-    top_k: int | None = Field(None, ge=1, description="Draw among the K most probable tokens (default: all).")
+    top_k: int | None = Field(None, ge=1, description="Draw from the K most probable tokens only (default: all).")
     top_p: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Draw among the fewest most probable tokens that have this probability together (default: all).",
+        description="Draw from the fewest most probable tokens whose probabilities add up to this (default: all).",
     )
     beam: int | None = Field(
-        None, ge=1, le=1000, description="Width of a beam search (default, of a model that reads a source: 4)."
+        None, ge=1, le=1000, description="Beam width of a beam search (default for an encoder-decoder: 4)."
     )
     length_penalty: float | None = Field(
         None,
         ge=-10,
         le=10,
-        description="Beams are ranked by their log-probability over their length to this power; above 0 favours longer"
-        " outputs (default: 1, or 0.6 with --penalty gnmt).",
+        description="Beams are ranked by their log-probability divided by their length to this power; values above 0"
+        " favour longer outputs (default: 1, or 0.6 with --penalty gnmt).",
     )
     penalty: Literal["length", "gnmt"] | None = Field(
         None,
-        description="What is raised to the power of --length-penalty: the length, or (5 + length) / 6, that of GNMT and"
-        " the Transformer (default: length, or gnmt of a model that reads a source).",
+        description="What is raised to the power of --length-penalty: the length, or (5 + length) / 6 as in GNMT and"
+        " the Transformer (default: length, or gnmt for an encoder-decoder).",
     )
-    stop: list[str] = Field(default_factory=list, description="End an output where this text appears.")
+    stop: list[str] = Field(default_factory=list, description="Stop an output when this text appears.")
     iterations: int | None = Field(
         None,
         ge=1,
         le=60_000,
-        description="Of a masked model: positions drawn (gibbs, default 500), sweeps over all (metropolis-hastings and"
-        " parallel, 20), rounds (mask-predict, 10), steps (diffusion, 64).",
+        description="For a masked model: number of positions drawn (gibbs, default 500), of sweeps over all"
+        " positions (metropolis-hastings and parallel, 20), of rounds (mask-predict, 10) or of steps (diffusion, 64).",
     )
     burn_in: int | None = Field(
         None,
         ge=0,
-        description="Iterations of gibbs before top-k and top-p narrow its draws (default: half of them).",
+        description="Number of gibbs iterations before top-k and top-p restrict the draws (default: half of all"
+        " iterations).",
     )
     energy: Literal["normalised", "raw"] = Field(
-        "normalised", description="What metropolis-hastings samples from: sums of log-probabilities, or of logits."
+        "normalised",
+        description="Scores that metropolis-hastings samples from: sums of log-probabilities (normalised), or of"
+        " logits (raw).",
     )
     block_length: int | None = Field(
-        None, ge=1, description="Masks that diffusion fills before it goes on to the next ones (default: all)."
+        None,
+        ge=1,
+        description="Number of masks that diffusion fills as a block before it moves on to the next block (default:"
+        " all).",
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed of every draw.")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="Seed for all random draws.")
 
     def resolved(self, *, is_causal: bool, reads_source: bool = False) -> GenerationSettings:
         """The same with the method that is meant.

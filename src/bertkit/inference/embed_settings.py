@@ -19,18 +19,18 @@ class EmbedSettings(Settings):
 
     dtype: VectorType = Field(
         "float32",
-        description="Numbers of a vector: float32; bf16; int8, each vector scaled to its own greatest number; binary,"
-        " a bit each.",
+        description="Number format of the vectors: float32; bf16; int8, each vector scaled by its own largest"
+        " number; binary, one bit per number.",
     )
     truncate: int | None = Field(
-        None, ge=1, description="Keep this many of a vector's first numbers, as of a Matryoshka model (default: all)."
+        None, ge=1, description="Keep only the first DIM numbers of each vector, for Matryoshka models (default: all)."
     )
     long: Literal["error", "cut", "window"] = Field(
         "cut",
-        description="Texts longer than the model reads: an error, cut at the end, or the mean over windows of the whole"
-        " text.",
+        description="How to treat texts longer than the model's maximum: error; cut (at the end); window (the mean"
+        " over windows of the whole text).",
     )
     max_length: int | None = Field(
-        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the model's)."
+        None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the model's)."
     )
-    normalise: bool = Field(False, description="Scale each vector to length one, after it is truncated.")
+    normalise: bool = Field(False, description="Scale each vector to unit length, after truncation.")

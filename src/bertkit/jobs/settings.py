@@ -19,11 +19,16 @@ class ExecutorSettings(Settings):
 
     executor: Literal["local", "ray"] = Field(
         "local",
-        description="What runs independent jobs (seeds, settings and tasks of a suite, runs of a study, blocks of a"
-        " corpus): processes of this machine, or a Ray cluster (extra `ray`; RAY_ADDRESS names it).",
+        description="Where independent jobs run (seeds, settings and tasks of a suite, runs of a study, blocks of a"
+        " corpus): in processes of this machine, or on a Ray cluster (needs the extra `ray`; RAY_ADDRESS names the"
+        " cluster).",
     )
     jobs: int = Field(
-        1, ge=1, le=MOST_JOBS, description="Independent jobs at a time, each in a process; they share the cores."
+        1,
+        ge=1,
+        le=MOST_JOBS,
+        description="Number of independent jobs to run at a time, each in its own process; they share the cores"
+        " (default: 1).",
     )
 
     @property

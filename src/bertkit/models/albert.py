@@ -42,10 +42,14 @@ class AlbertConfig(BertLikeConfig):
         "gelu_new", description="Activation of the feed-forward layers and the masked-LM head."
     )
     num_hidden_groups: int = Field(
-        1, ge=1, description="Groups of layers; layers of a group share all weights. Only with sharing all."
+        1,
+        ge=1,
+        description="Number of layer groups; the layers of a group share all weights. Works only with sharing: all.",
     )
-    inner_group_num: int = Field(1, ge=1, description="Different layers in a group, applied one after another.")
-    sharing: Sharing = Field("all", description="What all layers share: all, attention, ffn or none.")
+    inner_group_num: int = Field(
+        1, ge=1, description="Number of different layers in a group, applied one after the other."
+    )
+    sharing: Sharing = Field("all", description="Weights that all layers share: all, attention, ffn or none.")
     classifier_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout before a classifier.")
 
     model_type: ClassVar[str] = "albert"

@@ -29,11 +29,13 @@ class BartConfig(PostNormConfig):
 
     family: Literal["bart"] = "bart"
     hidden_size: int = Field(768, ge=2, description="Width D of the hidden states.")
-    num_attention_heads: int = Field(12, ge=1, description="Heads of the encoder's attentions.")
+    num_attention_heads: int = Field(12, ge=1, description="Attention heads per encoder layer.")
     intermediate_size: int = Field(3072, ge=1, description="Width of the encoder's feed-forward layers.")
     hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers.")
     scale_embedding: bool = Field(
-        False, description="Whether word embeddings are multiplied by the root of the width before positions are added."
+        False,
+        description="Whether word embeddings are multiplied by the square root of the width before positions are"
+        " added.",
     )
 
     model_type: ClassVar[str] = "bart"

@@ -91,7 +91,9 @@ class MegatronBertConfig(BertLikeConfig):
     """BERT with the norm before each sub-layer; loads as `MegatronBertModel`."""
 
     family: Literal["megatron-bert"] = "megatron-bert"
+    initializer: Initializer = "family"
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
     model_type: ClassVar[str] = "megatron-bert"
     hub_prefix: ClassVar[str] = "bert"
     base_architecture: ClassVar[str] = "MegatronBertModel"

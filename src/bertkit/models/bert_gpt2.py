@@ -59,24 +59,26 @@ class BertGpt2Config(EncoderDecoderConfig):
 
     family: Literal["bert-gpt2"] = "bert-gpt2"
     hidden_size: int = Field(768, ge=2, description="Width D of the hidden states of both sides.")
-    num_hidden_layers: int = Field(12, ge=1, description="Layers of the encoder.")
-    num_attention_heads: int = Field(12, ge=1, description="Heads of the encoder's attentions.")
+    num_hidden_layers: int = Field(12, ge=1, description="Number of encoder layers.")
+    num_attention_heads: int = Field(12, ge=1, description="Attention heads per encoder layer.")
     intermediate_size: int = Field(3072, ge=1, description="Width of the encoder's feed-forward layers.")
     decoder_attention_heads: int | None = Field(
-        None, ge=1, description="Heads of the decoder's attentions; null: the encoder's."
+        None, ge=1, description="Attention heads per decoder layer; null: as in the encoder."
     )
     decoder_intermediate_size: int | None = Field(
-        None, ge=1, description="Width of the decoder's feed-forward layers; null: the encoder's."
+        None, ge=1, description="Width of the decoder's feed-forward layers; null: as in the encoder."
     )
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
-    max_position_embeddings: int = Field(512, ge=1, description="Longest source in tokens.")
+    max_position_embeddings: int = Field(512, ge=1, description="Maximum source length in tokens.")
     decoder_position_embeddings: int | None = Field(
-        None, ge=1, description="Longest target in tokens; null: the source's."
+        None, ge=1, description="Maximum target length in tokens; null: as for the source."
     )
-    type_vocab_size: int = Field(2, ge=1, description="Segment types of the encoder, of which sources have the first.")
+    type_vocab_size: int = Field(
+        2, ge=1, description="Number of segment types of the encoder; sources have the first one."
+    )
     hidden_act: Activation = Field("gelu", description="Activation of the encoder's feed-forward layers.")
     decoder_act: Activation = Field("gelu_new", description="Activation of the decoder's feed-forward layers.")
-    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in the encoder's norms.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Epsilon added to the variance in the encoder's norms.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
 
     model_type: ClassVar[str] = "bert-gpt2"

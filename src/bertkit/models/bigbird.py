@@ -39,21 +39,22 @@ class BigBirdConfig(BertLikeConfig):
 
     family: Literal["big_bird"] = "big_bird"
     hidden_act: Activation = Field("gelu_new", description="Activation of the feed-forward layers and of the heads.")
-    max_position_embeddings: int = Field(4096, ge=1, description="Longest sequence in tokens.")
+    max_position_embeddings: int = Field(4096, ge=1, description="Maximum sequence length in tokens.")
     attention_probs_dropout_prob: float = Field(
-        0.1, ge=0, lt=1, description="Dropout on attention probabilities where attention_type is original_full."
+        0.1, ge=0, lt=1, description="Dropout on attention probabilities if attention_type is original_full."
     )
     attention_type: Literal["block_sparse", "original_full"] = Field(
-        "block_sparse", description="Whether attention is block-sparse, or of all tokens with all."
+        "block_sparse",
+        description="block_sparse: block-sparse attention; original_full: every token attends to every token.",
     )
-    block_size: int = Field(64, ge=1, description="Tokens of a block of block-sparse attention.")
+    block_size: int = Field(64, ge=1, description="Block size of block-sparse attention in tokens.")
     num_random_blocks: int = Field(
-        3, ge=0, description="Blocks that each block draws at random, beside its neighbours."
+        3, ge=0, description="Number of random blocks that each block attends to in addition to its neighbours."
     )
     rescale_embeddings: bool = Field(
-        False, description="Whether word embeddings are multiplied by the root of the width."
+        False, description="Whether word embeddings are multiplied by the square root of the width."
     )
-    use_bias: bool = Field(True, description="Whether the maps of queries, keys and values have a bias.")
+    use_bias: bool = Field(True, description="Whether the projections to queries, keys and values have a bias.")
     classifier_dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
     )

@@ -47,16 +47,18 @@ class BilstmConfig(EncoderConfig):
     """The settings of the LSTM; with 3,000 words the defaults make 345,000 parameters, of a pair 405,000."""
 
     family: Literal["bilstm"] = "bilstm"
-    embedding_size: int = Field(64, ge=1, description="Width E of the embeddings; that of the word vectors, if given.")
-    lstm_width: int = Field(100, ge=1, description="Width H of each direction.")
-    lstm_layers: int = Field(1, ge=1, description="Layers of the LSTM.")
-    classifier_width: int = Field(100, ge=1, description="Width of the layer with ReLU before the logits.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="On embeddings, between layers, and before the logits.")
+    embedding_size: int = Field(
+        64, ge=1, description="Width E of the embeddings; if word vectors are given, their width."
+    )
+    lstm_width: int = Field(100, ge=1, description="Width H of the LSTM in each direction.")
+    lstm_layers: int = Field(1, ge=1, description="Number of LSTM layers.")
+    classifier_width: int = Field(100, ge=1, description="Width of the ReLU layer before the logits.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings, between layers, and before the logits.")
     initializer_range: float = Field(
-        0.25, gt=0, description="Embeddings of words without a vector are drawn evenly from minus this to this."
+        0.25, gt=0, description="Embeddings of words without a vector are drawn uniformly between minus this and this."
     )
     texts: Literal[1, 2] = Field(
-        1, description="What the classifier reads of an example: one text, or two that are compared."
+        1, description="Number of texts that the classifier reads per example: one, or two that are compared."
     )
 
     model_type: ClassVar[str] = "bilstm"
@@ -116,14 +118,13 @@ class BilstmStudent(BilstmConfig):
     """How a BiLSTM begins: its own settings, and those of its vocabulary."""
 
     vocabulary: Literal["wordpiece", "words"] = Field(
-        "wordpiece", description="Pieces of words, or whole words, all but the commonest of which are then unknown."
+        "wordpiece",
+        description="wordpiece: subwords; words: whole words, of which only the most common ones are known.",
     )
-    vocab_size: int = Field(
-        3000, ge=6, description="Maximum number of entries of the vocabulary, special tokens included."
-    )
+    vocab_size: int = Field(3000, ge=6, description="Maximum vocabulary size, including special tokens.")
     lowercase: bool = Field(True, description="Whether words are lowercased.")
     word_vectors: str | None = Field(
-        None, description="File of word vectors (GloVe or word2vec text) that known words begin with."
+        None, description="File of word vectors (GloVe or word2vec text) that initialise the embeddings of known words."
     )
 
     def config(self, texts: Literal[1, 2]) -> BilstmConfig:

@@ -40,17 +40,17 @@ SELF = _LAYER + "attention.self."
 class DebertaLikeConfig(TransformerConfig):
     """What the versions have in common; defaults are version 1's base model's."""
 
-    type_vocab_size: int = Field(0, ge=0, description="Segment types; 0: segments are not distinguished.")
-    layer_norm_eps: float = Field(1e-7, gt=0, description="Added to the variance in layer normalisation.")
+    type_vocab_size: int = Field(0, ge=0, description="Number of segment types; 0: segments are not distinguished.")
+    layer_norm_eps: float = Field(1e-7, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     embedding_size: int | None = Field(None, ge=1, description="Width of the embeddings; null: hidden_size.")
-    relative_attention: bool = Field(True, description="Whether attention scores relative positions.")
+    relative_attention: bool = Field(True, description="Whether attention scores depend on relative positions.")
     pos_att_type: tuple[Kind, ...] = Field(
         ("c2p", "p2c"),
-        description="Scores beside content to content: content to position, position to content.",
+        description="Attention scores added to content to content: content to position, position to content.",
     )
     max_relative_positions: int = Field(
-        -1, description="Distances distinguished to either side; less than 1: max_position_embeddings."
+        -1, description="Maximum distance distinguished to either side; less than 1: max_position_embeddings."
     )
     position_biased_input: bool = Field(False, description="Whether position embeddings are added to the input.")
     pooler_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the pooler's dense layer.")
@@ -58,7 +58,7 @@ class DebertaLikeConfig(TransformerConfig):
     cls_dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before a sequence classifier; null: hidden_dropout_prob."
     )
-    legacy: bool = Field(True, description="Whether the language-model head is the Hub's first, under `cls`.")
+    legacy: bool = Field(True, description="Whether the language-model head is the Hub's first version, under `cls`.")
 
     classes: ClassVar[str]
     """What the names of the Hub's classes begin with."""

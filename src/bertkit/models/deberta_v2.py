@@ -32,16 +32,18 @@ class DebertaV2Config(DebertaLikeConfig):
 
     family: Literal["deberta-v2"] = "deberta-v2"
     position_buckets: int = Field(
-        256, description="Buckets of distances to either side, of which the outer half grow; less than 1: no buckets."
+        256,
+        description="Number of distance buckets to either side, of which the outer half grow in size; less than 1:"
+        " no buckets.",
     )
-    share_att_key: bool = Field(True, description="Whether positions go through the contents' projections.")
+    share_att_key: bool = Field(True, description="Whether positions use the same projections as the contents.")
     norm_rel_ebd: Literal["none", "layer_norm"] = Field(
-        "layer_norm", description="Norm of the table of relative positions."
+        "layer_norm", description="Normalisation of the table of relative positions."
     )
     conv_kernel_size: int = Field(
-        0, ge=0, description="Tokens that a convolution beside the first layer reads; 0: none."
+        0, ge=0, description="Kernel size in tokens of the convolution parallel to the first layer; 0: no convolution."
     )
-    conv_groups: int = Field(1, ge=1, description="Groups of channels of the convolution.")
+    conv_groups: int = Field(1, ge=1, description="Number of channel groups of the convolution.")
     conv_act: Activation = Field("tanh", description="Activation of the convolution.")
 
     causal_attention: ClassVar[bool] = False  # its convolution looks ahead

@@ -32,10 +32,12 @@ class DistilBertConfig(TransformerConfig):
     """DistilBERT; defaults are the base model's."""
 
     family: Literal["distilbert"] = "distilbert"
-    num_hidden_layers: int = Field(6, ge=1, description="Layers.")
+    num_hidden_layers: int = Field(6, ge=1, description="Number of layers.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     sinusoidal_pos_embds: bool = Field(
-        False, description="Whether position embeddings begin as sines and cosines; they are learnt in either case."
+        False,
+        description="Whether position embeddings are initialised as sines and cosines; they are trained in either"
+        " case.",
     )
     qa_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before a span head.")
     seq_classif_dropout: float = Field(0.2, ge=0, lt=1, description="Dropout before a sequence classifier.")

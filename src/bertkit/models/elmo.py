@@ -47,20 +47,22 @@ class ElmoConfig(EncoderConfig):
     """ELMo; defaults are the released model's."""
 
     family: Literal["elmo"] = "elmo"
-    character_size: int = Field(16, ge=1, description="Width of a character's embedding.")
+    character_size: int = Field(16, ge=1, description="Width of a character embedding.")
     filters: tuple[tuple[int, int], ...] = Field(
         ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         min_length=1,
-        description="Width in characters, and number, of each kind of convolution.",
+        description="For each kind of convolution, its width in characters and its number of filters.",
     )
-    highway_layers: int = Field(2, ge=0, description="Highway layers behind the convolutions.")
-    max_characters: int = Field(50, ge=4, le=1000, description="Bytes of a word that are read, its two marks included.")
-    projection_size: int = Field(512, ge=1, description="Width P of words and of each direction's states.")
-    lstm_width: int = Field(4096, ge=1, description="Width H of the cells.")
-    num_hidden_layers: int = Field(2, ge=1, description="Layers of each direction.")
-    cell_clip: float | None = Field(3.0, gt=0, description="Largest absolute value in a cell; null: none.")
-    projection_clip: float | None = Field(3.0, gt=0, description="Largest absolute value of an output; null: none.")
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout before each layer, and behind the last.")
+    highway_layers: int = Field(2, ge=0, description="Number of highway layers after the convolutions.")
+    max_characters: int = Field(
+        50, ge=4, le=1000, description="Maximum number of bytes read per word, including its start and end marks."
+    )
+    projection_size: int = Field(512, ge=1, description="Width P of words and of the states in each direction.")
+    lstm_width: int = Field(4096, ge=1, description="Width H of the LSTM cells.")
+    num_hidden_layers: int = Field(2, ge=1, description="Number of LSTM layers in each direction.")
+    cell_clip: float | None = Field(3.0, gt=0, description="Maximum absolute value in a cell; null: no limit.")
+    projection_clip: float | None = Field(3.0, gt=0, description="Maximum absolute value of an output; null: no limit.")
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout before each layer and after the last.")
 
     model_type: ClassVar[str] = "elmo"
     hub_prefix: ClassVar[str] = "elmo"

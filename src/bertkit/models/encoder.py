@@ -165,6 +165,19 @@ class EncoderConfig(Settings, ABC):
         known = {name: contents[key] for name, key in keys.items() if key in contents}
         return cls.model_validate({**cls.hub_defaults, **known}, strict=False)
 
+    def with_dropout(self, rates: Mapping[str, float]) -> Self:
+        """The settings with other dropout rates, by their names.
+
+        Raises:
+            ValueError: there is no such rate.
+        """
+        known = [name for name in type(self).model_fields if "dropout" in name]
+        for name in rates:
+            if name not in known:
+                has = f"it has {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"{name}: the family {self.model_type} has no such dropout rate; {has}")
+        return self.model_copy(update=dict(rates))
+
     def to_hub(self) -> dict[str, Any]:
         """The settings as keys of config.json."""
         return {
@@ -176,8 +189,8 @@ class EncoderConfig(Settings, ABC):
 Initializer = Annotated[
     Literal["family", "normal"],
     Field(
-        description="How initial weights are drawn: as the family's released code does, or all from a normal"
-        " distribution with a standard deviation of initializer_range, not cut off."
+        description="How initial weights are drawn: as in the family's released code, or all from an untruncated"
+        " normal distribution with standard deviation initializer_range."
     ),
 ]
 
@@ -186,12 +199,12 @@ class TransformerConfig(EncoderConfig):
     """What nearly every family has; defaults are BERT base's."""
 
     hidden_size: int = Field(768, ge=1, description="Width D of the hidden states.")
-    num_hidden_layers: int = Field(12, ge=1, description="Layers.")
-    num_attention_heads: int = Field(12, ge=1, description="Heads of each layer; must divide hidden_size.")
+    num_hidden_layers: int = Field(12, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(12, ge=1, description="Attention heads per layer; must divide hidden_size.")
     intermediate_size: int = Field(3072, ge=1, description="Width of the feed-forward layer.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
-    max_position_embeddings: int = Field(512, ge=1, description="Longest sequence in tokens.")
+    max_position_embeddings: int = Field(512, ge=1, description="Maximum sequence length in tokens.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers and the masked-LM head.")
 
@@ -218,8 +231,8 @@ class TransformerConfig(EncoderConfig):
 class BertLikeConfig(TransformerConfig):
     """What BERT and its near relations have in common."""
 
-    type_vocab_size: int = Field(2, ge=1, description="Segment types.")
-    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
+    type_vocab_size: int = Field(2, ge=1, description="Number of segment types.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Epsilon added to the variance in layer normalisation.")
 
     hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "position_embedding_type": "absolute"}
 

@@ -42,9 +42,9 @@ class EncoderDecoderConfig(EncoderConfig):
     """What encoder-decoders have in common; defaults are the Transformer base model's."""
 
     hidden_size: int = Field(512, ge=2, description="Width D of the hidden states.")
-    num_hidden_layers: int = Field(6, ge=1, description="Layers of the encoder.")
-    num_decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder; null: the encoder's.")
-    num_attention_heads: int = Field(8, ge=1, description="Heads of each attention.")
+    num_hidden_layers: int = Field(6, ge=1, description="Number of encoder layers.")
+    num_decoder_layers: int | None = Field(None, ge=1, description="Number of decoder layers; null: as in the encoder.")
+    num_attention_heads: int = Field(8, ge=1, description="Heads per attention layer.")
     intermediate_size: int = Field(2048, ge=1, description="Width of the feed-forward layers.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
 

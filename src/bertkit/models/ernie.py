@@ -30,8 +30,8 @@ class ErnieConfig(BertLikeConfig):
     """ERNIE; the released Chinese 1.0 has ReLU, 513 positions and 18,000 tokens."""
 
     family: Literal["ernie"] = "ernie"
-    use_task_id: bool = Field(False, description="Whether there is an embedding of the task (ERNIE 2.0).")
-    task_type_vocab_size: int = Field(3, ge=1, description="Rows of the task embedding.")
+    use_task_id: bool = Field(False, description="Whether there is a task embedding (ERNIE 2.0).")
+    task_type_vocab_size: int = Field(3, ge=1, description="Number of rows of the task embedding.")
     classifier_dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
     )

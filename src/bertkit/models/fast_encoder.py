@@ -53,28 +53,38 @@ class FastEncoderConfig(TransformerConfig):
 
     family: Literal["fast-encoder"] = "fast-encoder"
     hidden_size: int = Field(256, ge=1, description="Width D of the hidden states.")
-    num_hidden_layers: int = Field(4, ge=1, description="Layers.")
-    num_attention_heads: int = Field(4, ge=1, description="Heads of each layer; must divide hidden_size.")
+    num_hidden_layers: int = Field(4, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(4, ge=1, description="Attention heads per layer; must divide hidden_size.")
     intermediate_size: int = Field(1024, ge=1, description="Width of the feed-forward layer.")
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on sub-layer outputs.")
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     hidden_act: Activation = Field("relu2", description="Activation of the feed-forward layers.")
-    norm_eps: float = Field(1e-5, gt=0, description="Added to the mean square in RMS normalisation.")
-    rope_theta: float = Field(10_000.0, gt=0, description="Longest wave of rotary positions.")
+    norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the mean square in RMS normalisation.")
+    rope_theta: float = Field(10_000.0, gt=0, description="Base theta of the rotary positions.")
     query_key_norm: bool = Field(True, description="Whether queries and keys are normalised.")
-    zero_outputs: bool = Field(True, description="Whether what adds to the residual stream starts at zero.")
-    skips: bool = Field(False, description="Whether layers of the second half read the outputs of those of the first.")
-    embedding_skip: bool = Field(False, description="Whether every layer reads the embeddings, too.")
+    zero_outputs: bool = Field(
+        True, description="Whether the projections that add to the residual stream are initialised to zero."
+    )
+    skips: bool = Field(
+        False, description="Whether layers in the second half also read the outputs of layers in the first half."
+    )
+    embedding_skip: bool = Field(False, description="Whether every layer also reads the embeddings.")
     value_embeddings: int = Field(
-        0, ge=0, description="Layers at either end whose values have an embedding of each token added."
+        0,
+        ge=0,
+        description="Number of layers at either end whose attention values have an embedding of each token added.",
     )
     pair_rows: int = Field(
-        16_384, ge=0, description="Rows of the hashed table of pairs of neighbouring tokens; 0: none."
+        16_384, ge=0, description="Rows of the hashed embedding table of pairs of neighbouring tokens; 0: no table."
     )
-    neighbours: int = Field(2, ge=0, le=64, description="Tokens on either side with which attention's input is mixed.")
-    head_transform: bool = Field(True, description="Whether the masked-LM head has a layer before the vocabulary.")
+    neighbours: int = Field(
+        2, ge=0, le=64, description="Number of tokens on either side that are mixed into attention's input."
+    )
+    head_transform: bool = Field(
+        True, description="Whether the masked-LM head has a layer before the vocabulary projection."
+    )
     head_norm_weights: bool = Field(
-        False, description="Whether the norm of the masked-LM head has weights, as optimisation.tuned_width needs."
+        False, description="Whether the norm of the masked-LM head has weights, as optimisation.tuned_width requires."
     )
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
 

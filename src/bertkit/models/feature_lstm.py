@@ -79,11 +79,13 @@ class FeatureSource(Protocol):
 class FeatureLstmConfig(EncoderConfig):
     """The settings of the LSTM and of the encoder that it reads."""
 
-    base: EncoderConfig = Field(description="The encoder's.")
-    layers: LayerChoice = Field("concat-last-four", description="Which of its states are read, as in BERT's table 7.")
-    lstm_width: int = Field(768, ge=1, description="Width H of each direction.")
-    lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Before each layer of the LSTM and before the classifier.")
+    base: EncoderConfig = Field(description="Configuration of the encoder.")
+    layers: LayerChoice = Field(
+        "concat-last-four", description="Which of the encoder's states are read, as in table 7 of the BERT paper."
+    )
+    lstm_width: int = Field(768, ge=1, description="Width H of the LSTM in each direction.")
+    lstm_layers: int = Field(2, ge=1, description="Number of LSTM layers.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before each LSTM layer and before the classifier.")
 
     model_type: ClassVar[str] = "feature-lstm"
     hub_prefix: ClassVar[str] = "features"

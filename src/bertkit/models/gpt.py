@@ -46,7 +46,7 @@ LAYER_NAMES = {
 class GptLikeConfig(TransformerConfig):
     """What GPT and GPT-2 have in common."""
 
-    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     embedding_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on sub-layer outputs.")
     summary_first_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")

@@ -29,11 +29,15 @@ class Gpt2Config(GptLikeConfig):
     """GPT-2; defaults are the smallest size's, 124M."""
 
     family: Literal["gpt2"] = "gpt2"
-    max_position_embeddings: int = Field(1024, ge=1, description="Longest sequence in tokens.")
+    max_position_embeddings: int = Field(1024, ge=1, description="Maximum sequence length in tokens.")
     hidden_act: Activation = Field("gelu_new", description="Activation of the feed-forward layers.")
-    scale_attn_weights: bool = Field(True, description="Whether scores are divided by the root of the head width.")
+    scale_attn_weights: bool = Field(
+        True, description="Whether attention scores are divided by the square root of the head width."
+    )
     scale_attn_by_inverse_layer_idx: bool = Field(
-        False, description="Whether scores are divided by the layer's number, from 1, too: Mistral's (Karamcheti 2021)."
+        False,
+        description="Whether attention scores are also divided by the layer's number, counted from 1, as in Mistral"
+        " (Karamcheti 2021).",
     )
     classifier_dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before the token classifier; null: 0.1."

@@ -49,20 +49,24 @@ class GptBertConfig(EncoderConfig):
 
     family: Literal["gpt-bert"] = "gpt-bert"
     hidden_size: int = Field(768, ge=1, description="Width D of the hidden states.")
-    num_hidden_layers: int = Field(12, ge=1, description="Layers.")
-    num_attention_heads: int = Field(12, ge=1, description="Heads of each layer; must divide hidden_size.")
-    intermediate_size: int = Field(2560, ge=1, description="Width of the feed-forward layer, whose gate is as wide.")
+    num_hidden_layers: int = Field(12, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(12, ge=1, description="Attention heads per layer; must divide hidden_size.")
+    intermediate_size: int = Field(
+        2560, ge=1, description="Width of the feed-forward layer; its gate has the same width."
+    )
     hidden_dropout_prob: float = Field(
         0.1, ge=0, lt=1, description="Dropout on the embeddings, on what feed-forward layers add, and in the heads."
     )
     attention_probs_dropout_prob: float = Field(
         0.1, ge=0, lt=1, description="Dropout on attention probabilities, on distances, and on what attention adds."
     )
-    max_position_embeddings: int = Field(512, ge=2, description="Longest sequence in tokens.")
+    max_position_embeddings: int = Field(512, ge=2, description="Maximum sequence length in tokens.")
     position_bucket_size: int = Field(
-        32, ge=2, description="Buckets of distances to either side, zero included, of which the outer half grow."
+        32,
+        ge=2,
+        description="Number of distance buckets to either side, including zero, of which the outer half grow in size.",
     )
-    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
 
     model_type: ClassVar[str] = "gpt-bert"
     hub_prefix: ClassVar[str] = "model"

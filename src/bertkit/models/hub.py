@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -189,6 +190,7 @@ def load_model(
     labels: Labels | None = None,
     new: Collection[str] = (),
     is_trained: bool = False,
+    dropout: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[HeadedModel, WeightReport]:
     """A model with its heads, in evaluation mode.
 
@@ -200,6 +202,7 @@ def load_model(
             initialised.
         new: heads that are expected to be initialised, without a warning.
         is_trained: whether the caller will train the model, and with it what is initialised.
+        dropout: rates in place of config.json's, by the names of the family's settings.
 
     Raises:
         DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
@@ -207,6 +210,7 @@ def load_model(
     """
     directory = encoder_directory(directory)
     config, contents = read_config(directory)
+    config = config.with_dropout(dropout)
     path = find_weights(directory)
     checkpoint_labels = _labels(directory, contents)
     tensors = _without_zeros(_with_prefix(read_weights(path, ignored=config.hub_ignored), config), config, path)

@@ -40,13 +40,13 @@ class LongformerConfig(RobertaLikeConfig):
 
     family: Literal["longformer"] = "longformer"
     max_position_embeddings: int = Field(
-        4098, ge=3, description="Rows of the position table: the longest sequence, and the padding's id plus one."
+        4098, ge=3, description="Rows of the position table: the maximum sequence length plus the padding id plus one."
     )
     attention_window: int | tuple[int, ...] = Field(
-        512, description="Window in tokens, half of it on either side: of all layers, or of each."
+        512, description="Attention window in tokens, half of it on either side: one for all layers, or one per layer."
     )
     sep_token_id: int | None = Field(
-        2, description="The separator's id, which bounds questions and choices; null: there are none."
+        2, description="Id of the separator, which delimits questions and choices; null: there is none."
     )
 
     model_type: ClassVar[str] = "longformer"

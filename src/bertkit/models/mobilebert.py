@@ -48,23 +48,27 @@ class MobileBertConfig(BertLikeConfig):
     family: Literal["mobilebert"] = "mobilebert"
     embedding_size: int = Field(128, ge=1, description="Width E of the word embeddings.")
     hidden_size: int = Field(512, ge=1, description="Width D of the states between layers.")
-    num_hidden_layers: int = Field(24, ge=1, description="Layers.")
-    num_attention_heads: int = Field(4, ge=1, description="Heads of each layer; must divide the width inside it.")
+    num_hidden_layers: int = Field(24, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(
+        4, ge=1, description="Attention heads per layer; must divide the width inside the layer."
+    )
     intermediate_size: int = Field(512, ge=1, description="Inner width of the feed-forward networks.")
     hidden_act: Activation = Field("relu", description="Activation of the feed-forward networks and the MLM head.")
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on embeddings and layer outputs.")
-    trigram_input: bool = Field(True, description="Whether a token's embedding is made with both neighbours'.")
-    use_bottleneck: bool = Field(True, description="Whether layers have their own width inside.")
-    intra_bottleneck_size: int = Field(128, ge=1, description="That width, F.")
+    trigram_input: bool = Field(
+        True, description="Whether a token's input combines its own and both neighbours' embeddings."
+    )
+    use_bottleneck: bool = Field(True, description="Whether layers have a bottleneck, a width of their own inside.")
+    intra_bottleneck_size: int = Field(128, ge=1, description="Width F inside the bottleneck.")
     use_bottleneck_attention: bool = Field(
         False, description="Whether queries, keys and values read the narrowed states."
     )
     key_query_shared_bottleneck: bool = Field(
         True, description="Whether queries and keys read narrowed states of their own."
     )
-    num_feedforward_networks: int = Field(4, ge=1, description="Feed-forward networks of each layer.")
+    num_feedforward_networks: int = Field(4, ge=1, description="Number of feed-forward networks per layer.")
     normalization_type: Normalisation = Field(
-        "no_norm", description="no_norm (scale and shift only) or layer_norm, in all layers."
+        "no_norm", description="no_norm (only scale and shift) or layer_norm, in all layers."
     )
     classifier_activation: bool = Field(False, description="Whether the pooler is a dense layer with tanh.")
     classifier_dropout: float | None = Field(

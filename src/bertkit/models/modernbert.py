@@ -37,38 +37,48 @@ from bertkit.settings import UnreadKey
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
-_RESIDUAL_OUTPUTS = ("attention.output.weight", "feed_forward.outer.weight", "dense.weight")
+_SMALLER = ("attention.output.weight", "feed_forward.outer.weight", "dense.weight")
 
 
 class ModernBertConfig(TransformerConfig):
     """ModernBERT; defaults are the base model's."""
 
     family: Literal["modernbert"] = "modernbert"
-    num_hidden_layers: int = Field(22, ge=1, description="Layers.")
-    intermediate_size: int = Field(1152, ge=1, description="Width of the feed-forward layer, whose gate is as wide.")
+    num_hidden_layers: int = Field(22, ge=1, description="Number of layers.")
+    intermediate_size: int = Field(
+        1152, ge=1, description="Width of the feed-forward layer; its gate has the same width."
+    )
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward layers.")
     attention_probs_dropout_prob: float = Field(
-        0.0, ge=0, lt=1, description="Dropout on attention probabilities and on what attention adds."
+        0.0, ge=0, lt=1, description="Dropout on attention probabilities and on the output of attention."
     )
     embedding_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the embeddings.")
-    max_position_embeddings: int = Field(8192, ge=1, description="Longest sequence in tokens.")
+    max_position_embeddings: int = Field(8192, ge=1, description="Maximum sequence length in tokens.")
     initializer: Initializer = "family"
     initializer_cutoff_factor: float = Field(
-        2.0, gt=0, description="Initial weights are cut off at this many standard deviations."
+        2.0, gt=0, description="Initial weights are truncated at this many standard deviations."
     )
-    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     norm_bias: bool = Field(False, description="Whether norms have a bias.")
     attention_bias: bool = Field(False, description="Whether the linear maps of attention have a bias.")
     mlp_bias: bool = Field(False, description="Whether the linear maps of the feed-forward layers have a bias.")
-    local_attention: int = Field(128, ge=2, description="Window of local layers in tokens, half of it on either side.")
-    global_attn_every_n_layers: int = Field(3, ge=1, description="The first of every n layers is global.")
-    layer_types: tuple[LayerType, ...] | None = Field(
-        None, description="Each layer's kind; null: by global_attn_every_n_layers."
+    local_attention: int = Field(
+        128, ge=2, description="Attention window of local layers in tokens, half of it on either side."
     )
-    global_rope_theta: float = Field(160_000.0, gt=0, description="Longest wave of rotary positions, global layers.")
-    local_rope_theta: float = Field(10_000.0, gt=0, description="Longest wave of rotary positions, local layers.")
+    global_attn_every_n_layers: int = Field(
+        3, ge=1, description="Every n-th layer, starting with the first, has global attention."
+    )
+    layer_types: tuple[LayerType, ...] | None = Field(
+        None, description="Attention type of each layer; null: from global_attn_every_n_layers."
+    )
+    global_rope_theta: float = Field(
+        160_000.0, gt=0, description="Base theta of the rotary positions in global layers."
+    )
+    local_rope_theta: float = Field(10_000.0, gt=0, description="Base theta of the rotary positions in local layers.")
     decoder_bias: bool = Field(True, description="Whether the vocabulary projection has a bias.")
-    classifier_pooling: Literal["cls", "mean"] = Field("cls", description="What a sequence head reads.")
+    classifier_pooling: Literal["cls", "mean"] = Field(
+        "cls", description="Pooling for a sequence head: the first token or the mean."
+    )
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
     classifier_bias: bool = Field(False, description="Whether the dense layer of the heads has a bias.")
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
@@ -129,12 +139,15 @@ class ModernBertConfig(TransformerConfig):
         return ModernBert(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal; what adds to the residual stream is smaller by the root of twice the layers."""
+        """Truncated normal; what adds to the residual stream, and a classifier's dense layer, is smaller by the root of
+        twice the layers."""
         if self.initializer == "normal":
             super().draw(name, parameter, generator)
             return
         std = self.initializer_range
-        if name.endswith(_RESIDUAL_OUTPUTS):
+        if name.startswith("masked_lm."):
+            pass
+        elif name.endswith(_SMALLER):
             std /= math.sqrt(2 * self.num_hidden_layers)
         elif not name.startswith("encoder."):
             std = self.hidden_size**-0.5

@@ -49,7 +49,7 @@ class MosaicBertConfig(BertLikeConfig):
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
     )
     max_position_embeddings: int = Field(
-        512, ge=1, description="Longest sequence in tokens; no weight depends on it, so it may be raised."
+        512, ge=1, description="Maximum sequence length in tokens; no weight depends on it, so it can be raised."
     )
 
     model_type: ClassVar[str] = "mosaicbert"

@@ -40,11 +40,13 @@ class MPNetConfig(TransformerConfig):
     """MPNet; defaults are the base model's."""
 
     family: Literal["mpnet"] = "mpnet"
-    max_position_embeddings: int = Field(514, ge=3, description="Rows of the position table: the longest sequence + 2.")
-    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    max_position_embeddings: int = Field(
+        514, ge=3, description="Rows of the position table: the maximum sequence length + 2."
+    )
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     relative_attention_num_buckets: int = Field(
-        BUCKETS, ge=BUCKETS, description="Rows of the table of relative distances; 32 are used."
+        BUCKETS, ge=BUCKETS, description="Rows of the table of relative distances, of which 32 are used."
     )
 
     model_type: ClassVar[str] = "mpnet"

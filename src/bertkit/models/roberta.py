@@ -32,10 +32,10 @@ class RobertaLikeConfig(BertLikeConfig):
     """What RoBERTa and its multilingual and French twins have in common; defaults are RoBERTa base's."""
 
     max_position_embeddings: int = Field(
-        514, ge=3, description="Rows of the position table: the longest sequence, and the padding's id plus one."
+        514, ge=3, description="Rows of the position table: the maximum sequence length plus the padding id plus one."
     )
-    type_vocab_size: int = Field(1, ge=1, description="Segment types; with one, all tokens have it.")
-    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    type_vocab_size: int = Field(1, ge=1, description="Number of segment types; if there is one, all tokens have it.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     classifier_dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."

@@ -66,25 +66,32 @@ class T5Config(EncoderDecoderConfig):
     """T5; defaults are the small model's."""
 
     family: Literal["t5"] = "t5"
-    head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not be hidden_size.")
+    head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not equal hidden_size.")
     hidden_dropout_prob: float = Field(
-        0.1, ge=0, lt=1, description="Dropout everywhere: embeddings, probabilities, sub-layers and last states."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Dropout on embeddings, attention probabilities, sub-layer outputs and final states.",
     )
     relative_attention_num_buckets: int = Field(
-        32, ge=4, multiple_of=2, description="Buckets of distances; the encoder has half for either direction."
+        32,
+        ge=4,
+        multiple_of=2,
+        description="Number of distance buckets; the encoder has half of them for each direction.",
     )
     relative_attention_max_distance: int = Field(
-        128, ge=3, description="Distances from here on share a bucket; above half of the buckets."
+        128, ge=3, description="Distance from which all larger ones share a bucket; must be above half of the buckets."
     )
     feed_forward_proj: Literal["relu", "gated-gelu"] = Field(
-        "relu", description="Feed-forward layer: with ReLU (T5 1.0), or with a gate through GELU (T5 1.1)."
+        "relu", description="Feed-forward layer: with ReLU (T5 1.0), or gated with GELU (T5 1.1)."
     )
     tie_word_embeddings: bool = Field(
         True,
-        description="Whether output words are the input's (T5 1.0), or have weights of their own (T5 1.1).",
+        description="Whether the output projection shares the input embeddings (T5 1.0) or has its own weights (T5"
+        " 1.1).",
     )
-    layer_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square in normalisation.")
-    initializer_factor: float = Field(1.0, gt=0, description="Factor of all initial standard deviations.")
+    layer_norm_eps: float = Field(1e-6, gt=0, description="Epsilon added to the mean square in normalisation.")
+    initializer_factor: float = Field(1.0, gt=0, description="Factor applied to all initial standard deviations.")
 
     model_type: ClassVar[str] = "t5"
     hub_prefix: ClassVar[str] = ""

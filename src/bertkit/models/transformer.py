@@ -64,20 +64,24 @@ class PostNormConfig(EncoderDecoderConfig):
     """What the Transformer and BART have in common."""
 
     decoder_attention_heads: int | None = Field(
-        None, ge=1, description="Heads of the decoder's attentions; null: the encoder's."
+        None, ge=1, description="Attention heads per decoder layer; null: as in the encoder."
     )
     decoder_intermediate_size: int | None = Field(
-        None, ge=1, description="Width of the decoder's feed-forward layers; null: the encoder's."
+        None, ge=1, description="Width of the decoder's feed-forward layers; null: as in the encoder."
     )
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     activation_dropout_prob: float = Field(
-        0.0, ge=0, lt=1, description="Dropout behind the activation of the feed-forward layers."
+        0.0, ge=0, lt=1, description="Dropout after the activation of the feed-forward layers."
     )
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
-    max_position_embeddings: int = Field(1024, ge=1, description="Longest source, and longest target, in tokens.")
+    max_position_embeddings: int = Field(
+        1024, ge=1, description="Maximum length of the source, and of the target, in tokens."
+    )
     hidden_act: Activation = Field("relu", description="Activation of the feed-forward layers.")
     scale_embedding: bool = Field(
-        True, description="Whether word embeddings are multiplied by the root of the width before positions are added."
+        True,
+        description="Whether word embeddings are multiplied by the square root of the width before positions are"
+        " added.",
     )
 
     hub_prefix: ClassVar[str] = "model"
@@ -139,14 +143,15 @@ class TransformerSeq2SeqConfig(PostNormConfig):
     family: Literal["transformer"] = "transformer"
     initializer: Literal["xavier", "normal"] = Field(
         "xavier",
-        description="How initial weights are drawn: linear maps uniform by the sizes of both sides (Glorot and Bengio"
-        " 2010) and words with the inverse root of the width as their deviation, as in tensor2tensor; or all normal.",
+        description="How initial weights are drawn. xavier: linear maps uniformly, scaled by their input and output"
+        " sizes (Glorot and Bengio 2010), and word embeddings with a standard deviation of 1 / sqrt(width), as in"
+        " tensor2tensor; normal: all from a normal distribution.",
     )
 
     fixed_heads: bool = Field(
         False,
-        description="Whether seven heads of each of the encoder's layers attend by position alone (Raganato et al."
-        " 2020). Other libraries cannot read such a model.",
+        description="Whether seven heads of each encoder layer attend by position alone (Raganato et al. 2020)."
+        " Other libraries cannot read such a model.",
     )
 
     model_type: ClassVar[str] = "marian"

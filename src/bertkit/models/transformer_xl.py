@@ -41,21 +41,25 @@ class TransformerXlConfig(EncoderConfig):
     """Transformer-XL; defaults are the base model's on WikiText-103."""
 
     family: Literal["transfo-xl"] = "transfo-xl"
-    hidden_size: int = Field(410, ge=2, description="Width D of the hidden states, even.")
-    num_hidden_layers: int = Field(16, ge=1, description="Layers.")
-    num_attention_heads: int = Field(10, ge=1, description="Heads of each layer; must divide hidden_size.")
+    hidden_size: int = Field(410, ge=2, description="Width D of the hidden states; must be even.")
+    num_hidden_layers: int = Field(16, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(10, ge=1, description="Attention heads per layer; must divide hidden_size.")
     intermediate_size: int = Field(2100, ge=1, description="Width of the feed-forward layer.")
     hidden_act: Activation = Field("relu", description="Activation of the feed-forward layers.")
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on all but attention probabilities.")
+    hidden_dropout_prob: float = Field(
+        0.1, ge=0, lt=1, description="Dropout everywhere except on attention probabilities."
+    )
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
-    layer_norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in layer normalisation.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
-    clamp_len: int = Field(-1, description="Larger distances count as this one; no limit where not positive.")
-    mem_len: int = Field(150, ge=0, description="Tokens of the memory; 0: none.")
+    clamp_len: int = Field(
+        -1, description="Maximum relative distance; larger ones are clamped to it. Zero or less: no limit."
+    )
+    mem_len: int = Field(150, ge=0, description="Length of the memory in tokens; 0: no memory.")
     cutoffs: tuple[int, ...] = Field(
         (20_000, 40_000, 200_000),
-        description="First words of the clusters of the adaptive softmax, whose vocabulary is in the order of"
-        " frequency; one beyond the vocabulary makes no cluster. []: one softmax over all words.",
+        description="First words of the clusters of the adaptive softmax, whose vocabulary is sorted by frequency;"
+        " one beyond the vocabulary adds no cluster. []: one softmax over all words.",
     )
 
     model_type: ClassVar[str] = "transfo-xl"

@@ -63,25 +63,31 @@ class UniversalTransformerConfig(EncoderDecoderConfig):
     family: Literal["universal-transformer"] = "universal-transformer"
     hidden_size: int = Field(1024, ge=2, description="Width D of the hidden states.")
     num_hidden_layers: int = Field(
-        6, ge=1, description="Times that the encoder's layer is applied; with halting the most."
+        6, ge=1, description="Number of times that the encoder's layer is applied; with halting, the maximum."
     )
-    num_decoder_layers: int | None = Field(None, ge=1, description="The same of the decoder; null: the encoder's.")
-    num_attention_heads: int = Field(16, ge=1, description="Heads of each attention.")
+    num_decoder_layers: int | None = Field(None, ge=1, description="The same for the decoder; null: as in the encoder.")
+    num_attention_heads: int = Field(16, ge=1, description="Heads per attention layer.")
     intermediate_size: int = Field(4096, ge=1, description="Width of the feed-forward layers.")
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on attention probabilities.")
     activation_dropout_prob: float = Field(
-        0.1, ge=0, lt=1, description="Dropout behind the activation of the feed-forward layers."
+        0.1, ge=0, lt=1, description="Dropout after the activation of the feed-forward layers."
     )
-    max_position_embeddings: int = Field(1024, ge=1, description="Longest source, and longest target, in tokens.")
+    max_position_embeddings: int = Field(
+        1024, ge=1, description="Maximum length of the source, and of the target, in tokens."
+    )
     hidden_act: Activation = Field("relu", description="Activation of the feed-forward layers.")
     step_signal: Literal["learned", "sinusoid"] = Field(
-        "learned", description="What is added for the number of a step: learned, the code's; or sinusoid, the paper's."
+        "learned",
+        description="Embedding of the step number that is added: learned, as in the released code; or sinusoid, as"
+        " in the paper.",
     )
     halting: bool = Field(
-        False, description="Whether each token stops when its chances of halting add up to one (Graves 2016)."
+        False, description="Whether each token halts when its halting probabilities add up to one (Graves 2016)."
     )
-    halting_epsilon: float = Field(0.01, gt=0, lt=1, description="A token halts at a sum above one less this.")
-    halting_bias: float = Field(1.0, description="Initial bias of the log-odds of halting; higher: fewer steps.")
+    halting_epsilon: float = Field(0.01, gt=0, lt=1, description="A token halts when its sum exceeds one minus this.")
+    halting_bias: float = Field(
+        1.0, description="Initial bias of the log-odds of halting; a higher bias gives fewer steps."
+    )
 
     model_type: ClassVar[str] = "universal-transformer"
     hub_prefix: ClassVar[str] = "model"

@@ -53,21 +53,29 @@ class XlnetConfig(EncoderConfig):
     """XLNet; defaults are the base model's."""
 
     family: Literal["xlnet"] = "xlnet"
-    hidden_size: int = Field(768, ge=2, description="Width D of the hidden states, even.")
-    num_hidden_layers: int = Field(12, ge=1, description="Layers.")
-    num_attention_heads: int = Field(12, ge=1, description="Heads of each layer; must divide hidden_size.")
+    hidden_size: int = Field(768, ge=2, description="Width D of the hidden states; must be even.")
+    num_hidden_layers: int = Field(12, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(12, ge=1, description="Attention heads per layer; must divide hidden_size.")
     intermediate_size: int = Field(3072, ge=1, description="Width of the feed-forward layer.")
     hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers.")
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout everywhere, on probabilities, too.")
+    hidden_dropout_prob: float = Field(
+        0.1, ge=0, lt=1, description="Dropout everywhere, including on attention probabilities."
+    )
     summary_last_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before a sequence classifier.")
-    layer_norm_eps: float = Field(1e-12, gt=0, description="Added to the variance in layer normalisation.")
+    layer_norm_eps: float = Field(1e-12, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
-    clamp_len: int = Field(-1, description="Larger distances count as this one; no limit where not positive.")
+    clamp_len: int = Field(
+        -1, description="Maximum relative distance; larger ones are clamped to it. Zero or less: no limit."
+    )
     mem_len: int | None = Field(
-        None, ge=0, description="Tokens of the memory; null or 0: all there were, and none in training."
+        None,
+        ge=0,
+        description="Length of the memory in tokens; null or 0: all previous tokens, and no memory in training.",
     )
     reuse_len: int | None = Field(
-        None, ge=0, description="First tokens of each sequence that go into the memory; null or 0: all."
+        None,
+        ge=0,
+        description="Number of tokens at the start of each sequence that go into the memory; null or 0: all.",
     )
 
     model_type: ClassVar[str] = "xlnet"

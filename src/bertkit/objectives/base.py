@@ -44,7 +44,7 @@ _PLAN_POINTS = 16
 class Objective(Settings, ABC):
     """One term of the loss. An objective is its own settings: plain data that travels to workers."""
 
-    weight: float = Field(1.0, ge=0, description="Factor of this term's mean in the total loss.")
+    weight: float = Field(1.0, ge=0, description="Weight of this term's mean in the total loss.")
 
     term: ClassVar[str]
     """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
@@ -205,8 +205,8 @@ class TokenPrediction(Objective):
     z_loss: float = Field(
         0.0,
         ge=0,
-        description="In training, factor of the mean squared logarithm of the softmax's denominator, which is added to"
-        " the term's mean; GPT-BERT's is 1e-4.",
+        description="In training, weight of the mean squared logarithm of the softmax's denominator (z-loss), which"
+        " is added to the term's mean; GPT-BERT's is 1e-4.",
     )
 
     target: ClassVar[Target | None] = "token"

@@ -35,7 +35,7 @@ _REMEDY = "set data.reading.mark_capitals to true"
 
 
 class Capitalisation(TokenDetection):
-    """Binary classification of every token that is not special: is its word capitalised in the text?"""
+    """Binary classification of every token that is not special: whether its word is capitalised in the text."""
 
     term: ClassVar[str] = "capitalisation"
     outputs: ClassVar[int] = 1

@@ -25,11 +25,12 @@ from bertkit.objectives.base import TokenPrediction
 
 
 class CausalLM(TokenPrediction):
-    """Every token but the first of a causal sequence, separators included, is predicted by the state before it."""
+    """Predict every token of a causal sequence except the first, separators included, from the state before it."""
 
-    share: float = Field(1.0, gt=0, le=1, description="Share of the sequences that are read from left to right only.")
+    share: float = Field(1.0, gt=0, le=1, description="Share of the sequences that are read only from left to right.")
     head: Literal["masked_lm", "causal_lm"] = Field(
-        "masked_lm", description="Head that predicts: the masked LM's, shared with it, or a causal family's own."
+        "masked_lm",
+        description="Head that predicts: the masked-LM head, shared with that objective, or a causal family's own.",
     )
 
     term: ClassVar[str] = "causal_lm"

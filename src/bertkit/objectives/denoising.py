@@ -35,13 +35,16 @@ _LONGEST = 128
 
 
 class Denoising(DocumentRecovery):
-    """The text is the target of its corrupted form."""
+    """Reconstruct the text from its corrupted form."""
 
     rate: float = Field(0.3, gt=0, lt=1, description="Share of a text's words that is masked.")
     mean_span: float = Field(
-        3.0, gt=0, le=50, description="Mean length of a span in words, of a Poisson distribution: 0 words at times."
+        3.0,
+        gt=0,
+        le=50,
+        description="Mean of the Poisson distribution of span lengths in words; a span may have 0 words.",
     )
-    permute_sentences: bool = Field(True, description="Whether the source has its sentences in random order.")
+    permute_sentences: bool = Field(True, description="Whether the sentences of the source are in random order.")
 
     _shards: TokenShards | None = PrivateAttr(None)
 

@@ -37,8 +37,8 @@ class DirectionalLM(TokenPrediction):
     negatives: int | None = Field(
         None,
         ge=1,
-        description="Words of a sampled softmax, drawn anew for every micro-batch; null: the whole softmax, which"
-        " evaluations compute in any case.",
+        description="Number of words in the sampled softmax, redrawn for every micro-batch; null: the full softmax,"
+        " which evaluations always compute.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"negatives"})
@@ -90,7 +90,7 @@ class DirectionalLM(TokenPrediction):
 
 
 class ForwardLM(DirectionalLM):
-    """From left to right."""
+    """Predict the next token, from left to right."""
 
     term: ClassVar[str] = "forward_lm"
     is_backward: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class ForwardLM(DirectionalLM):
 
 
 class BackwardLM(DirectionalLM):
-    """From right to left."""
+    """Predict the next token, from right to left."""
 
     term: ClassVar[str] = "backward_lm"
     is_backward: ClassVar[bool] = True

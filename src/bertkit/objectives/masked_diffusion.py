@@ -34,18 +34,18 @@ _WEIGHT = "weight"
 
 
 class MaskedDiffusion(TokenPrediction):
-    """Every ordinary token is masked with a probability of its sample's own; the loss is the bound in nats per token.
+    """Mask every ordinary token with a probability drawn for its sample; the loss is the bound in nats per token.
 
     The label of a sequence is its masking rate, which `show-batch` shows.
     """
 
     smallest_rate: float = Field(
-        1e-3, gt=0, lt=1, description="The masking rate of a sample is uniform between this and 1."
+        1e-3, gt=0, lt=1, description="Minimum masking rate; the rate of each sample is uniform between this and 1."
     )
     weighted: bool = Field(
         True,
-        description="Whether a prediction counts the inverse of its sample's masking rate, and the mean is over all"
-        " tokens: the bound; else predictions count alike, and the mean is over them.",
+        description="Whether each prediction is weighted by the inverse of its sample's masking rate and the mean is"
+        " over all tokens (the bound); otherwise all predictions weigh the same and the mean is over them.",
     )
 
     term: ClassVar[str] = "masked_diffusion"

@@ -56,25 +56,28 @@ class CorpusFrequencies:
 
 
 class MaskedLM(TokenPrediction):
-    """Predict an exact count of tokens per sequence, or as many as whole units allow."""
+    """Predict an exact number of masked tokens per sequence, or as many as whole units allow."""
 
     rate: Rate = Field(
         0.15,
-        description="Masking rate, the share of a sequence's tokens that is predicted: a number, or one that changes"
-        " linearly along the run, as {start: 0.3, end: 0.15}.",
+        description="Masking rate, the share of a sequence's tokens that is predicted: a number, or a linear change"
+        " over the run, such as {start: 0.3, end: 0.15}.",
     )
     max_predictions: int | None = Field(
-        None, ge=1, description="At most this many predictions per sequence; null: no limit."
+        None, ge=1, description="Maximum number of predictions per sequence; null: no limit."
     )
-    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that become [MASK].")
-    random_share: float = Field(0.1, ge=0, le=1, description="Share that becomes a random token; the rest is kept.")
+    mask_share: float = Field(0.8, ge=0, le=1, description="Share of the predicted tokens that is replaced by [MASK].")
+    random_share: float = Field(
+        0.1, ge=0, le=1, description="Share that is replaced by a random token; the rest is unchanged."
+    )
 
     random_from: Literal["vocabulary", "corpus"] = Field(
         "vocabulary",
-        description="Where random tokens come from: all entries of the vocabulary are equally likely, or each by its"
-        " frequency in the corpus.",
+        description="Distribution of random tokens: uniform over the vocabulary, or by frequency in the corpus.",
     )
-    units: AnyUnits = Field(default_factory=Tokens, description="Masking strategy: what is predicted together.")
+    units: AnyUnits = Field(
+        default_factory=Tokens, description="Masking strategy: which tokens are predicted together."
+    )
 
     _frequencies: CorpusFrequencies | None = PrivateAttr(None)
 

@@ -25,7 +25,7 @@ _BOTH_MASK = "objective.masked_next_token and objective.masked_lm would mask the
 
 
 class MaskedNextToken(MaskedLM):
-    """The masked LM's corruption and head; each target is predicted by the state of the token to its left."""
+    """The masked LM's corruption and head; each target is predicted from the state of the token to its left."""
 
     term: ClassVar[str] = "masked_next_token"
     in_place: ClassVar[bool] = False

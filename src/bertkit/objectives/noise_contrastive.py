@@ -49,14 +49,19 @@ _ROWS_AT_ONCE = 256
 
 
 class NoiseContrastive(CompanionObjective, TokenDetection):
-    """Binary classification of every token, the text's own or noise, from its energy and its probability as noise."""
+    """Binary classification of every token, original or noise, from its energy and its probability as noise."""
 
-    weight: float = Field(50.0, ge=0, description="Factor of this term's mean in the total loss.")
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that becomes noise.")
+    weight: float = Field(50.0, ge=0, description="Weight of this term's mean in the total loss.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a sequence's tokens that is replaced by noise.")
     generator_size: float = Field(
-        0.25, gt=0, le=1, description="Each tower's width, feed-forward width and heads as a share of the model's."
+        0.25,
+        gt=0,
+        le=1,
+        description="Size of each tower: its width, feed-forward width and heads as a share of the model's.",
     )
-    tie: Literal["embeddings", "none"] = Field("embeddings", description="What the model and both towers share.")
+    tie: Literal["embeddings", "none"] = Field(
+        "embeddings", description="Parameters that the model and both towers share."
+    )
 
     term: ClassVar[str] = "noise_contrastive"
     label_names: ClassVar[tuple[str, ...]] = ("original", "noise")

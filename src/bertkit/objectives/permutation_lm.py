@@ -29,22 +29,24 @@ _DRAWS_OF_SPAN = 2
 
 
 class PermutationLM(TokenPrediction):
-    """Spans of tokens, predicted in a random order.
+    """Predict spans of tokens in a random order.
 
     Where a layout has sequences of which only a first part is read on from, that part and the rest have spans and
     orders of their own, and the first part does not see the rest, which it will be the memory of.
     """
 
     k: int = Field(6, ge=1, description="K of partial prediction: one token in K is predicted.")
-    longest_span: int = Field(5, ge=1, description="Longest span N; a span of n is drawn with a chance of 1/n.")
+    longest_span: int = Field(
+        5, ge=1, description="Maximum span length N; a span of length n is drawn with probability proportional to 1/n."
+    )
     span_unit: Literal["token", "word"] = Field(
-        "token", description="What the length of a span counts; it begins with a word in either case."
+        "token", description="Unit of the span length; a span starts with a word in either case."
     )
     order_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens that are ordered at random, block by block of a sequence; null: the whole sequence, or"
-        " part.",
+        description="Number of tokens that are ordered at random, block by block within a sequence; null: the whole"
+        " sequence or part of it.",
     )
 
     term: ClassVar[str] = "permutation_lm"

@@ -27,7 +27,7 @@ from bertkit.objectives.base import Objective, States
 
 
 class Pondering(Objective):
-    """The mean of each token's steps and remainder, which adaptive halting keeps small."""
+    """Ponder cost of adaptive halting: the mean over tokens of the number of steps plus the remainder."""
 
     term: ClassVar[str] = "pondering"
     states: ClassVar[States] = "tokens"

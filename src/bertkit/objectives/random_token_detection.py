@@ -29,11 +29,11 @@ from bertkit.objectives.schedule import Rate, rate_at
 
 
 class RandomTokenDetection(TokenDetection):
-    """Binary classification of every token that is not special: the text's own, or a random one?"""
+    """Binary classification of every token that is not special: original or random."""
 
     rate: Rate = Field(
         0.15,
-        description="Share of the tokens that is replaced: a number, or one that changes linearly along the run, as"
+        description="Share of the tokens that is replaced: a number, or a linear change over the run, such as"
         " {start: 0.3, end: 0.15}.",
     )
 

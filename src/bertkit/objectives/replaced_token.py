@@ -50,19 +50,23 @@ _NEEDS_MASKED_LM = "objective.replaced_token needs masked_lm beside it, for its 
 
 
 class ReplacedToken(CompanionObjective, TokenDetection):
-    """Binary classification of every token: the text's own, or drawn by the generator?"""
+    """Binary classification of every token: original, or drawn by the generator."""
 
-    weight: float = Field(50.0, ge=0, description="Factor of this term's mean in the total loss.")
+    weight: float = Field(50.0, ge=0, description="Weight of this term's mean in the total loss.")
     generator_size: float = Field(
-        0.25, gt=0, le=1, description="Generator's width, feed-forward width and heads as a share of the model's."
+        0.25,
+        gt=0,
+        le=1,
+        description="Size of the generator: its width, feed-forward width and heads as a share of the model's.",
     )
     tie: Literal["embeddings", "none", "all"] = Field(
-        "embeddings", description="What model and generator share; all needs generator_size 1."
+        "embeddings", description="Parameters that the model and the generator share; all requires generator_size 1."
     )
     training: Literal["joint", "two-stage"] = Field(
         "joint",
-        description="joint: the generator learns beside the model; two-stage: it learnt in the stage before, which had"
-        " masked_lm alone, and here the model takes over its weights and it stays as it is.",
+        description="joint: the generator is trained along with the model; two-stage: the generator was trained in"
+        " the previous stage, which had only masked_lm; in this stage the model takes over its weights and the"
+        " generator is unchanged.",
     )
 
     term: ClassVar[str] = "replaced_token"

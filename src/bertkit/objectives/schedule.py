@@ -18,10 +18,10 @@ from bertkit.settings import Settings, UnreadKey
 class LinearRate(Settings):
     """A rate that changes linearly along the run: `rate: {start: 0.3, end: 0.15}`."""
 
-    start: float = Field(gt=0, lt=1, description="Rate at the first step of the run.")
-    end: float = Field(gt=0, lt=1, description="Rate where the change is complete.")
+    start: float = Field(gt=0, lt=1, description="Value at the first step of the run.")
+    end: float = Field(gt=0, lt=1, description="Value when the change is complete.")
     until: float = Field(
-        1.0, gt=0, le=1, description="Share of the run's steps over which it changes; then it stays at `end`."
+        1.0, gt=0, le=1, description="Share of the run's steps over which it changes; after that it stays at `end`."
     )
 
     def at(self, progress: float) -> float:

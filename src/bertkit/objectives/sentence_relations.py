@@ -30,8 +30,8 @@ class PairRelation(SequenceClassification):
 
     told_apart_by: Literal["embeddings", "separator"] = Field(
         "embeddings",
-        description="What tells the two segments apart: segment embeddings, as in the papers, or, in families that have"
-        " none, the separator alone.",
+        description="How the two segments are distinguished: by segment embeddings, as in the papers, or only by the"
+        " separator, in families without segment embeddings.",
     )
 
     relations: ClassVar[tuple[Relation, ...]]
@@ -71,8 +71,8 @@ class PairRelation(SequenceClassification):
 
 
 class NextSentence(PairRelation):
-    """Does the second segment follow the first, or does it come from another document? 1 is random, as in BERT's
-    released code."""
+    """Whether the second segment follows the first or comes from another document; 1 is random, as in BERT's released
+    code."""
 
     term: ClassVar[str] = "next_sentence"
     label_names: ClassVar[tuple[str, ...]] = ("follows", "does not follow")
@@ -81,7 +81,7 @@ class NextSentence(PairRelation):
 
 
 class SentenceOrder(PairRelation):
-    """Are two consecutive segments in order, or swapped? 1 is swapped."""
+    """Whether two consecutive segments are in order or swapped; 1 is swapped."""
 
     term: ClassVar[str] = "sentence_order"
     label_names: ClassVar[tuple[str, ...]] = ("in order", "not in order")
@@ -90,7 +90,7 @@ class SentenceOrder(PairRelation):
 
 
 class SentenceStructure(PairRelation):
-    """Is the second segment the next one, the previous one, or a random one?"""
+    """Whether the second segment is the next one, the previous one or a random one."""
 
     term: ClassVar[str] = "sentence_structure"
     label_names: ClassVar[tuple[str, ...]] = ("next", "previous", "random")

@@ -51,7 +51,8 @@ class TargetPrediction(TokenPrediction):
         0.0,
         ge=0,
         lt=1,
-        description="In training, share of a target's probability that all words have alike; the Transformer's is 0.1.",
+        description="Label smoothing in training: share of a target's probability that is spread evenly over all"
+        " words; the Transformer's is 0.1.",
     )
 
     has_perplexity: ClassVar[bool] = True
@@ -124,7 +125,7 @@ class DocumentRecovery(TargetPrediction):
 
 
 class Seq2SeqLM(TargetPrediction):
-    """The target of each pair of parallel text."""
+    """Predict the target of each pair of parallel text."""
 
     term: ClassVar[str] = "seq2seq_lm"
 

@@ -38,13 +38,13 @@ _TYPICAL_RATE = 0.15
 
 
 class SpanBoundary(Objective):
-    """Predict the masked LM's spans a second time, from the tokens outside of them."""
+    """Predict the masked LM's spans again, from the tokens outside them."""
 
     max_targets: int = Field(
         20,
         ge=1,
         le=SPAN_POSITIONS,
-        description="Of each span at most this many tokens are predicted, the first ones.",
+        description="Maximum number of tokens predicted per span, counted from its start.",
     )
 
     term: ClassVar[str] = "span_boundary"

@@ -31,10 +31,10 @@ from bertkit.text.tokenizer import Tokenizer
 
 
 class SpanCorruption(DocumentRecovery):
-    """The missing spans are the target."""
+    """Predict the spans that are removed from the text."""
 
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a text's tokens that is missing.")
-    mean_span: float = Field(3.0, ge=1, le=1000, description="Mean length of a span in tokens.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Share of a text's tokens that is removed.")
+    mean_span: float = Field(3.0, ge=1, le=1000, description="Mean span length in tokens.")
 
     _sentinels: tuple[int, ...] = PrivateAttr(())
 

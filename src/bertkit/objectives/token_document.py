@@ -28,7 +28,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 
 class TokenDocument(TokenDetection):
-    """Binary classification of every token that is not special: does it stand in another segment of its document?"""
+    """Binary classification of every token that is not special: whether another segment of its document has it."""
 
     term: ClassVar[str] = "token_document"
     outputs: ClassVar[int] = 1

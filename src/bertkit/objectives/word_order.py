@@ -41,7 +41,7 @@ class WordOrder(TokenPrediction):
     share: float = Field(
         0.05, gt=0, lt=1, description="Share of a sequence's trigrams of unmasked tokens that is shuffled."
     )
-    length: int = Field(3, ge=2, description="Tokens that are shuffled among one another: the paper's K.")
+    length: int = Field(3, ge=2, description="K of the paper: number of tokens that are shuffled among one another.")
 
     term: ClassVar[str] = "word_order"
     in_place: ClassVar[bool] = True

@@ -71,24 +71,25 @@ _OF_TASKS = ("epochs", "layer_decay", "evaluations_per_epoch", "early_stopping",
 class PretrainingOptimisation(OptimisationConfig):
     """The same with defaults for everything, and without the settings of tasks."""
 
-    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The update rule.")
+    optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The optimiser.")
     schedule: AnySchedule = Field(
-        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="The learning rate by step."
+        default_factory=lambda: BertSchedule(peak=1e-4, warmup_steps=10_000), description="Learning-rate schedule."
     )
     batch_sequences: int = Field(256, ge=1, description="Sequences per update, over all micro-batches and ranks.")
-    steps: int = Field(1_000_000, ge=1, description="Updates.")
+    steps: int = Field(1_000_000, ge=1, description="Number of updates.")
     passes: float | None = Field(
         None,
         gt=0,
-        description="How often the text is read: the run has as many steps as that takes, at most `steps`, and its"
-        " warm-up shrinks with them. null: `steps` alone decides.",
+        description="Number of passes over the text: the run has as many steps as that takes, at most `steps`, and"
+        " its warm-up shrinks in proportion. null: `steps` alone decides.",
     )
 
     tuned_width: int | None = Field(
         None,
         ge=1,
-        description="Width at which the learning rate was chosen; a model of another width then gets the rates and"
-        " initial weights that keep its effect (maximal update parametrisation). null: no width matters.",
+        description="Width at which the learning rate was tuned; a model of another width gets the learning rates"
+        " and initial weights that keep its effect (maximal update parametrisation). null: the width makes no"
+        " difference.",
     )
 
     later_fields: ClassVar[frozenset[str]] = OptimisationConfig.later_fields | {"passes", "tuned_width"}
@@ -130,15 +131,15 @@ class PretrainingOptimisation(OptimisationConfig):
 class Recipe(RecipeHeader):
     """One configuration of one paper, complete: running it twice gives the same result."""
 
-    kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="What the recipe is run by: `bertkit pretrain`.")
+    kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="The command that runs the recipe: `bertkit pretrain`.")
     init: str | None = Field(
         None,
-        description="Model to start from in place of random weights: a Hub id, a model or a run directory; '?': the one"
-        " that --init names, whose sizes are then taken, and its tokenizer unless the recipe has one.",
+        description="Model to start from instead of random weights: a Hub id, a model directory or a run directory;"
+        " '?': the one given by --init, with its sizes, and with its tokenizer unless the recipe has one.",
     )
     new_pieces: Literal["mean", "random"] = Field(
         "mean",
-        description="Where the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
+        description="If the tokenizer is not the initial model's: embeddings of new tokens start as the mean of the"
         " initial model's tokens for them, or at random.",
     )
     init_tiling: bool = Field(
@@ -148,17 +149,19 @@ class Recipe(RecipeHeader):
     )
     init_decoder: str | None = Field(
         None,
-        description="GPT-2 that the decoder of model.family bert-gpt2 starts from, with the vocabulary of init: a Hub"
-        " id, a model or a run directory; its sizes are taken.",
+        description="GPT-2 model that initialises the decoder of model.family bert-gpt2, with the vocabulary of"
+        " init: a Hub id, a model directory or a run directory. The decoder has its sizes.",
     )
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Vocabulary to learn, or to take.")
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="Vocabulary to train, or an existing one to use."
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="Text, and how it becomes samples.")
-    model: AnyEncoderConfig = Field(description="The encoder; `family` names its kind.")
+    model: AnyEncoderConfig = Field(description="The encoder; `family` selects its architecture.")
     objective: Annotated[tuple[AnyObjectiveItem, ...], AfterValidator(_each_once)] = Field(
         description="The loss: a list of objectives, each with its settings."
     )
     optimisation: PretrainingOptimisation = Field(description="Optimiser, schedule, batch and number of steps.")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="What decides only speed.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="Settings that affect only speed.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"init_tiling", "init_decoder"})
 

@@ -31,4 +31,4 @@ class ProbeSettings(Settings):
 
     kind: ClassVar[str]
 
-    seed: int = Field(0, ge=0, description="Seed of all random choices.")
+    seed: int = Field(0, ge=0, description="Seed for all random choices.")

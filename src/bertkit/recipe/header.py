@@ -16,13 +16,13 @@ class RecipeHeader(Settings):
     name: str = Field(
         pattern=r"^[\w.+-]+$",
         max_length=100,
-        description="Names the run's directory; the file's name where left out. Never inherited.",
+        description="Name of the run's directory; by default the file's name. Never inherited.",
     )
     kind: str = Field(description="The command that runs the recipe.")
     title: str = Field("", description="One line for `bertkit recipes list`.")
-    paper: str | None = Field(None, description="Authors, year, and where in the paper the values stand.")
+    paper: str | None = Field(None, description="Authors, year, and where in the paper the values are.")
     arxiv: str | None = Field(
         None, pattern=r"^([a-z-]+/\d{7}|\d{4}\.\d{4,5})$", description="The paper's arXiv id, in quotes."
     )
-    table: str | None = Field(None, description="The paper's table that the run's figures compare with.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of all randomness.")
+    table: str | None = Field(None, description="Table of the paper that the run's figures are compared with.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed for all randomness.")

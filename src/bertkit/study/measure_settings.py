@@ -26,8 +26,8 @@ class MeasureSettings(Settings, ABC):
     title: str | None = Field(None, description="Label in tables and figures (default: the measure's name).")
     higher_is_better: bool | None = Field(
         None,
-        description="Whether a greater score is better (default: unless the metric is a loss, perplexity, error or"
-        " number of bits).",
+        description="Whether a higher score is better (default: yes, unless the metric is a loss, perplexity, error"
+        " or number of bits).",
     )
 
     path_fields: ClassVar[tuple[str, ...]] = ()
@@ -67,7 +67,7 @@ class HeldOutMeasure(MeasureSettings):
 
     kind: Literal["held-out"]
     metric: str | list[str] = Field(
-        "loss", description="A key of `held_out` in a run's results.json; of several the first that a run has."
+        "loss", description="Key of `held_out` in a run's results.json; of several, the first that a run has."
     )
 
     @property
@@ -84,22 +84,22 @@ class MlmMeasure(MeasureSettings):
     """Masked tokens of a text, the same windows and masks for every run (`bertkit eval mlm`)."""
 
     kind: Literal["mlm"]
-    data: list[str] = Field(min_length=1, description="Text that no run learns from: files, globs, hub:ORG/NAME.")
+    data: list[str] = Field(min_length=1, description="Text that no run is trained on: files, globs, hub:ORG/NAME.")
     metric: Literal["accuracy", "perplexity", "pseudo_bits_per_byte"] = Field(
         "accuracy",
-        description="What is reported; the last, with window_bytes, compares arms of different vocabularies.",
+        description="Metric to report; the last choice, with window_bytes, compares arms with different vocabularies.",
     )
-    sequences: int = Field(1024, ge=1, description="Windows that are masked.")
+    sequences: int = Field(1024, ge=1, description="Number of windows to mask.")
     sequence_length: int | None = Field(
-        None, ge=10, description="Tokens of a window (default: 128, or as many as the model reads)."
+        None, ge=10, description="Window length in tokens (default: 128, or the model's maximum if that is less)."
     )
     window_bytes: int | None = Field(
-        None, ge=16, description="Bytes of a window of whole words, in place of sequence_length."
+        None, ge=16, description="Maximum size in bytes of a window of whole words, instead of sequence_length."
     )
     pseudo_sequences: int = Field(
-        0, ge=0, description="Windows scored with each token masked in turn, for pseudo_bits_per_byte."
+        0, ge=0, description="Windows scored with each token masked one at a time, for pseudo_bits_per_byte."
     )
-    rate: float = Field(0.15, gt=0, lt=1, description="Share of a window's tokens that is masked.")
+    rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a window's tokens that is masked.")
 
     path_fields: ClassVar[tuple[str, ...]] = ("data",)
 
@@ -120,8 +120,8 @@ class BlimpMeasure(MeasureSettings):
     """Share of minimal pairs whose grammatical sentence is preferred (`bertkit eval blimp`)."""
 
     kind: Literal["blimp"]
-    directory: str = Field(description="BLiMP's folder, or any folder or file of minimal pairs.")
-    pairs: int | None = Field(None, ge=1, description="Pairs of each paradigm, drawn at random (default: all).")
+    directory: str = Field(description="BLiMP's directory, or any directory or file of minimal pairs.")
+    pairs: int | None = Field(None, ge=1, description="Pairs per paradigm, drawn at random (default: all).")
     only: list[str] = Field(default_factory=list, description="Paradigms, fields or phenomena (default: all).")
 
     path_fields: ClassVar[tuple[str, ...]] = ("directory",)
@@ -132,10 +132,12 @@ class LayersMeasure(MeasureSettings):
 
     kind: Literal["layers"]
     data: str = Field(description="Annotated sentences to train probes on, such as a treebank (.conllu).")
-    test_data: str | None = Field(None, description="Those that scores are computed on (default: a fifth of `data`).")
-    task: str = Field("pos", description="Task of the annotated file, as of `bertkit probe layers --task`.")
-    sentences: int = Field(1000, ge=10, description="Sentences drawn for training.")
-    test_sentences: int = Field(500, ge=1, description="Sentences drawn for testing.")
+    test_data: str | None = Field(
+        None, description="Sentences that scores are computed on (default: a fifth of `data`)."
+    )
+    task: str = Field("pos", description="Task of the annotated file, as in `bertkit probe layers --task`.")
+    sentences: int = Field(1000, ge=10, description="Number of training sentences to draw.")
+    test_sentences: int = Field(500, ge=1, description="Number of test sentences to draw.")
 
     path_fields: ClassVar[tuple[str, ...]] = ("data", "test_data")
 
@@ -144,9 +146,9 @@ class FinetuneMeasure(MeasureSettings):
     """A task's score on dev after fine-tuning with the run's seed (`bertkit finetune`)."""
 
     kind: Literal["finetune"]
-    task: str = Field(description="A published task, or a task YAML.")
-    directory: str | None = Field(None, description="Folder with the task's files (default: the Hub's copy).")
-    metric: str | None = Field(None, description="Of the task's metrics (default: its primary one).")
+    task: str = Field(description="A published task, or a task YAML file.")
+    directory: str | None = Field(None, description="Directory of the task's files (default: the Hub's copy).")
+    metric: str | None = Field(None, description="One of the task's metrics (default: its primary one).")
     set: dict[str, Any] = Field(
         default_factory=dict, description="Settings by dotted key: {optimisation.epochs: 2, lr: 2e-4}."
     )

@@ -44,10 +44,10 @@ class Budget(Settings):
     """What each run may cost: one of the three."""
 
     flops: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Training FLOPs of a run; what costs more a step takes fewer steps."
+        None, description="Training FLOPs of each run; a model that costs more per step takes fewer steps."
     )
-    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Tokens that a run reads.")
-    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="Updates of a run.")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of tokens that each run reads.")
+    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="Number of updates of each run.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -70,34 +70,34 @@ class Budget(Settings):
 class Arm(Settings):
     """One variant that is compared: the recipe with these settings."""
 
-    recipe: str | None = Field(
-        None, description="The pretraining recipe that this arm starts from (default: the study's)."
+    recipe: str | None = Field(None, description="Pretraining recipe that this arm starts from (default: the study's).")
+    set: dict[str, Any] = Field(
+        default_factory=dict, description="Settings by dotted key, applied after the study's own."
     )
-    set: dict[str, Any] = Field(default_factory=dict, description="Settings by dotted key, after the study's own.")
     grid: Grid = Field(
         default_factory=dict,
         description="Further keys to choose, in all combinations with those of choose.grid. Such an arm has more"
-        " candidates than the others; the report states it.",
+        " candidates than the others, which the report states.",
     )
     budget_share: float = Field(
         1.0,
         gt=0,
         le=1000,
-        description="Share of the budget that a run of this arm gets, such as 0.1 where it is to reach in a tenth of"
+        description="Share of the budget that a run of this arm gets, such as 0.1 if it is to reach in a tenth of"
         " the FLOPs what the others reach.",
     )
     budget_shares: Annotated[list[Annotated[float, Field(gt=0, le=1000)]], Field(min_length=1)] | None = Field(
         None,
-        description="Several shares of the budget: an arm for each in place of this one, named ARM-SHARE, which are the"
-        " points of a curve of scores by FLOPs.",
+        description="Several shares of the budget: this arm is replaced by one arm per share, named ARM-SHARE. They"
+        " are the points of a curve of scores by FLOPs.",
     )
     curve: str | None = Field(
-        None, description="The curve that this arm is a point of (default: the arm's name, where it has budget_shares)."
+        None, description="Curve that this arm is a point of (default: the arm's name, if it has budget_shares)."
     )
     frontier: str | None = Field(
         None,
-        description="Curves of one frontier are sizes of one model; a power law goes through the best of their points"
-        " (default: each curve is one of its own).",
+        description="Frontier that this arm's curve belongs to: its curves are sizes of one model, and a power law"
+        " is fitted through their best points (default: each curve is its own frontier).",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"recipe", "budget_share", "budget_shares", "curve", "frontier"})
@@ -107,9 +107,9 @@ class SettingChoice(Settings):
     """How an arm's settings are chosen: by one short run of each candidate."""
 
     grid: Grid = Field(description="Values to try, by dotted key, the same for every arm.")
-    by: Names = Field(description="The measure that decides, or several, whose mean decides.")
-    budget_share: float = Field(0.25, gt=0, le=1, description="Share of the budget that a candidate gets.")
-    seed: int = Field(100, ge=0, lt=2**32, description="Of the candidates; none of the study's seeds.")
+    by: Names = Field(description="Measure that decides; of several, their mean decides.")
+    budget_share: float = Field(0.25, gt=0, le=1, description="Share of the budget that each candidate gets.")
+    seed: int = Field(100, ge=0, lt=2**32, description="Seed of the candidates; not one of the study's seeds.")
 
     @property
     def names(self) -> list[str]:
@@ -121,24 +121,24 @@ class Claim(Settings):
     """A sentence of a paper, as a difference between two arms that the study can decide."""
 
     claim: str = Field(description="What the paper claims, in one sentence.")
-    source: str = Field(description="Authors, year, and where in the paper.")
+    source: str = Field(description="Authors, year, and place in the paper.")
     arm: str = Field(description="The arm that the claim is about.")
     against: str | None = Field(None, description="The arm that it is compared with (default: the baseline).")
-    measure: Names = Field(description="The measure that decides, or several, whose mean decides.")
+    measure: Names = Field(description="Measure that decides; of several, their mean decides.")
     expects: Literal["higher", "lower"] = Field(
-        "higher", description="Whether the claim expects the arm's score to be higher, or lower, than the other's."
+        "higher", description="Whether the claim expects the arm's score to be higher or lower than the other's."
     )
     margin: float = Field(
         0.0,
         ge=0,
-        description="Difference in the opposite direction that the claim allows, for claims such as `no worse`.",
+        description="Difference in the opposite direction that the claim tolerates, for claims such as `no worse`.",
     )
     confidence: float = Field(
         0.95,
         ge=0.5,
         lt=1,
-        description="Of the interval that decides; its two sides are equal, so that 0.98 is p < 0.01 for the claim's"
-        " side.",
+        description="Confidence level of the interval that decides; its two sides are equal, so 0.98 is p < 0.01 for"
+        " the claim's side.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"confidence"})
@@ -154,29 +154,31 @@ class StudyEngine(ExecutorSettings):
 
     keep: Literal["scores", "models", "checkpoints"] = Field(
         "models",
-        description="What stays of a measured run on disk beside its record: scores alone; the models of the scored"
-        " seeds; or all models and checkpoints.",
+        description="What remains on disk of a measured run, in addition to its record: only the scores; the models"
+        " of the scored seeds; or all models and checkpoints.",
     )
 
 
 class Study(RecipeHeader):
     """A comparison, complete: carrying it out twice gives the same results."""
 
-    kind: Literal["study"] = Field(KIND, description="What the file is run by: `bertkit study`.")
-    recipe: str = Field(description="The pretraining recipe that the arms start from.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Settings of all arms, by dotted key.")
-    budget: Budget = Field(description="What each run may cost.")
-    arms: dict[str, Arm] = Field(description="What is compared, by name.")
+    kind: Literal["study"] = Field(KIND, description="The command that runs the file: `bertkit study`.")
+    recipe: str = Field(description="Pretraining recipe that the arms start from.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Settings for all arms, by dotted key.")
+    budget: Budget = Field(description="Budget of each run.")
+    arms: dict[str, Arm] = Field(description="Arms to compare, by name.")
     choose: SettingChoice | None = Field(
-        None, description="How each arm's settings are chosen (default: they are not)."
+        None, description="How each arm's settings are chosen (default: nothing is chosen)."
     )
-    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(description="A scored run of each arm for each seed.")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
+        description="Seeds of the scored runs, one run of each arm per seed."
+    )
     measures: dict[str, AnyMeasure] = Field(
         min_length=1, description="Scores to compute for each finished run, by name."
     )
-    baseline: str | None = Field(None, description="The arm that the others are compared with (default: the first).")
-    claims: list[Claim] = Field(default_factory=list, description="Sentences of papers to decide.")
-    engine: StudyEngine = Field(default_factory=StudyEngine, description="What does not change the results.")
+    baseline: str | None = Field(None, description="Arm that the others are compared with (default: the first).")
+    claims: list[Claim] = Field(default_factory=list, description="Claims from papers to test.")
+    engine: StudyEngine = Field(default_factory=StudyEngine, description="Settings that do not affect the results.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"seed"})
 

@@ -34,7 +34,9 @@ BLANK = "_"
 class ChoiceSettings(Settings):
     """How endings are read."""
 
-    max_question_tokens: int = Field(128, ge=1, description="Tokens of question and ending together; the rest is cut.")
+    max_question_tokens: int = Field(
+        128, ge=1, description="Maximum length of question and ending together, in tokens; the rest is cut."
+    )
 
 
 class Choice(Task):

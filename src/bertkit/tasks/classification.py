@@ -59,20 +59,22 @@ class TextSettings(Settings):
     window_stride: int | None = Field(
         None,
         ge=1,
-        description="Tokens between the beginnings of two windows of a text that is too long (of a pair, the second);"
-        " null: it is cut.",
+        description="Tokens from the start of one window to the start of the next in a text that is too long (of a"
+        " pair, the second text); null: the text is cut.",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the target that is spread over all labels.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: share of the target that is spread over all labels."
+    )
     class_weights: Literal["balanced"] | dict[str, float] | None = Field(
         None,
-        description="Factor of each label's loss; balanced: examples / (labels x examples of the label); labels that a"
-        " mapping leaves out weigh 1.",
+        description="Weight of each label's loss; balanced: examples / (labels x examples of the label). Labels"
+        " missing from a mapping have weight 1.",
     )
     largest_score: float | None = Field(
         None,
         gt=0,
-        description="Of a regression whose scores are between 0 and this: a sigmoid of the output times it is the"
-        " score, learnt by cross-entropy, as by a cross-encoder; null: any number, by squared error.",
+        description="Maximum score of a regression with scores from 0 to this: the score is this times a sigmoid of"
+        " the output, trained with cross-entropy, as in a cross-encoder. null: any number, trained with squared error.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"largest_score"})

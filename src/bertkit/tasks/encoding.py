@@ -97,6 +97,10 @@ class SequenceEncoder:
                 f"data.max_length is {max_tokens}, which leaves {max(0, self.room(2))} tokens for two texts; raise it"
             )
 
+    def shortened(self, max_tokens: int) -> SequenceEncoder:
+        """The same rules for sequences of at most this many tokens."""
+        return SequenceEncoder(self.tokenizer, max_tokens=max_tokens, token_types=self._token_types)
+
     @cached_property
     def single(self) -> Template:
         return self._template(1)

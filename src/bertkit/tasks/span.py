@@ -44,10 +44,12 @@ THRESHOLD = "null_score_threshold"
 class SpanSettings(Settings):
     """How contexts are cut and answers found; defaults are the released code's."""
 
-    doc_stride: int = Field(128, ge=1, description="Tokens between the beginnings of two chunks of a context.")
-    max_query_tokens: int = Field(64, ge=1, description="Tokens of the question; the rest is cut.")
-    max_answer_tokens: int = Field(30, ge=1, description="Longest answer.")
-    n_best: int = Field(20, ge=1, description="Starts and ends that are combined.")
+    doc_stride: int = Field(
+        128, ge=1, description="Tokens from the start of one chunk of a context to the start of the next."
+    )
+    max_query_tokens: int = Field(64, ge=1, description="Maximum question length in tokens; the rest is cut.")
+    max_answer_tokens: int = Field(30, ge=1, description="Maximum answer length in tokens.")
+    n_best: int = Field(20, ge=1, description="Number of most likely starts and of ends that are combined.")
 
 
 @dataclass(frozen=True)

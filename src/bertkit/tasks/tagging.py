@@ -45,10 +45,12 @@ class TaggingSettings(Settings):
     """What a sequence holds."""
 
     context: Literal["sentence", "document"] = Field(
-        "sentence", description="document: sentences of one document share a sequence as far as they fit."
+        "sentence",
+        description="sentence: one sentence per sequence; document: sentences of one document share a sequence as"
+        " far as they fit.",
     )
     window_overlap: float = Field(
-        0.5, ge=0, lt=1, description="Share of a window that the next one of the same long sentence shows again."
+        0.5, ge=0, lt=1, description="Overlap of two consecutive windows of a long sentence, as a share of the window."
     )
 
 

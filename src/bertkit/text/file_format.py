@@ -31,13 +31,13 @@ class FileFormat(Settings):
 
     delimiter: str | None = Field(
         None,
-        description="What separates the columns of a CSV or TSV file: a character, or `tab` (default: by the file's"
-        " ending, and where that gives one column, by its first line).",
+        description="Separator of the columns in a CSV or TSV file: a character, or `tab` (default: by the file's"
+        " extension or, if that gives a single column, by its first line).",
     )
     encoding: str | None = Field(
         None,
-        description="Encoding of text files and tables, such as latin-1 or cp1252 (default: UTF-8, and UTF-16 where a"
-        " file begins with its mark).",
+        description="Encoding of text files and tables, such as latin-1 or cp1252 (default: UTF-8, or UTF-16 if a"
+        " file starts with its byte order mark).",
     )
 
     @field_validator("delimiter", mode="after")

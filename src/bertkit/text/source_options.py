@@ -28,34 +28,34 @@ class SourceOptions(FileFormat):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals", "target_field"})
 
-    text_field: str = Field("text", description="Field of the text in JSONL, CSV, Parquet and Hub records.")
+    text_field: str = Field("text", description="Field of the text in JSON Lines, CSV, Parquet and Hub records.")
     target_field: str | None = Field(
         None,
-        description="Read parallel text, pairs of a source and its target: the target's field in JSONL, Parquet and Hub"
-        " records, whose source is in text_field (translation.de is the field de in translation). A .tsv file has the"
-        " source, a tab and the target on each line; text files are taken in twos, the sources' and the targets', and"
-        " have as many lines.",
+        description="Read parallel text, pairs of a source and its target. This is the target's field in JSON Lines,"
+        " Parquet and Hub records; the source's is text_field (translation.de is the field de in translation). In a"
+        " .tsv file, each line has the source, a tab and the target; text files are read in twos, sources and targets,"
+        " with the same number of lines.",
     )
     span_fields: tuple[str, ...] = Field(
         (),
         max_length=MOST_FIELDS,
-        description="Field of JSONL, Parquet and Hub records with spans annotated in the text, such as entities: a list"
-        " of [start, end] in characters, or of records with start and end, as `bertkit predict` writes entities. They"
-        " are kept beside the tokens, for masking.",
+        description="Field of JSON Lines, Parquet and Hub records that annotates spans in the text, such as"
+        " entities: a list of [start, end] in characters, or of records with start and end, as `bertkit predict`"
+        " writes entities. The spans are stored with the tokens, for masking.",
     )
     mark_capitals: bool = Field(
         False,
-        description="Keep beside the tokens which words began with a capital letter before the text was lowercased, for"
-        " the objective capitalisation.",
+        description="Store with the tokens which words began with a capital letter before the text was lowercased,"
+        " for the objective capitalisation.",
     )
     documents: Literal["blank-line", "wikitext", "line", "file"] = Field(
         "blank-line",
-        description="What separates the documents of a text file: blank lines, WikiText titles (` = Title = `), line "
-        "ends, or nothing. In other formats each record is a document.",
+        description="What separates documents in a text file: blank lines, WikiText titles (` = Title = `), line"
+        " ends, or nothing. In other formats each record is a document.",
     )
     segments: Literal["sentence", "line"] = Field(
         "sentence",
-        description="Unit that sentence pairs are built of: a sentence, or a line of the text.",
+        description="Unit that sentence pairs are built from: a sentence, or a line of the text.",
     )
 
     @model_validator(mode="after")

@@ -30,55 +30,56 @@ ROLES = ("pad", "unk", "cls", "sep", "mask")
 class TokenizerConfig(Settings):
     """Which vocabulary to learn from the corpus, or which existing tokenizer to take."""
 
-    type: TokenizerType = Field("wordpiece", description="Kind of vocabulary to learn from the corpus.")
+    type: TokenizerType = Field("wordpiece", description="Kind of vocabulary to train on the corpus.")
     vocab_size: int = Field(
         30_522,
         gt=0,
         le=1 << 24,
-        description="Entries of the vocabulary, special tokens and single characters included.",
+        description="Vocabulary size, including special tokens and single characters.",
     )
     lowercase: bool | None = Field(
         None, description="Lowercase the text (default: yes, except for byte-bpe, as in the papers)."
     )
     strip_accents: bool | None = Field(
-        None, description="Remove accents (default: where the text is lowercased, as BERT does)."
+        None, description="Remove accents (default: if the text is lowercased, as in BERT)."
     )
     min_frequency: int = Field(
-        2, gt=0, description="Minimum count of a merge of two tokens, or of a word (all but unigram)."
+        2, gt=0, description="Minimum count of a merge of two tokens, or of a word (not used by unigram)."
     )
     character_coverage: float = Field(
         0.9999,
         gt=0,
         le=1,
-        description="Share of the text's characters that get a token of their own; the rarest rest become [UNK].",
+        description="Share of the text's characters that get a token of their own; the remaining, rarest ones become"
+        " [UNK].",
     )
     sample_megabytes: float = Field(
-        64.0, gt=0, description="Megabytes of text that the vocabulary is learnt from, sampled from the whole corpus."
+        64.0, gt=0, description="Megabytes of text that the vocabulary is trained on, sampled from the whole corpus."
     )
     path: str | None = Field(
         None,
-        description="Existing tokenizer to use as it is: a directory, a tokenizer.json, a vocab.txt or a Hub id. "
-        "Of the other settings only add_tokens is then read, with what it needs.",
+        description="Existing tokenizer to use unchanged: a directory, a tokenizer.json, a vocab.txt or a Hub id. Of"
+        " the other settings, only add_tokens and what it needs are then read.",
     )
     sentinels: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="How many of a learnt vocabulary's entries, its last ones, are tokens that stand for a span of"
-        " text, <extra_id_0> the very last: T5's objective span_corruption needs them.",
+        description="Number of entries at the end of a trained vocabulary that stand for spans of text, with"
+        " <extra_id_0> as the very last one; T5's objective span_corruption needs them.",
     )
     template: Literal["bert", "xlnet", "closed"] = Field(
         "bert",
-        description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as XLNet has them, A [SEP] B"
-        " [SEP] [CLS]; or closed by separators alone.",
+        description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as in XLNet, A [SEP] B [SEP]"
+        " [CLS]; or only separators after the texts.",
     )
     add_tokens: int = Field(
         0,
         ge=0,
-        description="With a path: number of new words to append to its vocabulary, those that save the most tokens;"
-        " all its ids stay.",
+        description="With path (--tokenizer): number of new words to append to its vocabulary, those that save the"
+        " most tokens; existing ids are unchanged.",
     )
-    added_frequency: int = Field(5, gt=0, description="Minimum count, in the sample, of a word that is added.")
+    added_frequency: int = Field(5, gt=0, description="Minimum count in the sample of a word that is added.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency", "sentinels", "template"})
 

@@ -21,11 +21,13 @@ from bertkit.settings import Settings
 class BatchRamp(Settings):
     """Batches of `start`, then of `increment` more each time, up to `batch_sequences`."""
 
-    start: int = Field(ge=1, description="Sequences of the first updates.")
-    increment: int = Field(ge=1, description="By how many sequences each size exceeds the one before.")
+    start: int = Field(ge=1, description="Sequences per update at the start.")
+    increment: int = Field(ge=1, description="Number of sequences by which each batch size exceeds the one before.")
     until: float = Field(gt=0, le=1, description="Share of the run's updates after which a batch has batch_sequences.")
     equal: Literal["updates", "sequences"] = Field(
-        "updates", description="What all sizes before the last have equally many of."
+        "updates",
+        description="Whether each batch size before the last is used for equally many updates or equally many"
+        " sequences.",
     )
 
     def smaller(self, full: int) -> list[int]:

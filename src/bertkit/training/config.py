@@ -26,12 +26,12 @@ class StageConfig(Settings):
     share: float = Field(gt=0, le=1, description="Share of the run's steps that this stage takes.")
     set: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings that differ, by dotted key: data.sequence_length: 128. Of objective any; of data any but"
-        " its text; model.num_hidden_layers and the rope_theta of rotary positions; optimisation.batch_sequences,"
-        " batch_ramp, schedule and groups.",
+        description="Settings that differ in this stage, by dotted key, such as data.sequence_length: 128. Allowed"
+        " are all of objective; all of data except its text; model.num_hidden_layers and the rope_theta of rotary"
+        " positions; optimisation.batch_sequences, batch_ramp, schedule and groups.",
     )
     new_moments: bool = Field(
-        False, description="Begin with the optimiser's running means at zero, as a run of its own does."
+        False, description="Start with the optimiser's running means at zero, as a separate run does."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"new_moments"})
@@ -45,71 +45,76 @@ class OptimisationConfig(Settings):
     """How the weights are found. What is left out has the command's own value: in pretraining a fixed one, of a task
     the published setting."""
 
-    optimizer: OptimizerOrNone = Field(None, description="The update rule: adamw where it is left out.")
+    optimizer: OptimizerOrNone = Field(None, description="The optimiser (default: adamw).")
     schedule: Annotated[AnySchedule, BeforeValidator(_linear_unless_named)] = Field(
-        default_factory=LinearSchedule, description="The learning rate by step; linear where it gives no name."
+        default_factory=LinearSchedule, description="Learning-rate schedule; linear if no name is given."
     )
     batch_sequences: int | None = Field(
         None, ge=1, description="Sequences, or examples of a task, per update, over all micro-batches and ranks."
     )
     batch_ramp: BatchRamp | None = Field(
-        None, description="Of text: smaller batches in the run's first updates; null: none."
+        None, description="On text: smaller batches in the run's first updates; null: none."
     )
     steps: int | None = Field(
         None,
         ge=1,
-        description="Updates; of a task at most this many, and the schedule ends with them unless it has total_steps.",
+        description="Number of updates; on a task the maximum, and the schedule ends with them unless it has"
+        " total_steps.",
     )
-    epochs: float | None = Field(None, gt=0, description="Of a task: passes over the training examples.")
-    stages: list[StageConfig] = Field(default_factory=list, description="Parts of the run, in order; shares sum to 1.")
+    epochs: float | None = Field(None, gt=0, description="On a task: number of passes over the training examples.")
+    stages: list[StageConfig] = Field(
+        default_factory=list, description="Stages of the run, in order; their shares sum to 1."
+    )
     ema: float | None = Field(
         None,
         gt=0,
         lt=1,
         description="Decay of an exponential moving average of the weights, which is evaluated and saved in place of"
-        " the last ones; null: none.",
+        " the last weights; null: no average.",
     )
     groups: list[RateGroup] = Field(
         default_factory=list,
-        description="Parameters with a learning rate of their own, or frozen; of several groups that name one the first"
-        " holds.",
+        description="Parameters with a learning rate of their own, or frozen; if several groups name a parameter,"
+        " the first one applies.",
     )
     layer_decay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Of a task: factor of the learning rate from one layer to the one below it, down from the head.",
+        description="On a task: factor of the learning rate from one layer to the layer below it, from the head down.",
     )
-    evaluations_per_epoch: int = Field(1, ge=1, description="Of a task: evaluations on dev in each epoch.")
+    evaluations_per_epoch: int = Field(1, ge=1, description="On a task: number of evaluations on dev per epoch.")
     early_stopping: int | None = Field(
         None,
         ge=1,
-        description="Of a task: stop after this many evaluations on dev in a row without a better score; null: never.",
+        description="On a task: stop after this many consecutive evaluations on dev without a better score; null:"
+        " never.",
     )
     select: Literal["last", "best"] | None = Field(
         None,
-        description="Of a task: which evaluation's weights are kept: the last, or the best on dev (with early"
-        " stopping).",
+        description="On a task: evaluation whose weights are kept, the last or the best on dev; null: the best with"
+        " early stopping, else the last.",
     )
     task_smoothing: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="S: several tasks have updates in proportion to (their batches)^S; 1: their own, 0: equally many.",
+        description="S: several tasks get updates in proportion to (number of their batches)^S; 1: in proportion, 0:"
+        " equally many.",
     )
     max_nonfinite_steps: int = Field(
         3,
         ge=0,
-        description="Updates in a row that may be skipped because loss or gradient was not finite; with the"
-        " next one the run ends with exit code 4, or goes back as roll_back says.",
+        description="Number of consecutive updates that may be skipped because the loss or the gradient is not"
+        " finite; one more ends the run with exit code 4, or goes back as set by roll_back.",
     )
     roll_back: RollBack | None = Field(
         None,
-        description="Where updates are not finite, go on from the last checkpoint with a lower learning rate; null:"
+        description="If updates are not finite, continue from the last checkpoint with a lower learning rate; null:"
         " never.",
     )
     spikes: SpikeGuard | None = Field(
-        None, description="Watch for updates whose loss is far above its running mean; null: not at all."
+        None, description="Detect updates whose loss is far above its running mean; null: off."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"batch_ramp", "ema", "groups", "roll_back", "spikes"})

@@ -31,19 +31,23 @@ SKIPPED, SPIKE, ROLLED_BACK = "skipped", "spike", "rolled_back"
 class RollBack(Settings):
     """Where loss or gradient stay non-finite, go on from the last checkpoint with a lower learning rate."""
 
-    at_most: int = Field(3, ge=1, le=1000, description="Times in a run; then it ends with exit code 4.")
-    rate_factor: float = Field(0.5, gt=0, lt=1, description="Of the learning rate, once more each time.")
+    at_most: int = Field(
+        3, ge=1, le=1000, description="Maximum number of times in a run; after that it ends with exit code 4."
+    )
+    rate_factor: float = Field(0.5, gt=0, lt=1, description="Factor applied to the learning rate each time.")
 
 
 class SpikeGuard(Settings):
     """Watch for updates whose loss is far above its running mean."""
 
-    deviations: float = Field(6.0, gt=0, le=1e6, description="Standard deviations above the mean that are a spike.")
+    deviations: float = Field(
+        6.0, gt=0, le=1e6, description="Number of standard deviations above the mean that counts as a spike."
+    )
     window_steps: int = Field(
-        100, ge=2, le=1_000_000, description="Updates that the running mean goes over; the first ones are not judged."
+        100, ge=2, le=1_000_000, description="Number of updates in the running mean; the first ones are not judged."
     )
     response: Literal["warn", "roll_back"] = Field(
-        "warn", description="Warn, or go back as optimisation.roll_back says; once that is used up, warn."
+        "warn", description="warn, or roll_back as set by optimisation.roll_back; once that is used up, warn."
     )
 
 

@@ -17,31 +17,33 @@ from bertkit.jobs.settings import ExecutorSettings
 class EngineConfig(ExecutorSettings):
     """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to compute.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Number format of matrix products; auto: bf16 where the processor has instructions for it."
+        "auto", description="Number format of matrix products; auto: bf16 if the processor has instructions for it."
     )
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="Tokens computed at once; changes speed and memory alone."
+        "auto", description="Number of tokens computed at once (the micro-batch); affects only speed and memory."
     )
     kernels: Literal["auto", "compiled", "torch"] = Field(
         "auto",
-        description="On a CPU, loops compiled for this processor in place of torch's operators; auto: in bf16, where"
-        " there is a C++ compiler; compiled: in fp32, too. torch: its operators alone, and its choice of library for"
-        " products, which may take twice as long in fp32. On a GPU, auto: Triton kernels for attention.",
+        description="On a CPU, loops compiled for this processor in place of torch's operators. auto: in bf16, if"
+        " there is a C++ compiler; compiled: also in fp32; torch: only torch's operators and its choice of library for"
+        " matrix products, which may take twice as long in fp32. On a GPU, auto: Triton kernels for attention.",
     )
     activation_checkpointing: bool = Field(
         False,
-        description="Whether layers keep only their inputs and are computed again in the backward pass: less memory, a"
-        " third more arithmetic, the same results.",
+        description="Gradient checkpointing: layers keep only their inputs and are recomputed in the backward pass."
+        " Less memory, a third more arithmetic, the same results.",
     )
     compile: bool = Field(
         False,
-        description="Whether layers are compiled in training (torch.compile), for GPUs: the same results up to rounding"
-        " on a CPU; on a GPU dropout draws other numbers.",
+        description="Whether layers are compiled for training (torch.compile), for GPUs. On a CPU the results are"
+        " the same up to rounding; on a GPU dropout draws other numbers.",
     )
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto", description="Processes that prepare batches; 0: a thread of the training process, the fastest on a CPU."
+        "auto",
+        description="Number of processes that prepare batches; 0: a thread of the training process, the fastest on a"
+        " CPU.",
     )
     log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Updates between two lines of metrics.jsonl; auto: 20 on text, 10 on a task."
@@ -49,70 +51,70 @@ class EngineConfig(ExecutorSettings):
     evaluate_every_steps: int = Field(
         1000, ge=1, description="On text: updates between two evaluations on held-out text."
     )
-    evaluation_sequences: int = Field(512, ge=1, description="Held-out sequences of each evaluation.")
+    evaluation_sequences: int = Field(512, ge=1, description="Number of held-out sequences per evaluation.")
     pseudo_perplexity_sequences: int = Field(
         16,
         ge=0,
-        description="Held-out sequences scored at the end with tokens masked in turn: each, or 64 of a long one.",
+        description="Held-out sequences scored at the end with tokens masked one at a time: every token, or 64"
+        " tokens of a long sequence.",
     )
     translated_pairs: int = Field(
-        200, ge=0, description="Held-out pairs of parallel text that are translated at the end, for BLEU; 0: none."
+        200, ge=0, description="Number of held-out pairs of parallel text to translate at the end, for BLEU; 0: none."
     )
     save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
     )
     keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Newest checkpoints kept; 0: none when the run is done; auto: 2 on text, 0 on a task.",
+        description="Number of newest checkpoints to keep; 0: none after the run; auto: 2 on text, 0 on a task.",
     )
     models_at_words: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
         max_length=1000,
-        description="On text: words, between white space, after which the model is kept in RUN/models, such as"
-        " [1000000, 2000000]; every pass counts them again.",
+        description="On text: numbers of words, separated by white space, after which the model is saved in"
+        " RUN/models, such as [1000000, 2000000]; every pass counts its words again.",
     )
     expected_files: list[str] = Field(
         default_factory=list,
-        description="On text: names, up to their first dot, of the files that the sources should have; others, and"
-        " those that are missing, are named in a warning.",
+        description="On text: names, up to their first dot, of the files that the sources should have; unexpected"
+        " and missing files are named in a warning.",
     )
-    examples: list[str] = Field(
-        default_factory=list, description="Texts with [MASK] that are filled in when training is done."
-    )
+    examples: list[str] = Field(default_factory=list, description="Texts with [MASK] to fill in after training.")
     follow_times: str | None = Field(
         None,
-        description="With schedule.clock: time, a run directory whose recorded times hold in place of the clock's, for"
-        " an exact repetition.",
+        description="With schedule.clock: time, a run directory whose recorded times are used in place of the"
+        " clock's, for an exact repetition.",
     )
     feature_store_gb: float = Field(
         8.0,
         ge=0,
-        description="Most disk that features of a frozen encoder may take while the run lasts (method.name=features);"
-        " what does not fit is recomputed in every pass.",
+        description="Maximum disk space in GB for the features of a frozen encoder during the run"
+        " (method.name=features); what does not fit is recomputed in every pass.",
     )
     teacher_store_gb: float = Field(
         4.0,
         ge=0,
-        description="Most disk that a teacher's outputs on a task may take in the cache; what does not fit is computed"
-        " in every pass.",
+        description="Maximum disk space in GB for a teacher's outputs on a task in the cache; what does not fit is"
+        " recomputed in every pass.",
     )
     ranks: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Processes of this machine that train together, each on its share of every batch; torchrun starts"
-        " them on several machines.",
+        description="Number of processes on this machine that train together, each on its share of every batch;"
+        " torchrun starts them on several machines.",
     )
     rank_timeout_seconds: float = Field(
         600.0,
         ge=1,
         le=86_400,
-        description="With several ranks: one that does not answer for so long is lost, and the run stops.",
+        description="With several ranks: seconds without an answer after which a rank counts as lost and the run"
+        " stops.",
     )
     shard: bool = Field(
         False,
-        description="With several ranks: spread weights, gradients and moments over them, a part each, for models that"
-        " do not fit one; slower. A checkpoint goes on with any number of ranks, spread or not.",
+        description="With several ranks: shard weights, gradients and moments over the ranks, for models that do not"
+        " fit on one; slower. A checkpoint continues with any number of ranks, sharded or not.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset(

@@ -30,11 +30,13 @@ class RateGroup(Settings):
 
     parameters: str | tuple[str, ...] = Field(
         min_length=1,
-        description="Names of parameters or of parts of the model, with * and ? and [0-9]: layers.3, embeddings.*,"
-        " *.bias, masked_lm; the encoder's without encoder. in front of them. A list: any of them.",
+        description="Names of parameters or of parts of the model, with the wildcards *, ? and [0-9]: layers.3,"
+        " embeddings.*, *.bias, masked_lm; those of the encoder without a leading encoder. A list: any of them.",
     )
     rate: float = Field(
-        ge=0, description="Their learning rate as a multiple of the schedule's; 0: they are frozen, and not decayed."
+        ge=0,
+        description="Learning rate of these parameters as a multiple of the schedule's; 0: frozen, and without"
+        " weight decay.",
     )
 
     @property

@@ -32,23 +32,23 @@ class Schedule(Settings):
         None, ge=0, description="Updates over which the learning rate rises from zero to the peak."
     )
     warmup_share: float | None = Field(
-        None, ge=0, lt=1, description="The same as a share of the run's updates, in place of warmup_steps."
+        None, ge=0, lt=1, description="Warm-up as a share of the run's updates, in place of warmup_steps."
     )
 
     total_steps: int | None = Field(
         None,
         ge=1,
-        description="Updates that the schedule is laid out for, where the run or stage ends before; null: as many as it"
-        " has.",
+        description="Number of updates that the schedule is laid out for, if the run or stage ends earlier; null: as"
+        " many as the run or stage has.",
     )
 
     clock: Literal["updates", "sequences", "time"] = Field(
         "updates",
-        description="What the schedule's progress is the share of: the run's updates, the sequences that they read (of"
-        " which a growing batch has more in later updates), or the hours that it has.",
+        description="What the schedule's progress is measured in: the run's updates, the sequences read (a growing"
+        " batch reads more of them in later updates), or the hours that the run has.",
     )
     hours: float | None = Field(
-        None, gt=0, description="With clock: time, the hours after which the run ends, whatever steps are left."
+        None, gt=0, description="With clock: time, hours after which the run ends, whatever steps are left."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"clock", "hours", "total_steps"})
@@ -165,7 +165,7 @@ class CosineSchedule(Schedule):
     """Linear rise, then half a cosine down to `floor` times the peak."""
 
     name: Literal["cosine"] = "cosine"
-    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
+    floor: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
 
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * _cosine(_progress(step, steps, warmup)))
@@ -185,8 +185,8 @@ class PolynomialSchedule(Schedule):
     """Linear rise, then (1 - progress)^power down to `floor` times the peak."""
 
     name: Literal["polynomial"] = "polynomial"
-    power: float = Field(1.0, gt=0, description="Exponent of the decay; 1: linear, 3: Longformer's, steep first.")
-    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
+    power: float = Field(1.0, gt=0, description="Exponent of the decay; 1: linear; 3: Longformer's, steep at first.")
+    floor: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
@@ -230,8 +230,10 @@ class TriangleSchedule(Schedule):
     """
 
     name: Literal["triangle"] = "triangle"
-    start: float = Field(0.25, ge=0, le=1, description="Share of the peak at the first update.")
-    fall: float = Field(0.25, gt=0, lt=1, description="Share of the run, at its end, in which the rate falls.")
+    start: float = Field(0.25, ge=0, le=1, description="Learning rate of the first update as a share of the peak.")
+    fall: float = Field(
+        0.25, gt=0, lt=1, description="Share of the run, at its end, over which the learning rate falls."
+    )
 
     @model_validator(mode="after")
     def _without_warmup(self) -> Self:
@@ -255,7 +257,7 @@ class WarmupStableDecaySchedule(Schedule):
         0.9, ge=0, le=1, description="Share of the steps after the warm-up that are at the peak."
     )
     decay: Literal["1-sqrt", "linear", "cosine"] = Field("1-sqrt", description="The shape of the decay.")
-    floor: float = Field(0.0, ge=0, le=1, description="Share of the peak at which the learning rate ends.")
+    floor: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)

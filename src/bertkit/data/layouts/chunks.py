@@ -28,7 +28,10 @@ class SingleSegment(Sentences):
 
     name: Literal["single-segment"] = "single-segment"
     short_sequence_probability: float = Field(
-        0.1, ge=0, le=1, description="Chance that a document aims at shorter samples, of a length drawn uniformly."
+        0.1,
+        ge=0,
+        le=1,
+        description="Probability that a document is cut into shorter samples, of a target length drawn uniformly.",
     )
 
     epoch_dependent: ClassVar[bool] = True

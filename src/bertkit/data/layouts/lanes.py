@@ -121,7 +121,7 @@ class ContinuousText(LaneLayout):
 
     name: Literal["continuous"] = "continuous"
     bidirectional: bool = Field(
-        False, description="Whether half of a batch reads its text from right to left, from the end of each lane."
+        False, description="Whether half of each batch reads its text from right to left, from the end of each lane."
     )
 
     def advance(self, sequence_length: int) -> int:
@@ -145,13 +145,16 @@ class ReusedSegments(LaneLayout):
 
     name: Literal["reused-segments"] = "reused-segments"
     bidirectional: bool = Field(
-        True, description="Whether half of a batch reads its text from right to left, from the end of each lane."
+        True, description="Whether half of each batch reads its text from right to left, from the end of each lane."
     )
     reused_tokens: int | None = Field(
-        None, ge=1, description="First tokens of a sequence, which the next one comes behind; null: half of them."
+        None,
+        ge=1,
+        description="Number of tokens in the first part of a sequence; the next sequence starts after them. null:"
+        " half of the sequence.",
     )
     random_partner_probability: float = Field(
-        0.5, ge=0, le=1, description="Chance that the second segment is from another place of the lane."
+        0.5, ge=0, le=1, description="Probability that the second segment comes from another place in the lane."
     )
 
     special_tokens: ClassVar[int] = 3

@@ -62,16 +62,16 @@ class PairLayout(Layout):
 
     name: str
     random_partner_probability: float = Field(
-        0.5, ge=0, le=1, description="Chance that the second segment comes from another document."
+        0.5, ge=0, le=1, description="Probability that the second segment comes from another document."
     )
     swap_probability: float = Field(
-        0.0, ge=0, le=1, description="Chance that two consecutive segments are given in reverse order."
+        0.0, ge=0, le=1, description="Probability that two consecutive segments are swapped."
     )
     lone_segment: Literal["random", "cut"] = Field(
         "random",
-        description="What a single segment that is left over becomes: a pair with a random partner, as in the released"
-        " code of BERT and ALBERT, or, unless a random partner is drawn for it, two consecutive segments, cut at a"
-        " random token.",
+        description="What becomes of a single leftover segment. random: it is paired with a random partner, as in"
+        " the released code of BERT and ALBERT; cut: unless a random partner is drawn for it, it is cut at a random"
+        " token into two consecutive segments.",
     )
 
     special_tokens: ClassVar[int] = 3
@@ -246,7 +246,10 @@ class SegmentPair(PairLayout):
 
     name: Literal["segment-pair"] = "segment-pair"
     short_sequence_probability: float = Field(
-        0.1, ge=0, le=1, description="Chance that a document aims at shorter pairs, of a length drawn uniformly."
+        0.1,
+        ge=0,
+        le=1,
+        description="Probability that a document is cut into shorter pairs, of a target length drawn uniformly.",
     )
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:

@@ -24,17 +24,18 @@ from bertkit.models.loss_sum import LossSum
 
 
 class Attention(DistillationTerm):
-    """The teacher's attention maps, head by head, added up over the pairs of layers."""
+    """The teacher's attention maps, head by head, summed over the pairs of layers."""
 
     term: ClassVar[str] = "attention"
 
     of: Literal["scores", "probabilities"] = Field(
-        "scores", description="Squared error of the scores before the softmax, or KL of the probabilities behind it."
+        "scores",
+        description="scores: squared error of the scores before the softmax; probabilities: KL divergence of the"
+        " probabilities after it.",
     )
     layers: MapName | tuple[tuple[int, int], ...] = Field(
         "uniform",
-        description="Which of the student's layers learns from which of the teacher's: a name, or pairs counted from"
-        " 1.",
+        description="Pairs of the student's and the teacher's layers to compare: a name, or pairs counted from 1.",
     )
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:

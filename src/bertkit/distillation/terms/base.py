@@ -96,7 +96,7 @@ class OutputPair:
 class DistillationTerm(Settings, ABC):
     """One term of what a student learns from its teacher."""
 
-    weight: float = Field(1.0, ge=0, description="Factor of this term's mean in the total loss.")
+    weight: float = Field(1.0, ge=0, description="Weight of this term's mean in the total loss.")
 
     term: ClassVar[str]
     """Its name in the recipe and in the metrics."""
@@ -182,8 +182,12 @@ def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, ke
         )
 
 
+_INITIAL_SPREAD = 0.02
+"""Standard deviation of a projection's initial weights, as in TinyBERT's modeling.py (init_bert_weights)."""
+
+
 def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> LinearProjections:
-    """The projections of all terms, drawn by the seed like torch's linear layers.
+    """The projections of all terms, drawn by the seed; biases are zero.
 
     Raises:
         UsageError: student and teacher do not fit a term.
@@ -193,7 +197,11 @@ def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, see
         widths |= term.projections(shapes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LinearProjections({name: Linear(*sizes) for name, sizes in sorted(widths.items())})
+        found = {name: Linear(*sizes) for name, sizes in sorted(widths.items())}
+        for projection in found.values():
+            nn.init.normal_(projection.weight, std=_INITIAL_SPREAD)
+            nn.init.zeros_(projection.bias)
+        return LinearProjections(found)
 
 
 def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:

@@ -58,7 +58,7 @@ class SoftTargets(LogitTerm):
 
     term: ClassVar[str] = "soft_targets"
 
-    temperature: float = Field(1.0, gt=0, description="T, by which both models' logits are divided.")
+    temperature: float = Field(1.0, gt=0, description="Temperature T that both models' logits are divided by.")
 
     def rows(self, student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
         return soft_targets(student_MK, teacher_MK, self.temperature)
@@ -68,7 +68,7 @@ class SoftTargets(LogitTerm):
 
 
 class HardTargets(LogitTerm):
-    """The class that the teacher finds likeliest: cross-entropy, mean over rows."""
+    """The teacher's most likely class: cross-entropy, mean over rows."""
 
     term: ClassVar[str] = "hard_targets"
 

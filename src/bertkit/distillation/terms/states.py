@@ -36,8 +36,8 @@ from bertkit.models.loss_sum import LossSum
 
 _Layers = MapName | tuple[tuple[int, int], ...]
 _LAYERS_HELP = (
-    "Which of the student's layers learns from which of the teacher's: uniform, skip, last, first, top, or pairs"
-    " [[student's, teacher's], ...], counted from 1, 0 being the embeddings."
+    "Pairs of the student's and the teacher's layers to compare: uniform, skip, last, first, top, or pairs [[student's,"
+    " teacher's], ...], counted from 1; 0 is the embeddings."
 )
 
 
@@ -47,8 +47,9 @@ class StateTerm(DistillationTerm):
     projection: str | None = Field(
         None,
         pattern=r"^(\w|\{layer\})+$",
-        description="Name of the learnt linear projection from the student's width to the teacher's; terms with the"
-        " same name share it, {layer} in it stands for the student's layer; null: the widths must be equal.",
+        description="Name of the trained linear projection from the student's width to the teacher's. Terms with the"
+        " same name share it; {layer} in the name stands for the student's layer. null: no projection, the widths must"
+        " be equal.",
     )
 
     averages_layers: ClassVar[bool] = False
@@ -102,7 +103,7 @@ class LayerStates(StateTerm):
 
 
 class HiddenStates(LayerStates):
-    """The states behind layers: squared error."""
+    """The states after each layer: squared error."""
 
     term: ClassVar[str] = "hidden_states"
 
@@ -134,14 +135,14 @@ class Cosine(LayerStates):
 
 
 class Patience(LayerStates):
-    """The states of the first tokens behind intermediate layers: squared error, mean over sequences and pairs of
-    layers, as the paper's code has it (its equation 7 sums)."""
+    """The states of the first tokens after intermediate layers: squared error, mean over sequences and pairs of
+    layers, as in the paper's code (its equation 7 sums)."""
 
     term: ClassVar[str] = "patience"
     averages_layers: ClassVar[bool] = True
 
     layers: _Layers = Field("skip", description=_LAYERS_HELP)
-    normalise: bool = Field(True, description="Bring states to length 1 before they are compared.")
+    normalise: bool = Field(True, description="Normalise states to unit length before they are compared.")
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
         own, theirs = super().specs(shapes)
@@ -165,9 +166,11 @@ class FeatureMaps(LayerStates):
     averages_layers: ClassVar[bool] = True
 
     layers: _Layers = Field("first", description=_LAYERS_HELP)
-    mean_weight: float = Field(50.0, ge=0, description="Factor of the means' squared difference, within the term.")
+    mean_weight: float = Field(
+        50.0, ge=0, description="Weight, within the term, of the squared difference of the means."
+    )
     variance_weight: float = Field(
-        0.05, ge=0, description="Factor of the variances' absolute difference, within the term."
+        0.05, ge=0, description="Weight, within the term, of the absolute difference of the variances."
     )
 
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:

@@ -18,12 +18,12 @@ class VectorSettings(Settings):
     """How texts become vectors."""
 
     max_length: int | None = Field(
-        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the model's)."
+        None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the model's)."
     )
     weighting: Literal["average", "idf"] = Field(
         "average",
-        description="With word vectors: the plain mean over a text's words, or weighted by the inverse frequency of a"
-        " word in the texts of the evaluation.",
+        description="With word vectors, how a text's words are averaged: plainly, or weighted by the inverse"
+        " frequency of each word in the texts of the evaluation.",
     )
 
 
@@ -31,18 +31,18 @@ class StsSettings(VectorSettings):
     """What `bertkit eval sts` scores."""
 
     only: list[str] = Field(
-        default_factory=list, description=f"Sets, of {', '.join(STS_SETS)} (default: all that are in --data-dir)."
+        default_factory=list, description=f"Set to evaluate: {', '.join(STS_SETS)} (default: all in --data-dir)."
     )
     split: Literal["auto", "train", "dev", "test"] = Field(
-        "auto", description="Split of STS-B and SICK-R; auto: test where it has scores, else dev."
+        "auto", description="Split of STS-B and SICK-R; auto: test if it has scores, else dev."
     )
 
 
 class RetrievalSettings(VectorSettings):
     """What `bertkit eval retrieval` scores."""
 
-    split: str = Field("test", description="The file of qrels, without .tsv.")
-    similarity: Literal["cosine", "dot"] = Field("cosine", description="What documents are ranked by.")
+    split: str = Field("test", description="Name of the qrels file, without .tsv.")
+    similarity: Literal["cosine", "dot"] = Field("cosine", description="Similarity by which documents are ranked.")
     cutoffs: list[int] = Field([1, 10, 100], min_length=1, description="Ranks at which recall is measured.")
-    query_prefix: str = Field("", description="Text before each query, as some models need it.")
-    document_prefix: str = Field("", description="Text before each document.")
+    query_prefix: str = Field("", description="Text to put before each query, as some models need it.")
+    document_prefix: str = Field("", description="Text to put before each document.")

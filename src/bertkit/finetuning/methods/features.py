@@ -30,11 +30,13 @@ class FeatureBased(Method):
 
     name: Literal["features"] = "features"
     layers: LayerChoice = Field(
-        "concat-last-four", description="States that the LSTM reads, as in BERT's table 7; its best by default."
+        "concat-last-four",
+        description="Hidden states that the LSTM reads, as in table 7 of the BERT paper; by default the best choice"
+        " there.",
     )
-    lstm_width: int = Field(768, ge=1, description="Width of each direction of the LSTM.")
-    lstm_layers: int = Field(2, ge=1, description="Layers of the LSTM.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Before each layer of the LSTM and before the classifier.")
+    lstm_width: int = Field(768, ge=1, description="Width of the LSTM in each direction.")
+    lstm_layers: int = Field(2, ge=1, description="Number of LSTM layers.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before each LSTM layer and before the classifier.")
 
     trains_head_alone: ClassVar[bool] = True
 

@@ -38,16 +38,18 @@ class FreeLb(Method):
     """Every weight, on adversarially perturbed word embeddings."""
 
     name: Literal["freelb"] = "freelb"
-    ascent_steps: int = Field(3, ge=1, description="K, passes over each batch; the update costs K times as much.")
-    step_size: float = Field(0.06, ge=0, description="Alpha, the length of one step of ascent.")
+    ascent_steps: int = Field(
+        3, ge=1, description="K: number of ascent steps per batch; an update costs K times as much."
+    )
+    step_size: float = Field(0.06, ge=0, description="Alpha: length of one ascent step.")
     epsilon: float | None = Field(
-        0.14, gt=0, description="Largest Frobenius norm of a sequence's perturbation; null: no bound."
+        0.14, gt=0, description="Maximum Frobenius norm of a sequence's perturbation; null: no bound."
     )
     start: float | None = Field(
         None,
         ge=0,
-        description="Bound of the random start, uniform in +-start / sqrt(tokens x width); null: epsilon, as in the"
-        " paper, or 0 where there is none; 0: it starts at the words themselves.",
+        description="Bound of the random initial perturbation, uniform in +-start / sqrt(tokens x width); null:"
+        " epsilon, as in the paper, or 0 if there is none; 0: no initial perturbation.",
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

@@ -28,7 +28,7 @@ class GradualUnfreezing(Method):
     """The head first, then more layers from the top down with every epoch, the embeddings last."""
 
     name: Literal["gradual"] = "gradual"
-    layers_per_epoch: int = Field(1, ge=1, description="Layers that each epoch adds.")
+    layers_per_epoch: int = Field(1, ge=1, description="Number of layers that are unfrozen in each epoch.")
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth <= epoch * self.layers_per_epoch

@@ -25,10 +25,10 @@ class Lora(Method):
     """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head learns with them, all else is frozen."""
 
     name: Literal["lora"] = "lora"
-    rank: int = Field(8, ge=1, description="R.")
-    alpha: float = Field(16.0, gt=0, description="The update's scale is alpha / rank.")
+    rank: int = Field(8, ge=1, description="Rank r of the updates.")
+    alpha: float = Field(16.0, gt=0, description="Alpha: updates are scaled by alpha / rank.")
     targets: tuple[str, ...] = Field(
-        ("query", "value"), description="Names of the linear maps that get an update: query, key, value, output, ..."
+        ("query", "value"), description="Names of the linear maps that are adapted: query, key, value, output, ..."
     )
 
     def is_trained(self, depth: int, epoch: int) -> bool:

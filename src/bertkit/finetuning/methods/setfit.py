@@ -47,8 +47,10 @@ class Setfit(Method):
     """The encoder learns from pairs of texts, the head is a logistic regression on their vectors."""
 
     name: Literal["setfit"] = "setfit"
-    iterations: int = Field(20, ge=1, le=1000, description="Pairs of either kind that each example gives.")
-    regularisation: float = Field(1.0, gt=0, description="Weight of the squared head weights in the regression.")
+    iterations: int = Field(20, ge=1, le=1000, description="Number of pairs of either kind per example.")
+    regularisation: float = Field(
+        1.0, gt=0, description="L2 regularisation: weight of the squared head weights in the regression."
+    )
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth > 0

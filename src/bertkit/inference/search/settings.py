@@ -21,49 +21,54 @@ class IndexSettings(Settings):
 
     kind: Literal["auto", "exact", "ivf", "hnsw"] = Field(
         "auto",
-        description=f"exact: every vector is compared; ivf: those of the nearest cells; hnsw: along a graph, the"
-        f" fastest and the slowest to build; auto: exact up to {EXACT_UP_TO:,} texts, then ivf.",
+        description=f"Kind of index. exact: compares every vector; ivf: those of the nearest cells; hnsw: searches"
+        f" along a graph, fastest to search and slowest to build; auto: exact up to {EXACT_UP_TO:,} texts, then ivf.",
     )
     truncate: int | None = Field(
-        None, ge=1, description="Keep this many of a vector's first numbers, as of a Matryoshka model (default: all)."
+        None, ge=1, description="Keep only the first DIM numbers of each vector, for Matryoshka models (default: all)."
     )
     long: Literal["error", "cut", "window"] = Field(
-        "cut", description="Texts longer than the model reads: an error, cut, or the mean over windows."
+        "cut",
+        description="How to treat texts longer than the model's maximum: error, cut, or window (the mean over"
+        " windows).",
     )
     max_length: int | None = Field(
-        None, ge=8, description="Tokens of the longest sequence, special tokens included (default: the model's)."
+        None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the model's)."
     )
 
 
 class QuerySettings(Settings):
     """How an index is searched."""
 
-    top: int = Field(10, ge=1, description="Hits of a query.")
-    hybrid: bool = Field(False, description="Join the ranking with BM25's, by reciprocal ranks.")
+    top: int = Field(10, ge=1, description="Number of hits per query.")
+    hybrid: bool = Field(False, description="Combine the ranking with BM25's by reciprocal rank fusion.")
     probes: int | None = Field(
         None,
         ge=1,
-        description="Cells (ivf) or candidates (hnsw) that a query visits; more find more and take longer (default:"
-        " 64).",
+        description="Cells (ivf) or candidates (hnsw) that each query visits; more find more and take longer"
+        " (default: 64).",
     )
-    rerank_depth: int = Field(100, ge=1, description="Hits that a cross-encoder scores anew.")
+    rerank_depth: int = Field(100, ge=1, description="Number of hits that the cross-encoder of --rerank rescores.")
 
 
 class PairSettings(Settings):
     """How paraphrases are mined."""
 
-    neighbours: int = Field(20, ge=1, description="Nearest texts that each text is compared with.")
-    max_pairs: int = Field(10_000, ge=1, description="Pairs that are kept, the most similar ones.")
-    min_score: float = Field(0.0, ge=-1, le=1, description="Smallest cosine of a pair.")
+    neighbours: int = Field(20, ge=1, description="Number of nearest texts that each text is compared with.")
+    max_pairs: int = Field(10_000, ge=1, description="Maximum number of pairs; the most similar ones are kept.")
+    min_score: float = Field(0.0, ge=-1, le=1, description="Minimum cosine of a pair.")
 
 
 class NegativeSettings(Settings):
     """How hard negatives are mined."""
 
-    negatives: int = Field(1, ge=1, description="Negatives of each pair.")
-    skip: int = Field(0, ge=0, description="Nearest texts that are left out, since they may be right, too.")
-    depth: int = Field(50, ge=1, description="Nearest texts that negatives are taken from.")
-    max_score: float = Field(1.0, ge=-1, le=1, description="Largest cosine of anchor and negative.")
+    negatives: int = Field(1, ge=1, description="Negatives per pair.")
+    skip: int = Field(0, ge=0, description="Number of nearest texts to skip, since they may also be right.")
+    depth: int = Field(50, ge=1, description="Number of nearest texts from which negatives are taken.")
+    max_score: float = Field(1.0, ge=-1, le=1, description="Maximum cosine between anchor and negative.")
     margin: float = Field(
-        0.0, ge=-2, le=2, description="How much nearer to the anchor the positive has to be than a negative."
+        0.0,
+        ge=-2,
+        le=2,
+        description="Minimum difference between the anchor's cosine to the positive and to a negative.",
     )

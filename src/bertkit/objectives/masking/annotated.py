@@ -34,7 +34,7 @@ from bertkit.text.tokenizer import Tokenizer
 class MarkedSpans(WholeWordMasking):
     """Masking that reads the spans of one field of the corpus's records."""
 
-    field: str = Field(description="Which of data.reading.span_fields.")
+    field: str = Field(description="Which of data.reading.span_fields is used.")
 
     reads_annotated_spans: ClassVar[bool] = True
 
@@ -64,8 +64,8 @@ class AnnotatedSpans(MarkedSpans):
     """Spans of one field by chance, then words until the count is reached."""
 
     name: Literal["annotated"] = "annotated"
-    field: str = Field("spans", description="Which of data.reading.span_fields.")
-    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each span to be chosen.")
+    field: str = Field("spans", description="Which of data.reading.span_fields is used.")
+    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability that a span is chosen.")
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
         starts_T, inside_T = self.span_tokens(samples)

@@ -36,10 +36,10 @@ class EntitySpans(MarkedSpans):
     """Entities by chance and spans at random places, until the count is reached."""
 
     name: Literal["entity-spans"] = "entity-spans"
-    field: str = Field("entities", description="Which of data.reading.span_fields.")
-    entity_rate: float = Field(0.5, gt=0, lt=1, description="Probability that a draw is one of an entity.")
-    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of lengths in words.")
-    longest: int = Field(1, ge=1, description="Words of the longest span that is no entity.")
+    field: str = Field("entities", description="Which of data.reading.span_fields is used.")
+    entity_rate: float = Field(0.5, gt=0, lt=1, description="Probability that a drawn span is an entity.")
+    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of span lengths in words.")
+    longest: int = Field(1, ge=1, description="Maximum length in words of a span that is not an entity.")
 
     replaced_as_one: ClassVar[bool] = True
 

@@ -28,7 +28,7 @@ class Ngrams(WholeWordMasking):
     """N-grams in random order until the count is reached."""
 
     name: Literal["ngrams"] = "ngrams"
-    longest: int = Field(3, ge=1, description="Words of the longest n-gram.")
+    longest: int = Field(3, ge=1, description="Maximum n-gram length in words.")
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
         words = self.words(samples, vocabulary)

@@ -45,23 +45,23 @@ class Phrases(WholeWordMasking):
 
     name: Literal["phrases"] = "phrases"
     lexicon: str | None = Field(
-        None, description="Text file of phrases and names, one a line; null: collocations of the corpus."
+        None, description="Text file of phrases and names, one per line; null: collocations of the corpus."
     )
     lexicon_sha256: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{64}$",
-        description="Hash of that file, filled in when a run begins, so that it decides the result; a file of another"
-        " content is refused.",
+        description="Hash of that file, recorded when a run starts, so that it is part of the recipe's identity; a"
+        " file with other content is refused.",
     )
     collocations: Collocations = Field(
-        default_factory=Collocations, description="What is a collocation, where there is no lexicon."
+        default_factory=Collocations, description="What counts as a collocation if there is no lexicon."
     )
-    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability of each phrase to be chosen.")
+    phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability that a phrase is chosen.")
     read_tokens: int = Field(
         30_000_000,
         ge=1,
-        description="At most about this many tokens, evenly over the corpus, are read to find collocations, or to tell"
-        " which entries of the lexicon never match.",
+        description="Approximate maximum number of tokens that are read, spread evenly over the corpus, to find"
+        " collocations or the entries of the lexicon that never match.",
     )
 
     _table: PhraseTable | None = PrivateAttr(None)

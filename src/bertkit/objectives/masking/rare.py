@@ -30,7 +30,9 @@ class RareTokens(MaskingStrategy):
     """An exact count of tokens, drawn without replacement in proportion to a power of how rare they are."""
 
     name: Literal["rare"] = "rare"
-    exponent: float = Field(0.7, ge=0, description="A token's weight is its count in the corpus to the minus this.")
+    exponent: float = Field(
+        0.7, ge=0, description="Exponent: a token's weight is its count in the corpus to the power of minus this."
+    )
 
     _weight_V: NDArray[np.float64] | None = PrivateAttr(None)
 

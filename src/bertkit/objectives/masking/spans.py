@@ -32,8 +32,8 @@ class Spans(WholeWordMasking):
     """Spans at random places until the count is reached."""
 
     name: Literal["spans"] = "spans"
-    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of lengths in words.")
-    longest: int = Field(10, ge=1, description="Words of the longest span.")
+    p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of span lengths in words.")
+    longest: int = Field(10, ge=1, description="Maximum span length in words.")
 
     replaced_as_one: ClassVar[bool] = True
 

@@ -38,7 +38,7 @@ class TiledSpans(MaskingStrategy):
     """Adjacent spans that cover the text, chosen by chance and by how often their tokens were chosen before."""
 
     name: Literal["tiled-spans"] = "tiled-spans"
-    longest: int = Field(3, ge=1, description="Tokens of the longest span.")
+    longest: int = Field(3, ge=1, description="Maximum span length in tokens.")
 
     replaced_as_one: ClassVar[bool] = True
 

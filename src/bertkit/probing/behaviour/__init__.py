@@ -11,18 +11,23 @@ from bertkit.probing import ProbeSettings
 
 
 class BehaviourSettings(ProbeSettings, BlimpSettings):
-    """Grammar, common sense, roles and negation by preference: `bertkit probe behaviour --model M --data PATH`"""
+    """Test grammar, common sense, roles and negation by the model's preferences:
+    `bertkit probe behaviour --model M --data PATH`"""
 
     kind: ClassVar[str] = "behaviour"
 
     only: list[str] = Field(
         default_factory=list,
-        description="Paradigms, fields, phenomena or diagnostics, such as 'anaphor_*' or 'NEG*' (default: all).",
+        description="Paradigm, field, phenomenon or diagnostic to score, such as 'anaphor_*' or 'NEG*' (default: all).",
     )
     top: list[Annotated[int, Field(ge=1)]] = Field(
         [1, 5],
         min_length=1,
-        description="k of the accuracy in a blank: among the k most probable words (default: 1 5).",
+        description="K of the top-K accuracy at a blank: the answer is among the K most probable words.",
     )
-    margin: float = Field(0.01, ge=0, lt=1, description="Minimum difference of probabilities of a clear preference.")
-    ending: str = Field("", description="Text after a blank, such as a full stop; the paper's code has none.")
+    margin: float = Field(
+        0.01, ge=0, lt=1, description="Minimum difference of probabilities that counts as a clear preference."
+    )
+    ending: str = Field(
+        "", description="Text to put after a blank, such as a full stop (default: none, as in the paper's code)."
+    )

@@ -10,23 +10,26 @@ from bertkit.probing import ProbeSettings
 
 
 class ContextualitySettings(ProbeSettings):
-    """How much a word's vector depends on its sentence: `bertkit probe contextuality --model M --data text.txt`"""
+    """Measure how much a word's vector depends on its sentence:
+    `bertkit probe contextuality --model M --data text.txt`"""
 
     kind: ClassVar[str] = "contextuality"
 
-    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text; repeats are left out.")
-    words: list[str] = Field(
-        default_factory=list, description="Measure this word only (default: all that occur often enough)."
+    sentences: int = Field(
+        1000, ge=1, description="Number of sentences, drawn at random from the text; repeated sentences are left out."
     )
-    min_contexts: int = Field(5, ge=2, description="Minimum number of sentences that a word must occur in.")
+    words: list[str] = Field(
+        default_factory=list, description="Word to measure (default: all that occur often enough)."
+    )
+    min_contexts: int = Field(5, ge=2, description="Minimum number of sentences in which a word must occur.")
     max_contexts: int = Field(
-        100, ge=2, description="Maximum number of sentences of a word; more are sampled down to it."
+        100, ge=2, description="Maximum number of sentences per word; more are sampled down to it."
     )
     max_vectors: int = Field(
         20_000, ge=2, description="Maximum number of occurrences in memory; words are sampled until it is reached."
     )
     static_layers: list[int] = Field(
         default_factory=list,
-        description="Write one static vector a word, its first principal component in this layer, as word2vec text"
+        description="Write one static vector per word, its first principal component in this layer, as word2vec text"
         " (default: none).",
     )

@@ -10,13 +10,16 @@ from bertkit.probing import ProbeSettings
 
 
 class EffectiveAttentionSettings(ProbeSettings):
-    """How much of attention does not affect the output, by length:
+    """Measure how much of the attention does not affect the output, by text length:
     `bertkit probe effective-attention --model M --data F`"""
 
     kind: ClassVar[str] = "effective-attention"
 
-    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text, that texts are made of.")
-    texts: int = Field(20, ge=1, description="Texts of each length.")
+    sentences: int = Field(
+        1000, ge=1, description="Number of sentences, drawn at random from the text, that the texts are composed of."
+    )
+    texts: int = Field(20, ge=1, description="Number of texts per length.")
     lengths: list[int] = Field(
-        default_factory=list, description="Length of the texts in tokens (default: from 8 to what the model reads)."
+        default_factory=list,
+        description="Length of the texts in tokens (default: several from 8 to the model's maximum).",
     )

@@ -10,22 +10,28 @@ from bertkit.probing import ProbeSettings
 
 
 class HeadsSettings(ProbeSettings):
-    """Which heads a model could do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
+    """Find the heads that a model can do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
 
     kind: ClassVar[str] = "heads"
 
     task: str | None = Field(
         None,
-        description="The task that the model was fine-tuned on, in place of words of --data (default: its run's own).",
+        description="Task that the model was fine-tuned on, used instead of words of --data (default: the task of"
+        " the model's run).",
     )
-    sentences: int = Field(1000, ge=1, description="Sentences, or training examples, that importance is the mean of.")
+    sentences: int = Field(
+        1000, ge=1, description="Number of sentences, or of training examples, over which importance is averaged."
+    )
     score_sentences: int = Field(
-        200, ge=1, description="Held-out sentences, or dev examples, that every ablation is scored on."
+        200, ge=1, description="Number of held-out sentences, or of dev examples, on which every ablation is scored."
     )
     normalise: Literal["layer", "none"] = Field(
         "layer",
-        description="Whether heads are ranked by importance divided by its L2 norm over the layer, or as it is.",
+        description="layer: heads are ranked by importance divided by its L2 norm over the layer; none: by plain"
+        " importance.",
     )
-    prune_share: float = Field(0.1, gt=0, le=1, description="Share of all heads that each step of pruning removes.")
-    random_orders: int = Field(3, ge=0, description="Random orders of pruning, as a baseline.")
-    mask_rate: float = Field(0.15, gt=0, lt=1, description="Share of a sentence's tokens that is masked (text only).")
+    prune_share: float = Field(0.1, gt=0, le=1, description="Share of all heads that is removed in each pruning step.")
+    random_orders: int = Field(3, ge=0, description="Number of random pruning orders, as a baseline.")
+    mask_rate: float = Field(
+        0.15, gt=0, lt=1, description="Masking rate: share of a sentence's tokens that is masked (text only)."
+    )

@@ -12,18 +12,17 @@ Candidates = Literal["lemma", "lemma-pos", "word"]
 
 
 class SensesSettings(ProbeSettings):
-    """Word senses by nearest neighbours, layer by layer: `bertkit probe senses --model M --data semcor.jsonl`"""
+    """Predict word senses from nearest neighbours, layer by layer:
+    `bertkit probe senses --model M --data semcor.jsonl`"""
 
     kind: ClassVar[str] = "senses"
 
-    ks: list[int] = Field(
-        [1, 3, 5, 10], min_length=1, description="Number of neighbours that vote (default: 1 3 5 10)."
-    )
+    ks: list[int] = Field([1, 3, 5, 10], min_length=1, description="Number of neighbours that vote.")
     capped: bool = Field(
         True, description="Cap the number of neighbours at the number of examples of the word's rarest sense."
     )
     candidates: Candidates = Field(
-        "lemma", description="What examples share with a word: lemma, lemma-pos or word (as written)."
+        "lemma", description="What examples must share with a word: lemma, lemma-pos or word (as written)."
     )
-    sentences: int = Field(0, ge=0, description="Sentences drawn at random for training; 0: all.")
-    words: list[str] = Field(default_factory=list, description="Draw the senses of this lemma (default: none).")
+    sentences: int = Field(0, ge=0, description="Number of training sentences, drawn at random; 0: all.")
+    words: list[str] = Field(default_factory=list, description="Plot the senses of this lemma (default: none).")

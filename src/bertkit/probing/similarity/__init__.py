@@ -10,10 +10,13 @@ from bertkit.probing import ProbeSettings
 
 
 class SimilaritySettings(ProbeSettings):
-    """CKA and SVCCA between layers, models, checkpoints: `bertkit probe similarity --model A --model B --data t.txt`"""
+    """Compare layers, models and checkpoints by CKA and SVCCA:
+    `bertkit probe similarity --model A --model B --data t.txt`"""
 
     kind: ClassVar[str] = "similarity"
 
-    sentences: int = Field(1000, ge=1, description="Sentences, drawn at random from the text; repeats are left out.")
-    words: int = Field(5000, ge=2, description="Words drawn from the sentences, the same for all models.")
-    variance: float = Field(0.99, gt=0, le=1, description="Variance that SVCCA keeps of each layer, by SVD.")
+    sentences: int = Field(
+        1000, ge=1, description="Number of sentences, drawn at random from the text; repeated sentences are left out."
+    )
+    words: int = Field(5000, ge=2, description="Number of words drawn from the sentences, the same for all models.")
+    variance: float = Field(0.99, gt=0, le=1, description="Share of each layer's variance that SVCCA keeps, by SVD.")

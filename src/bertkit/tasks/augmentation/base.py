@@ -62,7 +62,8 @@ class Augmentation(Settings, ABC):
 
     labels: Literal["kept", "none"] = Field(
         "none",
-        description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
+        description="kept: a copy keeps its example's label; none: it has no label, and the teacher's outputs are its"
+        " labels.",
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

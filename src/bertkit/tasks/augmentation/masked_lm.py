@@ -63,25 +63,33 @@ class MaskedLMWords(Augmentation):
     name: Literal["masked_lm"] = "masked_lm"
     labels: Literal["kept", "none"] = Field(
         "kept",
-        description="Whether a copy has its example's label, or none, so that the teacher's outputs are its labels.",
+        description="kept: a copy keeps its example's label; none: it has no label, and the teacher's outputs are"
+        " its labels.",
     )
     later_fields: ClassVar[frozenset[str]] = frozenset({"letters"})
 
-    model: str = Field(description="Model with a masked-LM head: a Hub id, a model or a run directory.")
+    model: str = Field(description="Model with a masked-LM head: a Hub id, a model directory or a run directory.")
     copies: int = Field(
-        20, ge=1, description="Copies of each text (N); TinyBERT: 10 for MNLI and QQP, 20 for SST-2 and QNLI, else 30."
+        20,
+        ge=1,
+        description="Number of copies per text (N); TinyBERT uses 10 for MNLI and QQP, 20 for SST-2 and QNLI, else 30.",
     )
-    replace: float = Field(0.4, ge=0, le=1, description="Probability p that a word is exchanged.")
-    candidates: int = Field(15, ge=1, description="Candidates for each word (M).")
+    replace: float = Field(0.4, ge=0, le=1, description="Probability p that a word is replaced.")
+    candidates: int = Field(15, ge=1, description="Number of candidates per word (M).")
     word_vectors: str | None = Field(
-        None, description="File of word vectors (GloVe or word2vec text) for words of several tokens; null: they stay."
+        None,
+        description="File of word vectors (GloVe or word2vec text) for words of several tokens; null: those words"
+        " are unchanged.",
     )
-    vector_words: int = Field(100_000, ge=2, description="Words read of that file, the commonest first.")
+    vector_words: int = Field(100_000, ge=2, description="Number of words read from that file, the most common first.")
     letters: Literal["any", "a-z"] = Field(
-        "any", description="Which words may change: of any letters and digits, or of the letters a to z alone."
+        "any",
+        description="Which words may be replaced: those of any letters and digits, or only those of the letters a to"
+        " z.",
     )
     stop_words: str | None = Field(
-        None, description="File of words that stay, one a line, in lower case; null: English function words."
+        None,
+        description="File of words that are never replaced, one per line, in lower case; null: English function words.",
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

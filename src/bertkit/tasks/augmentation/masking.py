@@ -42,16 +42,23 @@ class Masking(Augmentation):
 
     name: Literal["masking"] = "masking"
     copies: int | None = Field(
-        None, ge=1, description="Copies made of an example (n_iter); null: 20, of a pair 10. Equal ones are dropped."
+        None,
+        ge=1,
+        description="Number of copies per example (n_iter); null: 20, or 10 for a pair. Duplicates are dropped.",
     )
     mask: float = Field(0.1, ge=0, le=1, description="p_mask: probability that a word is masked.")
-    same_tag: float = Field(0.1, ge=0, le=1, description="p_pos: that it becomes another of its part of speech.")
-    ngram: float = Field(0.25, ge=0, le=1, description="p_ng: that an n-gram is all that is left of a copy.")
-    longest_ngram: int = Field(5, ge=1, description="Words of the longest n-gram.")
+    same_tag: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="p_pos: probability that a word is replaced by another with the same part of speech.",
+    )
+    ngram: float = Field(0.25, ge=0, le=1, description="p_ng: probability that a copy is reduced to an n-gram.")
+    longest_ngram: int = Field(5, ge=1, description="Maximum n-gram length in words.")
     tags: str | None = Field(
         LEARNT,
-        description="Where parts of speech come from: learnt (classes of words with like neighbours in the texts), a"
-        " CoNLL-U file or one of `word TAB tag` lines, or null: words are not exchanged.",
+        description="Source of the parts of speech: learnt (classes of words with similar neighbours in the texts),"
+        " a CoNLL-U file, a file of `word TAB tag` lines, or null: words are not replaced by others.",
     )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

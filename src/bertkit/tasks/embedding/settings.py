@@ -6,7 +6,7 @@ Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, sections 3 and 6.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -21,31 +21,40 @@ class EmbeddingSettings(Settings):
 
     loss: AnyLoss | None = Field(
         None,
-        description="What is learnt of the vectors (default: softmax of classes, cosine of scores, multiple_negatives"
-        " where there is neither).",
+        description="Loss of the vectors (default: softmax for classes, cosine for scores, else multiple_negatives).",
     )
     pooling: PoolingMode | tuple[PoolingMode, ...] | None = Field(
         None,
-        description="How a text's states become its vector; of several modes the vectors are joined (default: the"
-        " model's own where it is a sentence embedder, else mean).",
+        description="How token states are pooled into a text's vector; the vectors of several modes are concatenated"
+        " (default: the model's own if it is a sentence embedder, else mean).",
     )
     normalise: bool | None = Field(
         None,
-        description="Whether vectors have length one (default: as the model's own where it is a sentence embedder).",
+        description="Whether vectors are normalised to unit length (default: as in the model if it is a sentence"
+        " embedder).",
     )
     teacher: str | None = Field(
         None,
-        description="Model that the losses margin (a cross-encoder) and teacher_vectors (an embedder) learn from: a Hub"
-        " id, a model or a run directory; margins may be the labels instead.",
+        description="Teacher of the losses margin (a cross-encoder) and teacher_vectors (an embedder): a Hub id, a"
+        " model directory or a run directory; margins may be given as labels instead.",
     )
     matryoshka: Matryoshka | None = Field(
-        None, description="Compute the loss of the first numbers of the vectors, too, so that they can be cut."
+        None, description="Also compute the loss of the vectors' leading dimensions, so that vectors can be truncated."
     )
     largest_score: float | None = Field(
         None,
         gt=0,
-        description="Scores are divided by it where they are compared with a cosine (default: the task's, else 1).",
+        description="Scores are divided by this before they are compared with a cosine (default: the task's, else 1).",
     )
+
+    train_max_length: int | None = Field(
+        None,
+        ge=8,
+        description="Truncate training texts to this many tokens; data.max_length, which must be larger, then applies"
+        " only to evaluation and to the finished model (default: data.max_length applies to training, too).",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"train_max_length"})
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.loss is not None and not self.loss.compares_bounded_scores:

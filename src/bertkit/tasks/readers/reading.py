@@ -33,16 +33,16 @@ class TableReading(FileFormat):
 
     quoted: bool | None = Field(
         None,
-        description="Whether fields may be in double quotes, and then hold delimiters and line breaks (default: those"
-        " of a CSV may; those of a TSV where all of its quotes can be read so, and some cannot be read otherwise).",
+        description="Whether fields may be in double quotes and then contain delimiters and line breaks (default:"
+        " yes for a CSV file; for a TSV file only if all of its quotes can be read that way and some cannot be read"
+        " otherwise).",
     )
     na: tuple[str, ...] = Field(
         MISSING,
-        description=f"Values that mean that a label is missing (default: {' '.join(MISSING)}); an empty cell always"
-        " does.",
+        description=f"Values that mark a missing label (default: {' '.join(MISSING)}); an empty cell always does.",
     )
     skip_bad_rows: bool = Field(
-        False, description="Leave out rows that cannot be read; they are counted, and listed in the run."
+        False, description="Leave out rows that cannot be read; they are counted and listed in the run."
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "quoted", "na", "skip_bad_rows"})

@@ -48,20 +48,23 @@ class Columns(Settings):
 
     text: str = Field("text", description="Column of the text, of the words (tagging) or of the context (choice).")
     text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
-    label: str | None = Field("label", description="Column of the label, score or tags; null where there are none.")
-    endings: tuple[str, ...] = Field(("endings",), description="A column of lists, or one for each ending (choice).")
+    label: str | None = Field("label", description="Column of the label, score or tags; null if there are none.")
+    endings: tuple[str, ...] = Field(
+        ("endings",), description="A column of lists of endings, or one column per ending (choice)."
+    )
     negatives: tuple[str, ...] = Field(
         (),
-        description="Columns of texts that are no match of the first, each of texts or of lists of them (embedding).",
+        description="Columns of texts that do not match the first text, each with a text or a list of texts"
+        " (embedding).",
     )
     id: str | None = Field(
-        None, description="Column of the ids (default: `id` if present, else the row's number from 0)."
+        None, description="Column of the ids (default: `id` if present, else the row's number, counted from 0)."
     )
-    separator: str = Field("|", min_length=1, description="What separates the names in a multi-label column of text.")
+    separator: str = Field("|", min_length=1, description="Separator of the names in a multi-label text column.")
     group: str | None = Field(
         None,
-        description="Column whose rows with equal values, such as those of one author, are never divided"
-        " between train and dev where one file is split.",
+        description="Rows with the same value in this column, such as those of one author, stay on one side when a"
+        " file is split into train and dev.",
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"group", "negatives"})

@@ -20,11 +20,11 @@ class AdafactorConfig(OptimizerConfig):
 
     name: Literal["adafactor"] = "adafactor"
     weight_decay: float = Field(
-        0.0, ge=0, description="Decay per step, times the learning rate; not on biases and norms."
+        0.0, ge=0, description="Weight decay per step, times the learning rate; not on biases and norms."
     )
-    beta2_decay: float = Field(-0.8, lt=0, description="The running mean's newest square weighs step^beta2_decay.")
+    beta2_decay: float = Field(-0.8, lt=0, description="The running mean's newest square has weight step^beta2_decay.")
     eps1: float | None = Field(
-        None, gt=0, description="Lower bound of the root of a second moment; null: the data type's epsilon."
+        None, gt=0, description="Lower bound of the square root of a second moment; null: the data type's epsilon."
     )
     eps2: float = Field(1e-3, ge=0, description="Lower bound of the weights' root mean square.")
     clip_threshold: float = Field(1.0, ge=1, description="Root mean square above which an update is scaled down.")

@@ -20,9 +20,9 @@ class AdagradConfig(OptimizerConfig):
 
     name: Literal["adagrad"] = "adagrad"
     decay_is_decoupled: ClassVar[bool] = False
-    weight_decay: float = Field(0.0, ge=0, description="Share of the weight that is added to its gradient.")
-    initial_sum: float = Field(1.0, ge=0, description="Sum of squares that each weight begins with.")
-    eps: float = Field(1e-10, gt=0, description="Added to the root of the sum.")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty: share of the weight that is added to its gradient.")
+    initial_sum: float = Field(1.0, ge=0, description="Initial sum of squares of each weight.")
+    eps: float = Field(1e-10, gt=0, description="Epsilon added to the square root of the sum.")
 
     state_bytes: ClassVar[float] = 4.0
 

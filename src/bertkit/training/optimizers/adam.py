@@ -21,9 +21,13 @@ _LONG_AGO = 1 << 20
 
 
 class _AdamLike(OptimizerConfig):
-    betas: Betas = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
-    eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
-    bias_correction: bool = Field(True, description="Correct the running means for their start at zero; BERT does not.")
+    betas: Betas = Field(
+        (0.9, 0.999), description="Decay rates of the running means of the gradient and of its square."
+    )
+    eps: float = Field(1e-6, gt=0, description="Epsilon added to the square root of the second moment.")
+    bias_correction: bool = Field(
+        True, description="Bias correction: correct the running means for their start at zero; BERT does not."
+    )
 
     @property
     def width_power(self) -> float:
@@ -64,7 +68,9 @@ class AdamConfig(_AdamLike):
 
     name: Literal["adam"] = "adam"
     decay_is_decoupled: ClassVar[bool] = False
-    weight_decay: float = Field(0.01, ge=0, description="Share of the weight that is added to its gradient.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="L2 penalty: share of the weight that is added to its gradient."
+    )
 
     def _kernel(self, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         return torch.optim.Adam(groups, lr=0.0, betas=self.betas, eps=self.eps, fused=True)

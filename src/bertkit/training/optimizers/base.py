@@ -25,16 +25,17 @@ Betas = tuple[_Decay, _Decay]
 class OptimizerConfig(Settings, ABC):
     """An update rule. The step sets the schedule's learning rate in each group before every update."""
 
-    weight_decay: float = Field(0.01, ge=0, description="Decay per step, times the learning rate.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay per step, times the learning rate.")
     decay_biases_and_norms: bool = Field(
-        False, description="Whether weight decay applies to biases and norms, too, as in fairseq's training loop."
+        False, description="Whether weight decay also applies to biases and norms, as in fairseq's training loop."
     )
     decay_per_step: bool = Field(
         False,
-        description="Whether weight_decay is what weights lose in an update at the schedule's peak, however high that"
-        " is, and less where the learning rate is lower; else it is multiplied by the learning rate.",
+        description="Whether weight_decay is what weights lose in an update at the schedule's peak, whatever the"
+        " peak learning rate, and proportionally less at lower learning rates; otherwise it is multiplied by the"
+        " learning rate.",
     )
-    clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; null: no clipping.")
+    clip_norm: float | None = Field(1.0, gt=0, description="Maximum global norm of the gradient; null: no clipping.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms", "decay_per_step"})
     decay_is_decoupled: ClassVar[bool] = True

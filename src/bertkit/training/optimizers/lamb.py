@@ -22,11 +22,16 @@ class LambConfig(OptimizerConfig):
 
     name: Literal["lamb"] = "lamb"
     decay_is_decoupled: ClassVar[bool] = False
-    betas: Betas = Field((0.9, 0.999), description="Decay of the running means of gradient and square.")
-    eps: float = Field(1e-6, gt=0, description="Added to the root of the second moment.")
-    bias_correction: bool = Field(True, description="Correct the running means for their start; ALBERT does not.")
+    betas: Betas = Field(
+        (0.9, 0.999), description="Decay rates of the running means of the gradient and of its square."
+    )
+    eps: float = Field(1e-6, gt=0, description="Epsilon added to the square root of the second moment.")
+    bias_correction: bool = Field(
+        True, description="Bias correction: correct the running means for their start; ALBERT does not."
+    )
     adapted: Literal["decayed", "all"] = Field(
-        "decayed", description="Who has a trust ratio: all but biases and norms, as in the released code, or all."
+        "decayed",
+        description="Parameters with a trust ratio: all except biases and norms, as in the released code, or all.",
     )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:

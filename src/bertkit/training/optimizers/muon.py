@@ -26,22 +26,22 @@ class MuonConfig(OptimizerConfig):
     name: Literal["muon"] = "muon"
     can_shard: ClassVar[bool] = False
     later_fields: ClassVar[frozenset[str]] = OptimizerConfig.later_fields | {"iterations"}
-    momentum: float = Field(0.95, ge=0, lt=1, description="Of the matrices' gradients, in Nesterov's form.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of the matrices' gradients, in Nesterov's form.")
     adjustment: Literal["match_rms_adamw", "original"] = Field(
         "match_rms_adamw",
-        description="A matrix of A x B has its learning rate times 0.2 sqrt(max(A, B)), which suits AdamW's learning"
-        " rates, or, as first published, sqrt(max(1, A / B)).",
+        description="Factor of the learning rate of an A x B matrix: 0.2 sqrt(max(A, B)), which suits AdamW's"
+        " learning rates, or, as first published, sqrt(max(1, A / B)).",
     )
     matrix_rate: float = Field(1.0, gt=0, description="The matrices' learning rate as a multiple of the schedule's.")
     iterations: int = Field(
         5,
         ge=1,
         lt=100,
-        description="Of Newton and Schulz's method, which makes a matrix orthogonal. With small batches they cost as"
-        " much as the model (`--plan`).",
+        description="Iterations of the Newton-Schulz method, which makes a matrix orthogonal. With small batches"
+        " they cost as much as the model (`--plan`).",
     )
-    betas: Betas = Field((0.9, 0.999), description="AdamW's decay of the running means.")
-    eps: float = Field(1e-6, gt=0, description="AdamW's: added to the root of the second moment.")
+    betas: Betas = Field((0.9, 0.999), description="AdamW's decay rates of the running means.")
+    eps: float = Field(1e-6, gt=0, description="AdamW's epsilon, added to the square root of the second moment.")
 
     @property
     def width_power(self) -> float:

@@ -32,8 +32,10 @@ class ContrastiveLoss(EmbeddingLoss):
     """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, of the score y and the distance d."""
 
     name: Literal["contrastive"] = "contrastive"
-    distance: Distance = Field("cosine", description="Distance of two vectors.")
-    margin: float = Field(0.5, ge=0, description="Distance from which on a pair that does not belong together is free.")
+    distance: Distance = Field("cosine", description="Distance function for two vectors.")
+    margin: float = Field(
+        0.5, ge=0, description="Distance beyond which a pair that does not belong together adds no loss."
+    )
 
     wanted: ClassVar[TargetKind | None] = "score"
     compares_bounded_scores: ClassVar[bool] = True
@@ -49,8 +51,10 @@ class OnlineContrastiveLoss(EmbeddingLoss):
     neither."""
 
     name: Literal["online_contrastive"] = "online_contrastive"
-    distance: Distance = Field("cosine", description="Distance of two vectors.")
-    margin: float = Field(0.5, ge=0, description="Distance from which on a pair that does not belong together is free.")
+    distance: Distance = Field("cosine", description="Distance function for two vectors.")
+    margin: float = Field(
+        0.5, ge=0, description="Distance beyond which a pair that does not belong together adds no loss."
+    )
 
     wanted: ClassVar[TargetKind | None] = "score"
     compares_examples: ClassVar[bool] = True

@@ -23,7 +23,7 @@ from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextV
 class RankingLoss(EmbeddingLoss):
     """log(1 + sum exp(scale (s_i - s_j))) over the pairs of a batch's examples that are ranked, s a similarity."""
 
-    scale: float = Field(20.0, gt=0, description="Factor of the similarities: the inverse of a temperature.")
+    scale: float = Field(20.0, gt=0, description="Scale of the similarities: the inverse of a temperature.")
 
     wanted: ClassVar[TargetKind | None] = "score"
     compares_examples: ClassVar[bool] = True

@@ -23,9 +23,9 @@ class Matryoshka(Settings):
     """The widths at which the loss is computed."""
 
     widths: tuple[int, ...] = Field(
-        min_length=1, description="How many of the vectors' first numbers, the largest first, such as [384, 128, 32]."
+        min_length=1, description="Numbers of leading dimensions, the largest first, such as [384, 128, 32]."
     )
-    weights: tuple[float, ...] | None = Field(None, description="Of each width's loss (default: 1 each).")
+    weights: tuple[float, ...] | None = Field(None, description="Weight of the loss at each width (default: 1 each).")
 
     @model_validator(mode="after")
     def _fits(self) -> Matryoshka:

@@ -27,13 +27,14 @@ class MultipleNegativesLoss(EmbeddingLoss):
     """Cross-entropy of each anchor's positive among all positives and negatives of the batch."""
 
     name: Literal["multiple_negatives"] = "multiple_negatives"
-    scale: float = Field(20.0, gt=0, description="Factor of the cosines: the inverse of a temperature.")
+    scale: float = Field(20.0, gt=0, description="Scale of the cosines: the inverse of a temperature.")
     symmetric: bool = Field(
         False, description="Also find each positive's anchor among all anchors; the loss is the mean of both."
     )
     mask_duplicates: bool = Field(
         True,
-        description="Leave out candidates whose text is the anchor's or its positive's; if not, they are negatives.",
+        description="Leave out candidates whose text equals the anchor or its positive; otherwise they count as"
+        " negatives.",
     )
 
     texts: ClassVar[tuple[int, int | None]] = (2, None)

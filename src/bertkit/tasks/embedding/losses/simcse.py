@@ -28,7 +28,7 @@ class SimcseLoss(MultipleNegativesLoss):
     """Cross-entropy of each text's second vector among those of the batch."""
 
     name: Literal["simcse"] = "simcse"  # type: ignore[assignment]  # a name of its own
-    projection: bool = Field(True, description="Whether a dense layer with tanh is behind the pooling in training.")
+    projection: bool = Field(True, description="Whether a dense layer with tanh follows the pooling in training.")
 
     texts: ClassVar[tuple[int, int | None]] = (1, 1)
     repeats_text: ClassVar[bool] = True

@@ -29,7 +29,7 @@ class SoftmaxLoss(EmbeddingLoss):
     parts: tuple[Part, ...] = Field(
         ("u", "v", "|u-v|"),
         min_length=1,
-        description="What is joined of the two vectors u and v: u, v, |u-v|, u*v.",
+        description="Combinations of the two vectors u and v to concatenate: u, v, |u-v|, u*v.",
     )
 
     wanted: ClassVar[TargetKind | None] = "class"

@@ -20,8 +20,8 @@ class TripletLoss(EmbeddingLoss):
     """max(distance to the positive - distance to the negative + margin, 0)."""
 
     name: Literal["triplet"] = "triplet"
-    distance: Distance = Field("euclidean", description="Distance of two vectors.")
-    margin: float = Field(5.0, ge=0, description="By how much the positive is nearer.")
+    distance: Distance = Field("euclidean", description="Distance function for two vectors.")
+    margin: float = Field(5.0, ge=0, description="Margin by which the positive must be nearer than the negative.")
 
     texts: ClassVar[tuple[int, int | None]] = (3, 3)
 

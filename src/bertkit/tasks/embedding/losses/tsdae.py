@@ -31,7 +31,9 @@ class TsdaeLoss(EmbeddingLoss):
     """Cross-entropy of every token of a text, from those before it and the vector of what is left of it."""
 
     name: Literal["tsdae"] = "tsdae"
-    deletion: float = Field(0.6, ge=0, lt=1, description="Share of the words that are deleted; at least one is kept.")
+    deletion: float = Field(
+        0.6, ge=0, lt=1, description="Share of the words that is deleted; at least one word is kept."
+    )
 
     texts: ClassVar[tuple[int, int | None]] = (1, 1)
     rebuilds_text: ClassVar[bool] = True
