@@ -327,7 +327,7 @@ def test_nearest_words_are_those_of_the_greatest_cosine(tmp_path: Path) -> None:
 
 
 def test_a_student_made_for_another_number_of_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"student\.texts is 1, an example of the task has 2"):
+    with pytest.raises(UsageError, match=r"student\.texts is 1, but an example of the task has 2"):
         new_bilstm(TEXTS, BilstmStudent(texts=1, vocab_size=60), tmp_path / "start", pairs=True)
     assert not (tmp_path / "start").exists()
 

@@ -392,5 +392,5 @@ def test_both_stacks_start_as_a_bert_but_for_what_joins_them() -> None:
         same = f"layers.0.attention.{kind}.weight"
         assert torch.equal(ours[f"encoder.decoder_{same}"], theirs[f"encoder.{same}"])
         assert ours[f"encoder.decoder_layers.0.cross_attention.{kind}.weight"].std() > 0.01
-    with pytest.raises(UsageError, match=r"max_position_embeddings \(30\) is above the initial model's 20"):
+    with pytest.raises(UsageError, match=r"max_position_embeddings \(30\) exceeds the initial model's 20"):
         converted(bert, found.model_copy(update={"max_position_embeddings": 30}), [SEQ2SEQ])

@@ -154,7 +154,7 @@ def test_what_is_saved_is_read_back(head: str, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": 63, "num_attention_heads": 7}, "must be even"),
-        ({"value_embeddings": 2}, "at either end, and there are 3 layers"),
+        ({"value_embeddings": 2}, "layers at either end, but there are only 3 layers"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,1 +1,1 @@
-"""Compiled loops for training on a processor, each in place of several operators of torch."""
+"""Compiled loops for training on a CPU, each of which replaces several torch operators."""

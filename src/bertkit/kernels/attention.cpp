@@ -1,6 +1,7 @@
-// Attention of packed sequences in bfloat16: nothing is gathered into rectangles, and no probability is kept; the
-// backward pass computes them again. Every head of a sequence is one task, whose result does not depend on which thread
-// computes it. Sums are in float32. Called as kernels.cpp is; a processor without the instructions has no function.
+// Attention of packed sequences in bfloat16: sequences are not padded to rectangles, and probabilities are not kept;
+// the backward pass recomputes them. Each head of a sequence is one task. Its result does not depend on which thread
+// computes it. Sums are in float32. Called like kernels.cpp; the functions are absent on a CPU without the
+// instructions.
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
@@ -20,8 +21,8 @@ constexpr int64_t kTile = 48;
 
 inline int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-// Sums of products of pairs of bfloat16: `rows` x `vectors` * 16 of them. A pair of `left` meets one of each lane of
-// `right`, which lie side by side for each pair.
+// `rows` x `vectors` * 16 sums of products of bfloat16 pairs. Each pair of `left` is multiplied by the pair in every
+// lane of `right`; the lanes of one pair are adjacent in memory.
 template <int kRows, int kVectors>
 inline void multiply_pairs(const uint32_t *left, int64_t left_row, int64_t left_step, const uint32_t *right,
                            int64_t right_step, int64_t pairs, float *out, int64_t out_row, float scale, bool adds) {
@@ -69,7 +70,7 @@ inline void multiply_rows(const uint32_t *left, int64_t left_row, int64_t left_s
     }
 }
 
-// out (rows x vectors * 16) = scale * left * right, added to what is there if `adds`.
+// out (rows x vectors * 16) = scale * left * right, added to the previous contents if `adds`.
 inline void multiply(const uint32_t *left, int64_t left_row, int64_t left_step, const uint32_t *right,
                      int64_t right_step, int64_t pairs, float *out, int64_t out_row, int64_t rows, int64_t vectors,
                      float scale, bool adds) {
@@ -89,7 +90,7 @@ inline void multiply(const uint32_t *left, int64_t left_row, int64_t left_step, 
     }
 }
 
-// Rows one below the other as pairs of rows: out[pair][column] holds rows 2 * pair and 2 * pair + 1; a missing one is 0.
+// Consecutive rows as pairs: out[pair][column] contains rows 2 * pair and 2 * pair + 1; a missing row is 0.
 inline void interleave(const BFloat16 *rows, int64_t stride, int64_t count, int64_t width, uint32_t *out,
                        int64_t out_row) {
     for (int64_t pair = 0; 2 * pair < count; ++pair) {
@@ -107,20 +108,20 @@ inline void interleave(const BFloat16 *rows, int64_t stride, int64_t count, int6
     }
 }
 
-// Sixteen rows of sixteen pairs, transposed: pair i of every row in `rows[i]`.
+// Transposes sixteen rows of sixteen pairs: afterwards `rows[i]` has pair i of every row.
 inline void transpose(__m512i (&rows)[kLanes]) {
     __m512i twos[kLanes], fours[kLanes];
     for (int i = 0; i < kLanes; i += 2) {
         twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
     }
-    for (int i = 0; i < kLanes; i += 4) {  // fours[i + k]: of rows i to i + 3 pair 4 * l + k, in quarter l
+    for (int i = 0; i < kLanes; i += 4) {  // fours[i + k]: pair 4 * l + k of rows i to i + 3, in quarter l
         fours[i] = _mm512_unpacklo_epi64(twos[i], twos[i + 2]);
         fours[i + 1] = _mm512_unpackhi_epi64(twos[i], twos[i + 2]);
         fours[i + 2] = _mm512_unpacklo_epi64(twos[i + 1], twos[i + 3]);
         fours[i + 3] = _mm512_unpackhi_epi64(twos[i + 1], twos[i + 3]);
     }
-    constexpr int kEven = 0x88, kOdd = 0xdd;  // quarters 0 and 2, or 1 and 3, of each of two
+    constexpr int kEven = 0x88, kOdd = 0xdd;  // quarters 0 and 2, or 1 and 3, of both operands
     for (int k = 0; k < 4; ++k) {
         const __m512i even_first = _mm512_shuffle_i32x4(fours[k], fours[4 + k], kEven);
         const __m512i even_last = _mm512_shuffle_i32x4(fours[8 + k], fours[12 + k], kEven);
@@ -133,7 +134,7 @@ inline void transpose(__m512i (&rows)[kLanes]) {
     }
 }
 
-// Pairs of a row's columns, with the rows side by side: out[pair][row], 0 behind the last row.
+// Pairs of columns, transposed: out[pair][row], 0 after the last row.
 inline void transpose_pairs(const BFloat16 *rows, int64_t stride, int64_t count, int64_t width, uint32_t *out,
                             int64_t out_row) {
     for (int64_t row = 0; row < out_row; row += kLanes) {
@@ -158,7 +159,7 @@ inline void narrow_rows(const float *rows, int64_t row, int64_t count, int64_t w
     }
 }
 
-// Softmax of the scores from `low` to `high`, and dropout as above; the exponentials take the scores' place.
+// Softmax of the scores from `low` to `high`, then dropout; the scores are overwritten by their exponentials.
 inline void softmax_range(float *scores, int64_t low, int64_t high, const int16_t *random, int64_t threshold,
                           float keep_scale, BFloat16 *out, float &log_sum) {
     const float top = largest(scores + low, high - low);
@@ -182,7 +183,8 @@ inline void softmax_range(float *scores, int64_t low, int64_t high, const int16_
     }
 }
 
-// From the scores and the gradient of the dropped shares: these, and the gradient of the scores; both 0 elsewhere.
+// From the scores and the gradient of the probabilities after dropout, computes these probabilities (`shares`) and the
+// gradient of the scores (`slopes`); both are 0 outside `low` to `high`.
 inline void softmax_range_backward(float *scores, const float *gradient, int64_t low, int64_t high, int64_t padded,
                                    const int16_t *random, int64_t threshold, float keep_scale, float log_sum,
                                    BFloat16 *shares, BFloat16 *slopes) {
@@ -216,15 +218,15 @@ inline void softmax_range_backward(float *scores, const float *gradient, int64_t
     }
 }
 
-// What is the same for all heads of a batch.
+// Arguments shared by all heads of a batch.
 struct Attention {
     const int32_t *bounds;       // of the sequences, among the packed tokens
-    const uint8_t *causal;       // of each sequence, whether no token attends to those behind it; null: none
-    const int64_t *random_start; // of each sequence, where its random bits begin; null: nothing is dropped
+    const uint8_t *causal;       // for each sequence, whether its attention is causal; null: it is causal in none
+    const int64_t *random_start; // for each sequence, where its random bits begin; null: no dropout
     const int16_t *random;
     int64_t sequences, heads, width;
-    bool one_query;      // whether each sequence has one query, which attends to all of it; else its tokens are queries
-    int64_t left, right; // tokens of a window on either side, -1: all
+    bool one_query;      // whether each sequence has one query, which attends to all its tokens; else all are queries
+    int64_t left, right; // tokens of the window on either side; -1: all
     int64_t threshold;
     float keep_scale, scale;
 

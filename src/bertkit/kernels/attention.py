@@ -1,9 +1,9 @@
-"""Attention of packed sequences in one compiled kernel on a processor, without rectangles.
+"""Attention of packed sequences in one compiled CPU kernel, without padding to rectangles.
 
-Dao 2023, FlashAttention-2, arXiv:2307.08691, has the same on a GPU: no probability is kept, the backward pass computes
-them again. It is for bfloat16, by the instructions that multiply pairs of it; products of this size would each be
-compiled anew by oneDNN for the number and the lengths of a batch's sequences. Sibling ops.py has the other kernels;
-models/attention.py the rectangles that a test ties it to.
+Dao 2023, FlashAttention-2, arXiv:2307.08691, does the same on a GPU: probabilities are not kept, and the backward pass
+recomputes them. The kernel is for bfloat16 and uses the instructions that multiply pairs of bfloat16 numbers. oneDNN
+would compile each product of this size again for every new number and length of sequences in a batch. Sibling ops.py
+has the other kernels; models/attention.py has the padded version, with which a test compares this one.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
 """
@@ -22,18 +22,18 @@ from bertkit.kernels.loading import Kernels
 from bertkit.kernels.ops import Drop
 
 HEAD_STEP = 16
-"""The width of a head is a multiple of it."""
+"""The head width must be a multiple of this."""
 _NAME = "attention"
 
 
 def has_attention(kernels: Kernels) -> bool:
-    """Whether the kernel is used on this processor."""
-    # oneDNN's products use tiles where there are any, and the kernel does not.
+    """Whether the kernel is used on this CPU."""
+    # oneDNN's products use AMX tiles if the CPU has them; the kernel does not.
     return not torch.cpu._is_amx_tile_supported() and kernels.has(_NAME, torch.bfloat16)
 
 
 def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> bool:
-    """Whether the kernel computes with these tensors."""
+    """Whether the kernel supports these tensors."""
     rows = (query_TNH, key_TNH, value_TNH)
     same = all(each.dtype == torch.bfloat16 and each.shape[1:] == query_TNH.shape[1:] for each in rows)
     return same and query_TNH.shape[-1] % HEAD_STEP == 0 and has_attention(kernels)
@@ -44,11 +44,12 @@ class Reach:
     """Which keys a query attends to in its sequence, and how.
 
     Attributes:
-        bounds_B1: int32; the first token of each sequence, and the number of all.
-        causal_B: uint8; whether no token of a sequence attends to those behind it; None: of none.
-        left, right: tokens before a query and behind it that it attends to at most; -1: all.
+        bounds_B1: int32; the first token of each sequence, followed by the total number of tokens.
+        causal_B: uint8; whether attention within each sequence is causal; None: it is causal in none.
+        left, right: the most tokens before and after a query that it attends to; -1: all.
         scale: factor of the scores.
-        one_query: whether each sequence has one query, which attends to all of it; else all its tokens are queries.
+        one_query: whether each sequence has a single query, which attends to all its tokens; otherwise every token is a
+            query.
     """
 
     bounds_B1: Tensor
@@ -59,9 +60,9 @@ class Reach:
     one_query: bool = False
 
     def cells(self, heads: int) -> tuple[Tensor, int]:
-        """Where the probabilities of each sequence begin among those of all, int64 (B,), and how many there are.
+        """Offset of each sequence's probabilities among all of them, int64 (B,), and their total number.
 
-        Those of a sequence are ordered by head, query and key.
+        Within a sequence they are ordered by head, query and key.
         """
         length_B = self.bounds_B1.diff().long()
         count_B = heads * length_B * (1 if self.one_query else length_B)
@@ -76,12 +77,12 @@ def packed_attention(
     reach: Reach,
     drop: Drop | None,
 ) -> Tensor:
-    """What every query reads of its own sequence, in bfloat16 and the queries' shape; arithmetic is in float32.
+    """Attention output of every query within its sequence, bfloat16, in the queries' shape; arithmetic is in float32.
 
     Args:
-        query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`. With one query a sequence there are B of them.
-        reach: of the queries.
-        drop: of the probabilities, as many as `Reach.cells` says; None: none.
+        query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`. With one query per sequence there are B queries.
+        reach: which keys the queries attend to.
+        drop: dropout of the probabilities, for as many elements as `Reach.cells` returns; None: no dropout.
     """
     result: Tensor = _PackedAttention.apply(query_TNH, key_TNH, value_TNH, reach, drop, kernels)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return result
@@ -113,7 +114,7 @@ class _PackedAttention(torch.autograd.Function):
         given = gradients[0].to(torch.bfloat16).contiguous()
         if joined_columns([each.flatten(1) for each in rows]) is None:
             found = [torch.empty(each.shape, dtype=torch.bfloat16) for each in rows]
-        else:  # so are their gradients, which then need not be joined for one product
+        else:  # lay out the gradients likewise, which saves joining them for a single product
             tokens, heads, width = rows[0].shape
             found = list(torch.empty(tokens, len(rows), heads, width, dtype=torch.bfloat16).unbind(1))
         arguments = _arguments(rows, ctx.reach, ctx.drop)
@@ -122,7 +123,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def joined_columns(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor, (T, sum of F), of which these, each (T, F), are all columns in their order; None: of none."""
+    """The tensor (T, sum of F) of which the parts, each (T, F), are all the columns in order; None if there is none."""
     first = parts[0]
     width = sum(each.shape[1] for each in parts)
     expected = first.data_ptr()
@@ -135,13 +136,13 @@ def joined_columns(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def _by_row(rows_TNH: Tensor) -> Tensor:
-    """With the heads of a token side by side."""
+    """The same rows with the heads of a token adjacent in memory."""
     steps = rows_TNH.stride()
     return rows_TNH if steps[2] == 1 and steps[1] == rows_TNH.shape[2] and steps[0] % 2 == 0 else rows_TNH.contiguous()
 
 
 def _arguments(rows: list[Tensor], reach: Reach, drop: Drop | None) -> list[Tensor | int | float | None]:
-    """Those that both passes have."""
+    """The arguments that both passes share."""
     _, heads, width = rows[0].shape
     starts_B = None if drop is None else reach.cells(heads)[0]
     bits, threshold, scale = (None, 0, 1.0) if drop is None else drop

@@ -1,4 +1,4 @@
-// Elements in memory and their arithmetic in float32, for the loops of this folder.
+// Element types in memory and their arithmetic in float32, for the loops in this folder.
 
 #pragma once
 
@@ -29,14 +29,14 @@ inline float widen(BFloat16 value) { return bits_as_float(static_cast<uint32_t>(
 
 inline void narrow(float value, float &out) { out = value; }
 
-// To the nearest, of two equally near ones to the even one, as torch rounds. The NaNs of arithmetic stay NaNs.
+// Rounds to nearest, ties to even, as torch does. NaNs from arithmetic stay NaNs.
 inline void narrow(float value, BFloat16 &out) {
     const uint32_t bits = float_as_bits(value);
     out.bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// 2^x for x between -126 and 127: a power of two times a polynomial over half a binade on either side of zero, fitted
-// by least squares of the relative error at Chebyshev nodes: to 8e-8.
+// 2^x for x between -126 and 127: a power of two times a polynomial on [-0.5, 0.5], fitted by least squares of the
+// relative error at Chebyshev nodes. Accurate to 8e-8.
 inline float power_of_two(float x) {
     const float whole = std::nearbyint(x);
     const float rest = x - whole;
@@ -51,7 +51,7 @@ inline float power_of_two(float x) {
 
 constexpr float kLog2OfE = 1.44269504088896341f;
 
-// exp(x) for x of at most 88; below -87 that of -87.
+// exp(x) for x up to 88; below -87, exp(-87).
 inline float fast_exp(float x) {
     x = x * kLog2OfE;
     return power_of_two(x < -125.5f ? -125.5f : x);

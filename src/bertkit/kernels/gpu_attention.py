@@ -1,14 +1,16 @@
-"""Attention of packed sequences in training on Hopper GPUs and newer ones, by Triton kernels.
+"""Attention of packed sequences in training on Hopper and newer GPUs, with Triton kernels.
 
-torch's FlashAttention 2 is written for the GPUs before, draws ten rounds of Philox for every 16 probabilities, has
-tiles of 128 tokens whatever a sequence's length, and adds up the gradient of the queries in any order. These kernels
-(triton_attention.py) multiply by Hopper's instructions and drop by a product of three numbers: of BERT's forward and
-backward pass they take 0.44 to 0.79 of the time (docs/gpu.md), and they give the same bits each time.
+torch's FlashAttention 2 is written for earlier GPUs, draws ten rounds of Philox for every 16 probabilities, uses
+tiles of 128 tokens for any sequence length, and sums the gradient of the queries in no fixed order. These kernels
+(triton_attention.py) multiply with Hopper's instructions and decide dropout by a product of three numbers. For BERT's
+forward and backward pass they take 0.44 to 0.79 of the time (docs/gpu.md), and their results are bit-identical each
+time.
 
-**The draw.** There is a random odd int32 for each token as a key, each token as a query and each head. The probability
-of a query, a key and a head is kept where the product of the three is not among the lowest `rate` of all int32. The
-product is uniform among odd numbers, and any two are uncorrelated. Of the many ways to take four keys of a sequence a
-few, three with 512 keys, have factors that add up to the same by twos; whether these are dropped is slightly dependent.
+**Dropout.** A random odd int32 is drawn for each token as a key, each token as a query and each head. The probability
+of a query, a key and a head is kept if the product of their three numbers is not among the lowest `rate` of all int32.
+The product is uniform among odd numbers, and any two products are uncorrelated. Among all ways to choose four keys of a
+sequence there are a few (three with 512 keys) in which two of the factors have the same sum as the other two; whether
+these four are dropped is slightly dependent.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
 """
@@ -28,15 +30,15 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 WIDTHS = (32, 64)
-"""Of a head; with wider ones torch's kernel is faster."""
+"""Supported head widths; for wider heads torch's kernel is faster."""
 CAPABILITY = (9, 0)
-"""Hopper, on which they were measured; for the next two generations they are known to compile."""
+"""Hopper, on which the kernels were measured; they are known to compile for the next two generations."""
 _ALL = 2**30
-"""More tokens than a sequence has."""
+"""More tokens than any sequence has."""
 
 
 class Tiles(NamedTuple):
-    """How a pass is cut: queries and keys of a tile, warps of a program, loads under way."""
+    """Tiling of a pass: queries and keys per tile, warps per program, pipelined loads."""
 
     queries: int
     keys: int
@@ -47,21 +49,21 @@ class Tiles(NamedTuple):
 ATTEND = Tiles(64, 32)
 QUERY_GRADIENT = Tiles(64, 32)
 KEY_GRADIENT = Tiles(64, 64)
-"""Small ones, so that a multiprocessor has many programs at a time; larger ones take up to twice as long."""
+"""Small tiles let a multiprocessor run many programs at a time; larger ones take up to twice as long."""
 
 
 def draw(factors: Tensor) -> Tensor:
-    """Draw the factors, int32, by the device's generator, in place: T of the keys, T of the queries, N of the heads."""
+    """Fill the int32 factors in place from the device's generator: T for keys, T for queries, N for heads."""
     return factors.random_(-(2**31), 2**31).bitwise_or_(1)
 
 
 def drop_below(rate: float) -> int:
-    """The least product of factors whose probability is kept."""
+    """The smallest product of factors for which a probability is kept."""
     return min(round(rate * 2**32), 2**32 - 1) - 2**31
 
 
 def supports_heads(query_TNH: Tensor, scale: float, rate: float) -> bool:
-    """Whether the kernels compute with heads like these."""
+    """Whether the kernels support heads like these."""
     of_16_bits = query_TNH.dtype in (torch.bfloat16, torch.float16)
     return of_16_bits and query_TNH.shape[-1] in WIDTHS and scale > 0 and rate < 1
 
@@ -77,15 +79,15 @@ def packed_attention(
     scale: float,
     dropout_rate: float,
 ) -> Tensor:
-    """What every token reads of its own sequence: (T, N, H).
+    """Attention output of every token within its sequence: (T, N, H).
 
     Args:
-        query_TNH, key_TNH, value_TNH: of 16 bits, on a GPU; see `supports_heads`.
-        bounds_B1: int32; the first token of each sequence, and the number of all.
-        longest: the most tokens of a sequence, at most.
-        window: how many tokens before its own and behind it a token attends to; -1: all.
+        query_TNH, key_TNH, value_TNH: 16-bit, on a GPU; see `supports_heads`.
+        bounds_B1: int32; the first token of each sequence, followed by the total number of tokens.
+        longest: upper bound of the tokens in any sequence.
+        window: how many tokens before and after itself a token attends to; -1: all.
         scale: factor of the scores, above 0.
-        dropout_rate: of the probabilities, below 1.
+        dropout_rate: dropout rate of the probabilities, below 1.
     """
     rows = [_by_row(each) for each in (query_TNH, key_TNH, value_TNH)]
     mixed_TNH, *_ = torch.ops.bertkit.packed_attention(*rows, bounds_B1, longest, *window, scale, dropout_rate)
@@ -96,10 +98,10 @@ def packed_attention(
 def joined_attention(
     rows_T3NH: Tensor, bounds_B1: Tensor, longest: int, *, scale: float, dropout_rate: float
 ) -> Tensor:
-    """`packed_attention` of queries, keys and values that lie side by side, whose gradients then do so, too.
+    """`packed_attention` of queries, keys and values stored side by side; so are their gradients.
 
     Args:
-        rows_T3NH: of 16 bits, on a GPU; see `supports_heads`.
+        rows_T3NH: 16-bit, on a GPU; see `supports_heads`.
         bounds_B1, longest, scale, dropout_rate: as in `packed_attention`.
     """
     operator = torch.ops.bertkit.joined_attention
@@ -109,7 +111,7 @@ def joined_attention(
 
 
 def _by_row(rows_TNH: Tensor) -> Tensor:
-    """With the heads of a token side by side, and every token's where 16 bytes can be read at once."""
+    """The same rows with the heads of a token adjacent, and each token aligned so that 16 bytes can be read at once."""
     steps = rows_TNH.stride()
     aligned = steps[2] == 1 and steps[1] == rows_TNH.shape[2] and steps[0] % 8 == 0
     return rows_TNH if aligned else rows_TNH.contiguous()
@@ -117,7 +119,7 @@ def _by_row(rows_TNH: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """What the passes of one attention share.
+    """Arguments that the passes of one attention share.
 
     Attributes:
         query_TNH, key_TNH, value_TNH: as in `packed_attention`.
@@ -136,34 +138,34 @@ class _Call:
 
     @property
     def programs(self) -> int:
-        """Of each tile: one a sequence and head."""
+        """Programs per tile: one for each sequence and head."""
         return self.query_TNH.shape[1] * (len(self.bounds_B1) - 1)
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """What all passes read: what is dropped, scale and rate, and how far a query attends to either side."""
+        """Numbers that all passes read: dropout threshold, scale, rate, and how far a query attends to either side."""
         window = (_ALL if side < 0 else side for side in (self.left, self.right))
         return drop_below(self.rate), self.scale, self.rate, *window
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How far apart tokens are in queries, keys and values."""
+        """Strides between tokens in queries, keys and values."""
         return tuple(each.stride(0) for each in (self.query_TNH, self.key_TNH, self.value_TNH))
 
     def options(self, cut: Tiles) -> dict[str, Any]:
-        """How triton compiles and starts a kernel."""
+        """Options with which Triton compiles and starts a kernel."""
         tile = {"WIDTH": self.query_TNH.shape[2], "QUERIES": cut.queries, "KEYS": cut.keys, "STAGES": cut.stages}
         kind = {"DROPOUT": self.rate > 0, "LOCAL": (self.left, self.right) != (-1, -1)}
         return {**tile, **kind, "PTX": self.query_TNH.is_cuda, "num_warps": cut.warps}
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """What tokens read, (T, N, H), the logarithms of sums, (N, T), and the factors of the draw.
+    """Attention output (T, N, H), the logarithms of the softmax sums (N, T), and the dropout factors.
 
     Args:
-        arguments: of `_Call`, in their order.
+        arguments: of `_Call`, in order.
     """
-    from bertkit.kernels import triton_attention  # triton is there where torch was built for a GPU
+    from bertkit.kernels import triton_attention  # triton is installed if torch was built for a GPU
 
     call = _Call(*arguments)
     out, log_sum, drawn = _results(*arguments)
@@ -183,7 +185,7 @@ def backward(out_TNH: Tensor, dout_TNH: Tensor, log_sum_NT: Tensor, drawn: Tenso
     Args:
         out_TNH, log_sum_NT, drawn: from `forward`.
         dout_TNH: the gradient of `out_TNH`.
-        arguments: of `_Call`, in their order.
+        arguments: of `_Call`, in order.
     """
     from bertkit.kernels import triton_attention
 
@@ -207,12 +209,12 @@ def backward(out_TNH: Tensor, dout_TNH: Tensor, log_sum_NT: Tensor, drawn: Tenso
 
 
 def _joined(rows_T3NH: Tensor, bounds_B1: Tensor, longest: int, scale: float, rate: float) -> tuple[Tensor, ...]:
-    """`forward` of queries, keys and values side by side, in all of a sequence."""
+    """`forward` of queries, keys and values side by side, without a window."""
     return forward(*rows_T3NH.unbind(1), bounds_B1, longest, -1, -1, scale, rate)
 
 
 def _results(query_TNH: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty tensors like those that `forward` gives."""
+    """Empty tensors like those that `forward` returns."""
     tokens, heads, _ = query_TNH.shape
     rate = others[-1]
     log_sum = query_TNH.new_empty((heads, tokens), dtype=torch.float32)
@@ -221,7 +223,7 @@ def _results(query_TNH: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradients(out_TNH: Tensor, *others: Any) -> Tensor:
-    """An empty tensor like the one that `backward` gives."""
+    """An empty tensor like the one that `backward` returns."""
     tokens, heads, width = out_TNH.shape
     return out_TNH.new_empty((tokens, 3, heads, width))
 
@@ -253,7 +255,7 @@ def _gradient_of_each(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _register() -> None:
-    """As operators, so that a graph of torch.compile holds them."""
+    """Register the passes as operators, which a torch.compile graph can contain."""
     options: dict[str, Any] = {"mutates_args": (), "device_types": "cuda"}
     drawing = {**options, "tags": (torch.Tag.nondeterministic_seeded,)}
     rows = "Tensor query, Tensor key, Tensor value, Tensor bounds"
@@ -282,7 +284,7 @@ _wanted = False
 
 @contextmanager
 def triton_attention_enabled(wanted: bool) -> Iterator[None]:
-    """Whether training on a GPU uses these kernels where they serve it, within the context."""
+    """Set whether training on a GPU uses these kernels, if they support it, within the context."""
     global _wanted
     before, _wanted = _wanted, wanted
     try:
@@ -292,31 +294,31 @@ def triton_attention_enabled(wanted: bool) -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the run that is under way uses these kernels where they serve it."""
+    """Whether the current run uses these kernels if they support it."""
     return _wanted
 
 
 def supports_device(device: torch.device) -> bool:
-    """Whether the kernels are for a GPU like this, and triton is installed."""
+    """Whether the kernels support this GPU and triton is installed."""
     nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     return nvidia and find_spec("triton") is not None
 
 
 def find_fault(device: torch.device) -> str | None:
-    """Compile and run the kernels once: the error that this raises, None if there is none.
+    """Compile and run the kernels once and return the error that this raises, or None.
 
-    triton builds its launcher with a C compiler and Python's headers, and keeps what it makes in the user's cache.
+    triton builds its launcher with a C compiler and Python's headers, and keeps the result in the user's cache.
     """
     try:
         with torch.no_grad(), torch.random.fork_rng([device]):
             _try_out(device)
-    except Exception as error:  # whatever it is, torch's kernel needs none of it
+    except Exception as error:  # any error: torch's kernel works without Triton
         return (str(error).splitlines() or [type(error).__name__])[0]
     return None
 
 
 def is_available(device: torch.device) -> bool:
-    """Whether the kernels support a GPU and run there."""
+    """Whether the kernels support a GPU and run on it."""
     if not supports_device(device):
         return False
     fault = find_fault(device)
@@ -326,7 +328,7 @@ def is_available(device: torch.device) -> bool:
 
 
 def _try_out(device: torch.device) -> None:
-    """Compile and run all passes, as most models need them."""
+    """Compile and run all passes in the form that most models need."""
     rows_T3NH = torch.ones(8, 3, 1, WIDTHS[-1], dtype=torch.bfloat16, device=device)
     bounds_B1 = torch.tensor([0, 8], dtype=torch.int32, device=device)
     shared = (*rows_T3NH.unbind(1), bounds_B1, 8, -1, -1, 1.0, 0.1)

@@ -1,9 +1,9 @@
 // Loops over rows of float32 or bfloat16, each of which replaces several passes of torch's operators over memory.
 //
-// Plain C functions over pointers, called through ctypes (loading.py), so that no header of torch is needed and building
-// takes seconds. Arithmetic is in float32, whatever the type in memory. A row is computed by one thread in an order that
-// does not depend on the number of threads, and sums over rows are formed in a fixed number of parts: the same bits with
-// any number of threads. What is not finite stays so.
+// These are plain C functions over pointers, called through ctypes (loading.py): they need no torch headers and build
+// in seconds. Arithmetic is in float32 for both types in memory. Each row is computed by one thread in an order that
+// does not depend on the number of threads, and sums over rows are formed in a fixed number of parts. Results are
+// therefore bit-identical with any number of threads. Non-finite values stay non-finite.
 
 #include <algorithm>
 #include <cmath>
@@ -19,13 +19,13 @@ constexpr float kCubic = 0.044715f;
 constexpr float kRootHalf = 0.7071067811865476f;
 constexpr float kInverseRootTwoPi = 0.3989422804014327f;
 
-// From the exponential of a number that is not positive, which cannot overflow.
+// Uses the exponential of a number that is not positive, which cannot overflow.
 inline float tanh_by_exp(float x) {
     const float decay = fast_exp(-2.0f * std::fabs(x));
     return std::copysign((1.0f - decay) / (1.0f + decay), x);
 }
 
-// The normal distribution function; Abramowitz and Stegun 1964, 7.1.26: to 1.5e-7.
+// The normal distribution function; Abramowitz and Stegun 1964, 7.1.26. Accurate to 1.5e-7.
 inline float normal_cdf(float x, float density_at_x) {
     const float z = std::fabs(x) * kRootHalf;
     const float t = 1.0f / (1.0f + 0.3275911f * z);
@@ -39,7 +39,7 @@ inline float normal_cdf(float x, float density_at_x) {
     return x < 0.0f ? tail : 1.0f - tail;
 }
 
-// Both forms of GELU. Of the exact one torch's own forward pass is as fast.
+// Both forms of GELU. The exact one has no forward pass here: torch's own is as fast.
 struct GeluByTanh {
     static float value(float x) {
         return 0.5f * x * (1.0f + tanh_by_exp(kRootTwoOverPi * (x + kCubic * x * x * x)));
@@ -58,7 +58,7 @@ struct GeluExact {
     }
 };
 
-// The next numbers of SFC64 (Doty-Humphrey's PractRand), as numpy draws them: three words of state and a counter.
+// The next numbers of SFC64 (Doty-Humphrey's PractRand), as numpy draws them; the state is three words and a counter.
 inline void random_words(const uint64_t *state, int64_t count, uint64_t *out) {
     uint64_t a = state[0], b = state[1], c = state[2], counter = state[3];
     for (int64_t i = 0; i < count; ++i) {
@@ -143,8 +143,8 @@ void cross_entropy(T *logits, const T *bias, int64_t rows, int64_t words, const 
     }
 }
 
-// Softmax of rows of scores over the first keys of a row, `visible` many of them for each `rows_each` rows, and dropout
-// of the probabilities: what is below `threshold` in the random bits is dropped. `log_sum` is for the backward pass.
+// Softmax of each row of scores over its first `seen` keys (one entry of `visible` for every `rows_each` rows), then
+// dropout: probabilities whose random bits are below `threshold` are dropped. `log_sum` is for the backward pass.
 template <bool kDrops, class T>
 void softmax_dropout_row(const T *scores, int64_t seen, int64_t keys, const int16_t *random, int threshold, float scale,
                          T *out, float &log_sum) {
@@ -176,7 +176,7 @@ void softmax_dropout(const T *scores, const int64_t *visible, int64_t rows_each,
     }
 }
 
-// A probability that was dropped is one whose output is zero: where it is zero by itself its gradient is, too.
+// A probability counts as dropped if its output is zero: if it is zero without dropout, its gradient is zero, too.
 template <class T>
 void softmax_dropout_backward(const T *scores, const T *out, const float *log_sum, const T *gradient,
                               const int64_t *visible, int64_t rows_each, int64_t rows, int64_t keys, float scale,
@@ -199,8 +199,8 @@ void softmax_dropout_backward(const T *scores, const T *out, const float *log_su
     }
 }
 
-// norm(residual + dropout(branch)): `sum` is what the norm reads, kept for the backward pass with its mean and inverse
-// deviation.
+// norm(residual + dropout(branch)). `sum` is the input of the norm, kept for the backward pass with its mean and
+// inverse standard deviation.
 template <bool kDrops, class T>
 void residual_norm(const float *residual, const T *branch, const int16_t *random, int64_t threshold, float scale,
                    const float *weight, const float *bias, float epsilon, int64_t rows, int64_t width, float *sum,
@@ -275,7 +275,7 @@ void residual_norm_backward(const float *gradient, const float *sum, const float
     }
 }
 
-// x / sqrt(mean(x^2) + epsilon) of each row; `inverse` is what a row is multiplied by, kept for the backward pass.
+// x / sqrt(mean(x^2) + epsilon) of each row; `inverse` is the factor of each row, kept for the backward pass.
 template <class T>
 void rms_norm(const T *x, float epsilon, int64_t rows, int64_t width, float *inverse, T *out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -309,8 +309,8 @@ void rms_norm_backward(const T *gradient, const T *x, const float *inverse, int6
     }
 }
 
-// Each row plus those near it, times a factor for every column: of `each_side` rows before it, from the farthest, then
-// of as many behind it. `inside` says of each of these, and each row, whether it counts.
+// Each row plus its neighbours, each times a factor per column: `each_side` rows before it, starting with the farthest,
+// then as many after it. `inside` marks for each neighbour and each row whether it counts.
 template <class T>
 void neighbours(const T *x, const float *factors, const uint8_t *inside, int64_t each_side, int64_t rows,
                 int64_t width, T *out, int threads) {
@@ -371,7 +371,7 @@ void neighbours_backward(const T *gradient, const T *x, const float *factors, co
 
 }  // namespace
 
-// One function for each type of element, named by it.
+// One function for each element type, with the type in its name.
 #define BERTKIT_EXPORT(NAME, T)                                                                                       \
     extern "C" void gelu_tanh_##NAME(const T *x, T *y, int64_t count, int threads) {                                  \
         activation<GeluByTanh>(x, y, count, threads);                                                                 \

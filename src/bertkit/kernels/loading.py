@@ -1,8 +1,7 @@
 """Building and loading the compiled kernels: once for each compiler, processor and source, kept in the cache.
 
-Own design. They are built for the very processor that they run on (native.py). Their parallel loops use the OpenMP
-library that torch has loaded, and with it torch's threads. Siblings ops.py and attention.py have the functions over
-tensors.
+They are built for the exact CPU that they run on (native.py). Their parallel loops use the OpenMP library that torch
+has loaded, and therefore torch's threads. Siblings ops.py and attention.py have the functions on tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Kernels:
-    """The loaded library, and the types of element for which it takes the place of torch's operators.
+    """The loaded library, and the element types for which it replaces torch's operators.
 
     Attributes:
         path: of the library.
@@ -50,17 +49,17 @@ class Kernels:
     dtypes: frozenset[torch.dtype]
 
     def has(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether the processor has the instructions that a function needs."""
+        """Whether the CPU has the instructions that a function needs."""
         return hasattr(_loaded(self.path), f"{name}_{str(dtype).removeprefix('torch.')}")
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
-        """Call a function of kernels.cpp for this type of element; torch's number of threads is the last argument."""
+        """Call a compiled function for this element type; torch's number of threads is the last argument."""
         function = _function(self.path, f"{name}_{str(dtype).removeprefix('torch.')}")
         function(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
 
 
 def _as_c(value: object) -> object:
-    """As the functions take it: tensors by their address, None as a null pointer, int as int64 and float as float."""
+    """Convert to C arguments: tensors to addresses, None to a null pointer, int to int64, float to float."""
     if isinstance(value, torch.Tensor):
         return ctypes.c_void_p(value.data_ptr())
     if isinstance(value, bool):
@@ -86,7 +85,7 @@ def _function(path: Path, name: str) -> ctypes._NamedFuncPointer:
 
 
 def _instructions() -> str:
-    """A hash of what the processor can do, which a virtual machine may narrow; empty where the system does not say."""
+    """Hash of the CPU's feature flags, which a virtual machine may reduce; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -96,10 +95,10 @@ def _instructions() -> str:
 
 
 def build(root: Path | None = None) -> Path:
-    """The library for this machine, from the cache or built now, which takes some seconds.
+    """The library for this machine, from the cache or built now, which takes a few seconds.
 
     Args:
-        root: of all caches; None: `cache_directory()`.
+        root: directory of all caches; None: `cache_directory()`.
 
     Raises:
         CompilerError: there is no compiler, or it fails.
@@ -122,33 +121,32 @@ _active: Kernels | None = None
 
 
 def loaded_kernels() -> Kernels | None:
-    """The kernels that this process computes with, if any, whatever the type of element."""
+    """The kernels that this process uses, if any, for any element type."""
     return None if torch.compiler.is_compiling() else _active
 
 
 def in_use(values: torch.Tensor) -> Kernels | None:
-    """The kernels, if this run computes with any: for the states that layers add to, which are float32 in a run in
-    bfloat16, too."""
+    """The kernels, if this run uses any: for residual states, which are float32 in bfloat16 runs, too."""
     if values.dtype not in (torch.float32, torch.bfloat16) or values.device.type != "cpu":
         return None
     return loaded_kernels()
 
 
 def active(values: torch.Tensor) -> Kernels | None:
-    """The kernels, if they compute with tensors like this one."""
+    """The kernels, if they are used for tensors like this one."""
     kernels = in_use(values)
     return kernels if kernels is not None and values.dtype in kernels.dtypes else None
 
 
 def activate(kernels: Kernels | None) -> None:
-    """Use these kernels in this process from now on; None: torch's operators alone."""
+    """Use these kernels in this process from now on; None: only torch's operators."""
     global _active
     _active = kernels
 
 
 @contextmanager
 def activated(kernels: Kernels | None) -> Iterator[None]:
-    """`activate` within the context, and what was before it afterwards."""
+    """`activate` within the context; restores the previous kernels afterwards."""
     before = _active
     activate(kernels)
     try:

@@ -1,7 +1,7 @@
 """The compiled kernels as functions of tensors, with their gradients.
 
-Each takes the place of several operators of torch where `loading.active` gives kernels, and is tied by tests to those,
-which stay beside it in models/. What the formulas are is said there.
+Each replaces several torch operators if `loading.active` returns kernels. Tests compare it with those operators, which
+remain in models/ and document the formulas.
 
 Shapes: T rows, D width, V vocabulary; m rows of logits; b sequences, N heads, Q queries, S keys;
 W neighbours on both sides.
@@ -26,9 +26,9 @@ class Drop(NamedTuple):
     """Which elements are dropped: those whose sixteen random bits are below `threshold`; the others are scaled.
 
     Attributes:
-        bits: int16, as many as there are elements.
+        bits: int16, one per element.
         threshold: between -2^15 and 2^15.
-        scale: of what is kept.
+        scale: factor of the kept elements.
     """
 
     bits: Tensor
@@ -41,7 +41,7 @@ def _parts(drop: Drop | None) -> tuple[Tensor | None, int, float]:
 
 
 def random_words(kernels: Kernels, seed: int, count: int) -> Tensor:
-    """What `numpy.random.SFC64(seed).random_raw(count)` draws, int64 (count,), in a third of its time."""
+    """The numbers of `numpy.random.SFC64(seed).random_raw(count)`, int64 (count,), in a third of its time."""
     state = np.random.SFC64(seed).state["state"]["state"]
     out = torch.empty(count, dtype=torch.int64)
     kernels.call("random_words", torch.int64, torch.from_numpy(state.view(np.int64)), count, out)
@@ -81,16 +81,16 @@ def softmax_dropout(kernels: Kernels, scores_bNQS: Tensor, visible_b: Tensor | N
     """Softmax over the keys, computed in float32, and dropout of the probabilities: (b, N, Q, S) in the scores' type.
 
     Args:
-        scores_bNQS: of any type that the kernels have.
-        visible_b: int64, of how many keys, from the first, each sequence has the probabilities; None: all.
-        drop: of the probabilities; None: none.
+        scores_bNQS: of any type that the kernels support.
+        visible_b: int64; how many keys of each sequence, from the first, have probabilities; None: all.
+        drop: dropout of the probabilities; None: no dropout.
     """
     result: Tensor = _SoftmaxDropout.apply(scores_bNQS, visible_b, drop, kernels)  # type: ignore[no-untyped-call]  # see gelu
     return result
 
 
 class _SoftmaxDropout(torch.autograd.Function):
-    """Keeps the scores and a number for each row; which probabilities were dropped is seen from the output."""
+    """Keeps the scores and one number per row; the output shows which probabilities were dropped."""
 
     @staticmethod
     def forward(ctx: Any, scores_bNQS: Tensor, visible_b: Tensor | None, drop: Drop | None, kernels: Kernels) -> Tensor:
@@ -139,9 +139,9 @@ def residual_norm(
 
     Args:
         residual_TD, weight_D, bias_D: float32.
-        branch_TD: of any type that the kernels have.
+        branch_TD: of any type that the kernels support.
         epsilon: added to the variance.
-        drop: of the branch; None: none.
+        drop: dropout of the branch; None: no dropout.
     """
     result: Tensor = _ResidualNorm.apply(residual_TD, branch_TD, weight_D, bias_D, epsilon, drop, kernels)  # type: ignore[no-untyped-call]  # see gelu
     return result
@@ -194,10 +194,10 @@ class _ResidualNorm(torch.autograd.Function):
 
 
 def rms_norm(kernels: Kernels, states: Tensor, epsilon: float) -> Tensor:
-    """Each row of the last dimension over the root of its mean square, of any shape; in float32 arithmetic.
+    """Each row of the last dimension divided by its root mean square, for any shape, in float32 arithmetic.
 
     Args:
-        states: of any type that the kernels have.
+        states: of any type that the kernels support.
         epsilon: added to the mean square.
     """
     result: Tensor = _RmsNorm.apply(states, epsilon, kernels)  # type: ignore[no-untyped-call]  # see gelu
@@ -230,9 +230,9 @@ def neighbours(kernels: Kernels, states_TD: Tensor, near_WD: Tensor, inside_WT: 
     """Each row plus its neighbours times their factors: (T, D) in the states' type.
 
     Args:
-        states_TD: of any type that the kernels have.
-        near_WD: float32; factors of the rows before, from the farthest, then of as many behind.
-        inside_WT: bool; whether each of them counts.
+        states_TD: of any type that the kernels support.
+        near_WD: float32; factors of the rows before, starting with the farthest, then of as many rows after.
+        inside_WT: bool; whether each neighbour counts.
     """
     result: Tensor = _Neighbours.apply(states_TD, near_WD, inside_WT, kernels)  # type: ignore[no-untyped-call]  # see gelu
     return result
@@ -271,19 +271,19 @@ def cross_entropy(
     label_smoothing: float,
     learning: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row (m,) in float64 and whether its label comes first (m,), bool.
+    """The loss of each row (m,) in float64, and whether its label has the highest logit (m,), bool.
 
     Args:
-        logits_mV: contiguous; where `learning`, their gradient stands in their place afterwards.
+        logits_mV: contiguous; if `learning`, overwritten by their gradient.
         id_m: the label of each row.
-        bias_V: added to each row, of the logits' type; None: nothing.
+        bias_V: added to each row, of the logits' type; None: no bias.
         weight_m: factor of each row's cross-entropy, float32; None: 1.
-        z_loss: factor of each row's squared log-sum of exponentials.
-        label_smoothing: share of each row's target distribution that all words have alike.
+        z_loss: factor of each row's squared log-sum-exp.
+        label_smoothing: share of each row's target distribution that is spread evenly over all words.
         learning: whether the gradient is needed.
 
     Raises:
-        IndexError: a label is no word.
+        IndexError: a label is outside the vocabulary.
     """
     rows, words = logits_mV.shape
     assert logits_mV.is_contiguous()

@@ -1,19 +1,18 @@
 """The Triton kernels of gpu_attention.py: three passes over tiles of queries and keys.
 
-Dao 2023, FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2: probabilities are computed a tile at a time, and again
-in the backward pass. Here one program has a tile of queries (or keys) of one sequence and one head, and goes over the
-sequence's keys (or queries). The gradient of the queries is computed apart from that of keys and values, so nothing is
-added up by several programs, and the bits of a gradient do not depend on their order.
+Dao 2023, FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2: probabilities are computed one tile at a time, and
+again in the backward pass. Here each program has a tile of queries (or keys) of one sequence and one head, and loops
+over the sequence's keys (or queries). The gradient of the queries is computed separately from that of keys and values.
+No sum is therefore shared by several programs, and the bits of a gradient do not depend on their order.
 
-Of a tile that is whole no element is masked; what is left behind the last whole one is a tile that is, and so are all
-of a window (LOCAL: a query attends to `left` keys before it and `right` behind it at most). A probability is kept where
-the product of its query's, its key's and its head's factor (`gpu_attention.factors`), int32 and wrapping around, is at
-least `drop_below`.
+Full tiles are not masked. The partial tile after the last full one is, and so are all tiles of a window (LOCAL: a query
+attends to at most `left` keys before it and `right` after it). A probability is kept if the product of its query's, its
+key's and its head's factor (`gpu_attention.draw`), int32 with wraparound, is at least `drop_below`.
 
 Arguments that all passes share: rows of `q`, `k`, `v` and of the gradients are `q_row`, `k_row`, `v_row`, `d_row`
-elements apart, with the heads of a token side by side; `bounds` has the first token of each sequence; `log_sum` and
-`delta` are (heads, tokens); `scale` is that of the scores, `rate` that of dropout, `dout` the gradient of `out`.
-Triton takes pointers and numbers one by one, so that there are many.
+elements apart, with the heads of a token adjacent; `bounds` has the first token of each sequence; `log_sum` and `delta`
+are (heads, tokens); `scale` is the factor of the scores, `rate` the dropout rate, `dout` the gradient of `out`. There
+are many arguments because Triton takes pointers and numbers one by one.
 
 Shapes: Q queries of a tile, K keys of a tile, H head width.
 """
@@ -24,9 +23,9 @@ import triton
 import triton.language as tl
 
 PLAIN = ("drop_below", "tokens", "heads", "tiles", "left", "right")
-"""Numbers that change from batch to batch or model to model; no kernel is compiled anew for some of their values."""
+"""Numbers that change with the batch or the model; Triton does not recompile kernels for particular values of them."""
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-"""Exponentials are of two."""
+"""Exponentials are computed with base two."""
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -36,7 +35,7 @@ def attend(
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of queries reads, and the logarithm (base two) of the sum of its exponentials."""
+    """Attention output of a tile of queries, and the logarithm (base two) of the sum of its exponentials."""
     power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * QUERIES >= length:
@@ -66,7 +65,7 @@ def attend(
                 scores_QK = tl.where(seen_QK, scores_QK, float("-inf"))
             higher_Q = tl.maximum(top_Q, tl.max(scores_QK, 1) * power)
             against_Q = higher_Q
-            if LOCAL:  # a query may have seen no key yet, and infinity less infinity is no number
+            if LOCAL:  # a query may have seen no key yet, and infinity minus infinity is NaN
                 against_Q = tl.where(higher_Q == float("-inf"), 0.0, higher_Q)
             shrink_Q = tl.exp2(top_Q - against_Q)
             p_QK = tl.exp2(scores_QK * power - against_Q[:, None])
@@ -89,7 +88,7 @@ def query_gradient(
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries; and `delta`, outputs times their gradients, for `key_gradient`."""
+    """The gradient of a tile of queries, and `delta`, outputs times their gradients, for `key_gradient`."""
     power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * QUERIES >= length:
@@ -138,7 +137,7 @@ def key_gradient(
     WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
     LOCAL: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile of keys and of their values. What is computed for keys behind the end is not stored."""
+    """The gradients of a tile of keys and of their values. Results for keys after the end are not stored."""
     power = scale * LOG2_E
     tile, head, start, length = _place(bounds, heads, tiles)
     if tile * KEYS >= length:
@@ -197,8 +196,8 @@ def _place(bounds, heads, tiles):
 
 @triton.jit
 def _reach(first, count, before, behind, length, step: tl.constexpr, LOCAL: tl.constexpr):
-    """Tiles of `step` tokens that `count` tokens from the `first` on have to do with: where they begin, where the whole
-    ones end, whose elements need no mask, and where all end. Of a window all are masked."""
+    """Range of the tiles of `step` tokens that interact with `count` tokens starting at `first`: where they begin,
+    where the full tiles end (which need no mask), and where all end. In a window all tiles are masked."""
     if LOCAL:
         begin = tl.maximum(first - before, 0) // step * step
         return begin, begin, tl.minimum(first + count + behind, length)
@@ -218,13 +217,13 @@ def _seen(queries_Q, keys_K, real_K, left, right, LOCAL: tl.constexpr):
 
 @triton.jit
 def _rows(base, start, row, head, tokens, width_H):
-    """Where these tokens of a sequence lie, all numbers of a head: pointers (tokens, H)."""
+    """Pointers to all numbers of one head for these tokens of a sequence: (tokens, H)."""
     return (base + start * row + head * width_H.shape[0]) + (tokens[:, None] * row + width_H[None, :])
 
 
 @triton.jit
 def _with_head(factors, tokens, real, of_head, DROPOUT: tl.constexpr):
-    """The factors of these tokens times that of the head; without dropout numbers that nobody reads."""
+    """The factors of these tokens times that of the head; without dropout, numbers that are never read."""
     if DROPOUT:
         return tl.load(factors + tokens, mask=real, other=0) * tl.load(of_head)
     else:  # noqa: RET505
@@ -233,7 +232,7 @@ def _with_head(factors, tokens, real, of_head, DROPOUT: tl.constexpr):
 
 @triton.jit
 def _loaded(at, real, MASKED: tl.constexpr):
-    """What lies there, and 0 where it is none of the sequence's."""
+    """The values at these pointers, with 0 outside the sequence if MASKED."""
     if MASKED:
         return tl.load(at, mask=real, other=0)
     else:  # noqa: RET505
@@ -242,8 +241,8 @@ def _loaded(at, real, MASKED: tl.constexpr):
 
 @triton.jit
 def _dropped(values, factor_Q1, factor_1K, drop_below, PTX: tl.constexpr):
-    """Values with 0 where the probability is dropped. Written for the GPU, too, because the compiler chooses among the
-    16-bit halves that follow: twice the instructions."""
+    """Values with 0 where the probability is dropped. On GPUs written in PTX, because the compiler would select among
+    the 16-bit halves that follow, with twice the instructions."""
     if PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .pred keep; .reg .b32 bits; mul.lo.s32 bits, $2, $3; setp.ge.s32 keep, bits, $4;"
@@ -260,7 +259,7 @@ def _dropped(values, factor_Q1, factor_1K, drop_below, PTX: tl.constexpr):
 
 @triton.jit
 def _both_dropped(values, others, factor_Q1, factor_1K, drop_below, PTX: tl.constexpr):
-    """`_dropped` of two tiles by one draw."""
+    """`_dropped` for two tiles with the same draw."""
     if PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .pred keep; .reg .b32 bits; mul.lo.s32 bits, $4, $5; setp.ge.s32 keep, bits, $6;"

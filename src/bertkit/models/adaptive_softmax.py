@@ -1,11 +1,11 @@
-"""An adaptive softmax over a vocabulary in the order of frequency: the commonest words, and clusters of rarer ones.
+"""Adaptive softmax over a vocabulary sorted by frequency: the most common words, and clusters of rarer ones.
 
 Grave et al. 2017, arXiv:1609.04309, as in Transformer-XL's released code (Dai et al. 2019, arXiv:1901.02860;
-utils/proj_adaptive_softmax.py with div_val 1): the first softmax is over the commonest words and one entry for each
-cluster; a word of a cluster has its entry's probability times that in a softmax over the cluster. All words' weights
-are the tied embedding's. Sibling vocabulary.py has one softmax over all words.
+utils/proj_adaptive_softmax.py with div_val 1): the first softmax is over the most common words and one entry per
+cluster; the probability of a word in a cluster is that of the cluster's entry times that in a softmax over the cluster.
+The weights of all words are the tied embedding's. Sibling vocabulary.py has one softmax over all words.
 
-Quirk: as there, entry number i from the end is that of cluster i.
+Quirk honoured: as in that code, the i-th entry from the end belongs to cluster i.
 
 Shapes: M predicted tokens, E width of the embeddings, V vocabulary, K clusters, H words and entries of the first
 softmax.
@@ -34,8 +34,8 @@ class AdaptiveProjection(VocabularyProjection):
     """Log-probabilities that are not computed yet.
 
     Attributes:
-        entry_KE, entry_bias_K: of the clusters' entries.
-        ends: the first word behind the commonest ones, and behind each cluster; the last one is V.
+        entry_KE, entry_bias_K: weights and biases of the clusters' entries.
+        ends: the first word after the most common ones and after each cluster; the last number is V.
     """
 
     entry_KE: Tensor
@@ -74,14 +74,14 @@ class AdaptiveProjection(VocabularyProjection):
         label_smoothing: float = 0.0,
         logit_bytes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropy in nats, and the number of rows whose word is the likeliest of the first softmax, or of
-        the cluster whose entry is.
+        """Summed cross-entropy in nats, and the number of rows predicted correctly: their word has the highest
+        probability in the first softmax, or their cluster's entry has it and the word has it within the cluster.
 
         Args:
             id_M: the word of each row.
-            z_loss: as of `VocabularyProjection`, of every softmax that a word is in.
+            z_loss: as in `VocabularyProjection`, for every softmax that a word is in.
             weight_M: as there.
-            label_smoothing: 0; no objective of whole words has any.
+            label_smoothing: 0; no objective with whole words uses it.
             logit_bytes: as there.
         """
 
@@ -126,7 +126,7 @@ class AdaptiveProjection(VocabularyProjection):
         return AdaptiveProjection(plain.states_ME, plain.weight_VE, plain.bias_V, entry_KE, entry_bias_K, self.ends)
 
     def _first(self, states_ME: Tensor) -> VocabularyProjection:
-        """Of the commonest words and the entries."""
+        """The first softmax: the most common words and the clusters' entries."""
         common = self.ends[0]
         assert self.bias_V is not None
         return VocabularyProjection(
@@ -136,18 +136,18 @@ class AdaptiveProjection(VocabularyProjection):
         )
 
     def _words(self, states_ME: Tensor, low: int, high: int) -> VocabularyProjection:
-        """Of a cluster."""
+        """The softmax within a cluster."""
         assert self.bias_V is not None
         return VocabularyProjection(states_ME, self.weight_VE[low:high], self.bias_V[low:high])
 
 
 _NO_TEACHER = (
-    "model.cutoffs: an adaptive softmax has no logit of every word to learn from a teacher's; write cutoffs: []"
+    "model.cutoffs: an adaptive softmax has no logit for every word to compare with a teacher's; write cutoffs: []"
 )
 
 
 class WordBias(nn.Module):
-    """A bias of each word."""
+    """One bias per word."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class AdaptiveDecoder(VocabularyHead):
     Args:
         vocab_size: V.
         embedding_width: E.
-        cutoffs: the first word of each cluster, ascending; one beyond the vocabulary makes no cluster.
+        cutoffs: the first word of each cluster, ascending; those beyond the vocabulary are ignored.
     """
 
     def __init__(self, vocab_size: int, embedding_width: int, cutoffs: Sequence[int]) -> None:

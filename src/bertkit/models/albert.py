@@ -1,9 +1,9 @@
-"""ALBERT: few layers' weights, used repeatedly, after a narrow embedding.
+"""ALBERT: the weights of a few layers, applied repeatedly, after a narrow embedding.
 
-Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.5 and table 4; details as in google-research/albert. With `all`
-shared and one group this is the weight sharing of the Universal Transformer (Dehghani et al. 2019, arXiv:1807.03819,
-section 2.1). The other modes are the paper's ablations: the Hub's class has none of them, so shared weights are
-written once for each layer.
+Lan et al. 2020, arXiv:1909.11942, sections 3.1 and 4.5 and table 4; details as in google-research/albert. With sharing
+`all` and one group this is the weight sharing of the Universal Transformer (Dehghani et al. 2019, arXiv:1807.03819,
+section 2.1). The other modes are the paper's ablations. The Hub's class does not support them, so shared weights are
+written once per layer.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 """
@@ -77,12 +77,12 @@ class AlbertConfig(BertLikeConfig):
 
     @property
     def attention_groups(self) -> int:
-        """How many different attentions there are, times `inner_group_num`."""
+        """Number of groups with different attention, each of `inner_group_num` layers."""
         return self.num_hidden_groups if self.sharing in ("all", "attention") else self.num_hidden_layers
 
     @property
     def feed_forward_groups(self) -> int:
-        """How many different feed-forward layers there are, times `inner_group_num`."""
+        """Number of groups with different feed-forward layers, each of `inner_group_num` layers."""
         return self.num_hidden_groups if self.sharing in ("all", "ffn") else self.num_hidden_layers
 
     @classmethod
@@ -128,7 +128,7 @@ class AlbertConfig(BertLikeConfig):
 
 
 class _SubLayer(nn.Module):
-    """norm(x + dropout(f(x))); the norm is shared with f."""
+    """norm(x + dropout(f(x))); layers that share f share the norm, too."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class FeedForwardSubLayer(_SubLayer):
 
 
 class Albert(Encoder):
-    """ALBERT's encoder. Points `blocks.N.` count applications, not weights: N goes up to layers times inner layers."""
+    """ALBERT's encoder. Points `blocks.N.` count applications, not weights: there are layers times inner layers."""
 
     caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
@@ -219,7 +219,7 @@ class Albert(Encoder):
         return hidden_TD
 
     def applications(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """The sub-layers in the order in which they are applied; shared ones come again."""
+        """The sub-layers in the order of application; shared ones are repeated."""
         layers = self.settings.num_hidden_layers
         for layer in range(layers):
             attentions = self.attentions[layer * len(self.attentions) // layers]
@@ -233,14 +233,14 @@ class Albert(Encoder):
         return list(dict.fromkeys(part for sub_layers in self.applications() for part in sub_layers))
 
     def executed_modules(self) -> Iterator[nn.Module]:
-        """Shared sub-layers come as often as they are applied."""
+        """Shared sub-layers occur as often as they are applied."""
         yield self.embeddings
         yield self.projection
         for sub_layers in self.applications():
             yield from sub_layers
 
     def hub_copies(self) -> Names:
-        """The shared half of a layer, which the Hub's class has once a layer when the other half is not shared."""
+        """The shared half of a layer, which the Hub's class has once per layer if the other half is not shared."""
         groups = max(len(self.attentions), len(self.feed_forwards))
         copies: dict[str, str] = {}
         for name, hub_name in to_hub_names(dict(self.named_parameters()), self.hub_names).items():

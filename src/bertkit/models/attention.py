@@ -1,12 +1,12 @@
 """Self-attention over packed sequences: the only place that reads where sequences end.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are gathered by length into rectangles (data/batch.py),
-and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly where they
-are dropped out (so does torch, with a slower sampler), recorded, or where that is faster (`fused_attention`). Kernels
-that need no rectangles come first, where they can compute what is asked for (varlen.py).
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are grouped by length into rectangles (data/batch.py),
+and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly if they are
+dropped out (torch does the same, with a slower sampler), if they are recorded, or if that is faster
+(`fused_attention`). Kernels that need no rectangles take precedence if they support the request (varlen.py).
 
 A family that scores pairs of tokens in its own way passes a `Visible` (which keys a query attends to) or a `Bias`
-(added to the scores); both are called once a block, never per sequence.
+(added to the scores); both are called once per block, never per sequence.
 
 Shapes: T packed tokens, D width, N heads, H head width; b sequences of one block, S its longest; P cells of all blocks.
 """
@@ -34,30 +34,31 @@ from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_joined, attend_packed, has_kernels, in_compiled_kernel
 
 Visible = Callable[[int, torch.device], Tensor]
-"""Which keys a query sees by position alone: for length S, a bool tensor (S, S), queries first. Every position must see
-itself."""
+"""Which keys a query attends to by position alone: for length S, a bool tensor (S, S), queries first. Every position
+must attend to itself."""
 
 Bias = Callable[[Tensor, Tensor, AttentionBlock], Tensor]
-"""What is added to the scaled scores of a block: from query and key, each (b, N, S, H), a tensor that broadcasts to
+"""Term added to the scaled scores of a block: from query and key, each (b, N, S, H), a tensor that broadcasts to
 (b, N, S, S)."""
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries, keys and values to the heads' outputs, each (T, N, H)."""
 
 _FEW_KEYS = 512
-"""With at most this many, a kept probability for every pair of tokens costs less memory than the rest of a layer."""
+"""With at most this many keys, keeping the probabilities of all pairs of tokens takes less memory than the rest of a
+layer."""
 
 _SCORES_IN_CACHE = 1 << 22
-"""Of bfloat16. Scores of more are formed part by part: 2.2 times as fast with 256 and 512 tokens, the same bits."""
+"""Number of bfloat16 scores. More are computed in parts: 2.2 times as fast with 256 and 512 tokens, bit-identical."""
 
 
 def causal(length: int, device: torch.device) -> Tensor:
-    """A token attends to itself and to those before it: Radford et al. 2018, GPT."""
+    """Each token attends to itself and the tokens before it: Radford et al. 2018, GPT."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def sliding_window(each_side: int) -> Visible:
-    """A token sees at most this many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
+    """Tokens attend to this many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
 
     def near(length: int, device: torch.device) -> Tensor:
         position_S = torch.arange(length, device=device)
@@ -67,10 +68,10 @@ def sliding_window(each_side: int) -> Visible:
 
 
 class _Regroup(torch.autograd.Function):
-    """Permute rows; backward gathers by the inverse, which is faster than adding by index.
+    """Permute rows; backward gathers by the inverse index, which is faster than adding by index.
 
-    Correct only if every row that `forward_index` repeats or `backward_index` omits has a zero gradient: the padding
-    cells of a block, which are masked as keys and dropped as queries.
+    Correct only if every row that `forward_index` repeats or `backward_index` omits has a zero gradient. Such rows are
+    the padding cells of a block, which are masked as keys and dropped as queries.
     """
 
     @staticmethod
@@ -85,7 +86,7 @@ class _Regroup(torch.autograd.Function):
 
 
 class _Ungroup(torch.autograd.Function):
-    """The rows of the packed tokens out of the cells of the blocks; backward puts zeros into the padding cells."""
+    """Select the rows of the packed tokens from the cells of the blocks; backward fills padding cells with zeros."""
 
     @staticmethod
     def forward(ctx: Any, cells: Tensor, scatter_T: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class _Ungroup(torch.autograd.Function):
 
 
 def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
-    """Packed rows as one tensor (b, N, S, H) a block."""
+    """Packed rows as one tensor (b, N, S, H) per block."""
     if sequences.gather_P is None:
         cells_PNH = rows_TNH
     else:
@@ -143,15 +144,15 @@ def attend(
     bias: Bias | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Every token attends to tokens of its own sequence, all of them by default; returns (T, N, H).
+    """Every token attends to tokens of its own sequence, to all of them by default; returns (T, N, H).
 
     Args:
         dropout_rate: of the attention probabilities; 0 outside training.
-        scope: points `hook_attn_scores` and `hook_pattern`, each (B, N, S, S) over all sequences in their order, with
-            pattern 0 in padding cells.
+        scope: points `hook_attn_scores` and `hook_pattern`, each (B, N, S, S) over all sequences in order; the pattern
+            is 0 in padding cells.
         visible: which keys a query attends to by position; None: all.
         bias: added to the scaled scores.
-        scale: factor of the scores; None: one over the root of the head width.
+        scale: factor of the scores; None: one over the square root of the head width.
     """
     cached_bias = bias if isinstance(bias, CachedBias) else None
     cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale, bias=cached_bias)
@@ -196,7 +197,7 @@ def _attend_in_rectangles(
     bias: Bias | None,
     scale: float | None,
 ) -> Tensor:
-    """`attend` where neither a cache nor the kernel for packed sequences gives it."""
+    """`attend` if neither a cache nor the kernel for packed sequences computes it."""
     explicit = _is_recorded(scope)
     if explicit:
         sequences = sequences.as_one_block()
@@ -220,7 +221,7 @@ def _is_recorded(scope: Scope) -> bool:
 
 
 def _needs_scores(scope: Scope, visible: Visible | None, bias: Bias | None) -> str | None:
-    """Why an attention needs the scores or probabilities of all pairs of tokens; None where it does not."""
+    """Why an attention needs the scores or probabilities of all pairs of tokens; None if it does not."""
     if _is_recorded(scope):
         return "scores or probabilities are recorded"
     if bias is not None:
@@ -235,7 +236,7 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
 
     Args:
         block: has the padding and the causal sequences.
-        visible_SS: what is visible by position; None: all.
+        visible_SS: which keys are visible by position; None: all.
     """
     if block.causal_b is not None:
         ones_SS = torch.ones(block.length, block.length, dtype=torch.bool, device=block.causal_b.device)
@@ -243,7 +244,7 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
         visible_SS = causal_b1SS if visible_SS is None else visible_SS & causal_b1SS
     if visible_SS is None:
         return block.mask_b11S
-    # A padding cell sees itself, too: a row that saw nothing would have no softmax.
+    # Padding cells attend to themselves: a softmax over no keys is undefined.
     if block.mask_b11S is None:
         return visible_SS
     real_b11S = block.mask_b11S
@@ -262,13 +263,13 @@ def fused_attention(
 ) -> Tensor:
     """Attention whose probabilities are not recorded: (b, N, S, H).
 
-    torch's kernel stores no probabilities, but on a CPU it multiplies bfloat16 far below the speed of matrix products,
-    so short sequences use those. They round the scores to bfloat16, as the path with dropout does.
+    torch's kernel stores no probabilities, but on a CPU it multiplies bfloat16 far more slowly than matrix products do.
+    Short sequences therefore use matrix products, which round the scores to bfloat16, as the path with dropout does.
 
     Args:
-        mask: which keys a query attends to (bool), or what is added to the scaled scores; None: all.
-        scale: factor of the scores; None: one over the root of the head width.
-        dropout_rate: of the probabilities, by torch's kernel: for a GPU, where it is fast.
+        mask: which keys a query attends to (bool), or a term added to the scaled scores; None: all.
+        scale: factor of the scores; None: one over the square root of the head width.
+        dropout_rate: of the probabilities, by torch's kernel: for GPUs, where it is fast.
     """
     if dropout_rate or query.dtype != torch.bfloat16 or query.device.type != "cpu" or key.shape[-2] > _FEW_KEYS:
         return functional.scaled_dot_product_attention(
@@ -285,8 +286,8 @@ def fused_attention(
 
 
 def _parts_in_cache(query: Tensor, key: Tensor) -> int:
-    """In how many parts, each of at least two sequences, a block's scores stay in the processor's cache. One that is
-    alone would be multiplied by another kernel (inference/independent_batches.py)."""
+    """Number of parts, each of at least two sequences, in which a block's scores fit in the CPU cache. A single
+    sequence would be multiplied by another kernel (inference/independent_batches.py)."""
     sequences = query.shape[0]
     if key.shape[0] != sequences or sequences < 4:
         return 1
@@ -295,23 +296,23 @@ def _parts_in_cache(query: Tensor, key: Tensor) -> int:
 
 
 def scaled_scores(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
-    """Of every query with every key, (b, N, S, S); the factor is one over the root of the head width where None."""
+    """Scaled scores of every query with every key, (b, N, S, S); scale None: one over the root of the head width."""
     return (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-1, -2)
 
 
 def _softmax(scores_bNSS: Tensor, mask: Tensor | None, *, overwrite: bool = False) -> Tensor:
     if mask is not None:
         if mask.dtype == torch.bool:
-            # One pass, and none in backward, where masked_fill takes two and two.
+            # One pass, and none in backward; masked_fill would take two each.
             mask = torch.zeros(mask.shape, dtype=scores_bNSS.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
         scores_bNSS = scores_bNSS.add_(mask) if overwrite else scores_bNSS + mask
     return torch.softmax(scores_bNSS, dim=-1)
 
 
 def _probabilities(scores_bNSS: Tensor, mask: Tensor | None, dropout_rate: float) -> Tensor:
-    """Softmax of the scores where the mask has true, and dropout: (b, N, S, S)."""
+    """Softmax of the scores where the mask is true, and dropout: (b, N, S, S)."""
     kernels = active(scores_bNSS)
-    # A mask of keys alone is that of padding, which stands behind the tokens of a sequence.
+    # A mask over keys alone marks padding, which comes after the tokens of a sequence.
     of_keys = mask is not None and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1)
     if kernels is None or not (mask is None or of_keys):
         return dropout(_softmax(scores_bNSS, mask), dropout_rate, training=True)
@@ -323,7 +324,7 @@ def _probabilities(scores_bNSS: Tensor, mask: Tensor | None, dropout_rate: float
 def attend_explicitly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
-    """Softmax of the scores where the mask has true, dropout, and the mean of the values: (b, N, S, H)."""
+    """Softmax of the scores where the mask is true, dropout, and the mean of the values: (b, N, S, H)."""
     if not scope.needs("hook_attn_scores") and not scope.needs("hook_pattern"):
         return _probabilities(scores_bNSS, mask, dropout_rate).to(value.dtype) @ value
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
@@ -346,8 +347,8 @@ def attend_from_one(
     """One token of every sequence attends to the whole sequence; returns (B, N, H).
 
     Args:
-        query_BNH: of these tokens, in the order of the sequences.
-        sequences: without causal ones.
+        query_BNH: queries of these tokens, in the order of the sequences.
+        sequences: must not include causal ones.
         token_B: positions of these tokens among the packed ones.
         dropout_rate: of the attention probabilities; 0 outside training.
     """
@@ -359,7 +360,7 @@ def attend_from_one(
     by_kernel_BNH = in_compiled_kernel((query_BNH, key_TNH, value_TNH), reach, dropout_rate)
     if by_kernel_BNH is not None:
         return by_kernel_BNH
-    # Every row of the blocks holds one of these tokens, so the order of their cells is the order of the rows.
+    # Every row of the blocks contains one of these tokens, so the order of their cells is the order of the rows.
     row_order_B = None if sequences.scatter_T is None else sequences.scatter_T[token_B].argsort()
     rows_BNH = query_BNH if row_order_B is None else query_BNH.index_select(0, row_order_B)
     queries = torch.split(rows_BNH[:, :, None], [block.sequences for block in sequences.blocks])
@@ -386,7 +387,7 @@ class SelfAttention(nn.Module):
         bias: whether the linear maps have one.
 
     Attributes:
-        projection: how queries, keys and values are computed; quantised maps do it in one product.
+        projection: computes queries, keys and values; for quantised maps, in one product.
     """
 
     position_maps: ClassVar[tuple[str, ...]] = ()
@@ -412,11 +413,11 @@ class SelfAttention(nn.Module):
 
     @property
     def products_per_token(self) -> int:
-        """The same for each token alone, as with the rows of a table; 0 where there are none."""
+        """Multiply-adds for each token and each dimension, as with the rows of a table; 0 if there are none."""
         return 0
 
     def keys_seen(self, length: float) -> float:
-        """Keys whose scores are computed for a query in a sequence of this many tokens: all of them by default."""
+        """Number of keys whose scores are computed per query in a sequence of this many tokens: by default all."""
         return length
 
     def forward(
@@ -434,8 +435,8 @@ class SelfAttention(nn.Module):
         return self._to_output(mix(*rows_T3NH.unbind(1)) if mixed_TNH is None else mixed_TNH, index_M)
 
     def _columns(self, hidden_TD: Tensor, scope: Scope) -> Tensor | None:
-        """Queries, keys and values as columns of one tensor, (T, 3, N, H), where a GPU makes them in one product and
-        nobody reads or changes them before `mix`; None elsewhere."""
+        """Queries, keys and values as columns of one tensor, (T, 3, N, H), if a GPU computes them in one product and
+        nothing reads or changes them before `mix`; otherwise None."""
         kind = type(self)
         is_own = kind.mix is not SelfAttention.mix or kind.project is not SelfAttention.project
         if is_own or self.projection is not project_at_once or scope.recorder is not None:
@@ -448,12 +449,12 @@ class SelfAttention(nn.Module):
     def forward_summary_token(
         self, states_BD: Tensor, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor
     ) -> Tensor:
-        """What `forward` computes for one token of every sequence, (B, D); correct only if `mix` is not overridden.
+        """The output of `forward` for one token of every sequence, (B, D); correct only if `mix` is not overridden.
 
         Args:
-            states_BD: of these tokens.
-            hidden_TD: of all tokens.
-            sequences: without causal ones.
+            states_BD: states of these tokens.
+            hidden_TD: states of all tokens.
+            sequences: must not include causal ones.
             token_B: positions of these tokens among the packed ones.
         """
         query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)
@@ -465,7 +466,7 @@ class SelfAttention(nn.Module):
         return output
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) of the tokens `index_M`.
+        """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) for the tokens `index_M`.
 
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """

@@ -3,7 +3,7 @@
 Lewis et al. 2019, arXiv:1910.13461, section 2.1; details as in fairseq's bart. It loads and saves `BartModel` and
 `BartForConditionalGeneration`, and is trained on parallel text. Sibling transformer.py has the two stacks.
 
-Quirk kept: the table of positions has two rows that no position reads, which fairseq has for its padding.
+Quirk kept: the position table has two unread rows, which fairseq has for its padding.
 
 Shapes: S source tokens, U target tokens, D width.
 """

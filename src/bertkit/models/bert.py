@@ -1,11 +1,11 @@
 """BERT, and its pre-norm variant.
 
 Devlin et al. 2019, arXiv:1810.04805, section 3; details as in the released modeling.py. Megatron's BERT (Shoeybi et al.
-2019, arXiv:1909.08053, section 5.3) is the same model with the norm before each sub-layer, none on the embeddings, and
-one after the last layer.
+2019, arXiv:1909.08053, section 5.3) is the same model with a norm before each sub-layer and one after the last layer,
+but none on the embeddings.
 
-Quirk: the released code computes GELU by its tanh approximation (`gelu_new`), the Hub's BERT checkpoints name the exact
-form, `gelu`. The default is the code's; a loaded checkpoint keeps its config.json's.
+Quirk: the released code uses the tanh approximation of GELU (`gelu_new`), the Hub's BERT checkpoints specify the exact
+form, `gelu`. The default follows the released code; a loaded checkpoint keeps the value in its config.json.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -52,11 +52,11 @@ POST_NORM_NAMES = {
     "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
     "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
 }
-"""BERT's names, which most of its relations kept."""
+"""BERT's names, which most related families kept."""
 
 
 class BertConfig(BertLikeConfig):
-    """BERT with the norm after each residual sum; SpanBERT, StructBERT, mBERT and most domain BERTs are this, too."""
+    """BERT with the norm after each residual sum; also SpanBERT, StructBERT, mBERT and most domain BERTs."""
 
     family: Literal["bert"] = "bert"
     hidden_act: Activation = Field(
@@ -119,9 +119,9 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
     """The heads of BERT and of the families that kept them.
 
     Args:
-        config: the family's.
-        classes: prefix of the names of the Hub's classes.
-        classifier_dropout: rate before a task's classifier.
+        config: the family's configuration.
+        classes: prefix of the Hub's class names.
+        classifier_dropout: dropout rate before a task's classifier.
     """
     return {
         "masked_lm": HeadPlan(
@@ -154,12 +154,12 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
 
 
 def segment_types(batch: PackedBatch, table: nn.Embedding) -> Tensor:
-    """Each token's row of a table of segment types, (T,); where it has one row, all tokens have it."""
+    """Each token's row in a table of segment types, (T,); if the table has one row, all tokens use it."""
     return batch.token_types_T if table.num_embeddings > 1 else torch.zeros_like(batch.token_types_T)
 
 
 class WordEmbeddings(nn.Module, ABC):
-    """A table of words and one of positions, of the width of the hidden states unless another is given."""
+    """A word table and a position table, as wide as the hidden states unless another width is given."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Embeddings(WordEmbeddings):
 
 
 class NormedEmbeddings(Embeddings):
-    """The sum, normalised: BERT's."""
+    """BERT's embeddings: the sum, normalised."""
 
     def __init__(self, config: BertLikeConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__(config, vocab_size, width=width)
@@ -200,7 +200,7 @@ class NormedEmbeddings(Embeddings):
 
 
 class BertStack(Encoder):
-    """Embeddings, dropout and layers; which layers is the subclass's."""
+    """Embeddings, dropout and layers; the subclass builds the layers."""
 
     embeddings: WordEmbeddings
     layers: nn.ModuleList
@@ -214,7 +214,7 @@ class BertStack(Encoder):
         return self.embeddings.word
 
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """What the first layer reads, (T, D)."""
+        """The input of the first layer, (T, D)."""
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
         return hidden_TD
 
@@ -228,7 +228,7 @@ class BertStack(Encoder):
         return hidden_TD
 
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
-        """As in `Encoder`; the last layer computes keys and values of all tokens, and all else of these alone."""
+        """As in `Encoder`; the last layer computes keys and values of all tokens, everything else only for these."""
         last = self.summary_token_layer
         # A recorded layer computes all tokens.
         seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
@@ -240,7 +240,7 @@ class BertStack(Encoder):
 
     @property
     def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
-        # An attention with a `mix` of its own computes all tokens.
+        # An attention that overrides `mix` computes all tokens.
         return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
 
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ class BertStack(Encoder):
 def bert_layers(
     kind: type[PostNormLayer | PreNormLayer], config: TransformerConfig, *, norm_eps: float
 ) -> nn.ModuleList:
-    """All layers of a family that builds them like BERT."""
+    """All layers of a family whose layers are built like BERT's."""
     return nn.ModuleList(
         kind(
             SelfAttention(
@@ -299,7 +299,7 @@ class Bert(BertStack):
 
 
 class MegatronBert(BertStack):
-    """BERT's encoder with the norm before each sub-layer and one at the end."""
+    """BERT's encoder with a norm before each sub-layer and one at the end."""
 
     caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {

@@ -1,11 +1,11 @@
-"""BERT as the encoder and GPT-2 as the decoder: each as it was trained, joined by a new attention.
+"""A trained BERT as the encoder and a trained GPT-2 as the decoder, joined by new cross-attention.
 
-Rothe et al. 2020, arXiv:1907.12461, section 3.2 (BERT2GPT). The weights and the equations are those of `transformers`'
-`EncoderDecoderModel` of both; files have this package's own names. The sides have tables of words of their own over
-one vocabulary, and the output is tied to the decoder's. Siblings bert.py and gpt2.py are the two, and bart.py the
-encoder-decoder that both sides of a BERT become.
+Rothe et al. 2020, arXiv:1907.12461, section 3.2 (BERT2GPT). Weights and equations are those of an
+`EncoderDecoderModel` of both in `transformers`; files use this package's own names. Each side has its own word table
+over the same vocabulary, and the output is tied to the decoder's. Siblings: bert.py and gpt2.py for the two sides, and
+bart.py for the encoder-decoder in which both sides start as the same BERT.
 
-Quirk: the paper's sides read different vocabularies; here a GPT-2 is trained on BERT's (`tokenizer.path`).
+Quirk: in the paper the sides read different vocabularies; here the GPT-2 is trained with BERT's (`tokenizer.path`).
 
 Shapes: S source tokens, U target tokens, D width, V vocabulary.
 """
@@ -37,7 +37,7 @@ _OF_BERT = (
     *("attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "hidden_act", "layer_norm_eps"),
     "initializer_range",
 )
-"""Fields of a BERT's own."""
+"""Fields of the BERT."""
 _OF_GPT2 = {
     "num_decoder_layers": "num_hidden_layers",
     "decoder_attention_heads": "num_attention_heads",
@@ -45,7 +45,7 @@ _OF_GPT2 = {
     "decoder_position_embeddings": "max_position_embeddings",
     "decoder_act": "hidden_act",
 }
-"""Fields that are a GPT-2's, with its name of each."""
+"""Fields of the GPT-2, with their names in its configuration."""
 _LAYER_PARTS = (
     *("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"),
     *("cross_attention.query", "cross_attention.key", "cross_attention.value", "cross_attention.output"),
@@ -94,7 +94,7 @@ class BertGpt2Config(EncoderDecoderConfig):
 
     @property
     def max_tokens(self) -> int:
-        """The longest side: sources and targets each have a table of positions."""
+        """The longer side's maximum: sources and targets each have a position table."""
         return max(self.max_position_embeddings, self.decoder.max_position_embeddings)
 
     @property
@@ -114,18 +114,18 @@ class BertGpt2Config(EncoderDecoderConfig):
         return Gpt2Config.model_validate({**sizes, **{name: getattr(self, name) for name in shared}})
 
     def with_decoder(self, found: Gpt2Config) -> Self:
-        """The settings with the sizes of a GPT-2 for the decoder.
+        """The settings with a GPT-2's sizes for the decoder.
 
         Raises:
-            UsageError: its width is not the encoder's, or its scores are scaled by layer.
+            UsageError: its width differs from the encoder's, or it scales scores by layer.
         """
         if found.hidden_size != self.hidden_size:
             raise UsageError(
-                f"init_decoder: the GPT-2 is {found.hidden_size} wide and the encoder {self.hidden_size}; take two of"
-                " one width"
+                f"init_decoder: the GPT-2 is {found.hidden_size} wide and the encoder {self.hidden_size}; use two"
+                " models of the same width"
             )
         if not found.scale_attn_weights or found.scale_attn_by_inverse_layer_idx:
-            raise UsageError("init_decoder: the GPT-2 scales its scores by layer, which is not supported; take another")
+            raise UsageError("init_decoder: the GPT-2 scales its scores by layer, which is not supported; use another")
         return self.model_copy(update={name: getattr(found, own) for name, own in _OF_GPT2.items()})
 
     def model_post_init(self, _context: Any) -> None:
@@ -137,13 +137,13 @@ class BertGpt2Config(EncoderDecoderConfig):
         return BertGpt2(self, vocab_size, pad_id=pad_id)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """As each side draws its own; the attention between them normal."""
+        """Each side's own initialisation; normal for the attention between them."""
         side: BertConfig | Gpt2Config = self.encoder if ".source." in name else self.decoder
         side.draw(name.replace("target_positions", "embeddings.position"), parameter, generator)
 
 
 class BertGpt2(EncoderDecoder):
-    """Both sides."""
+    """The encoder and the decoder."""
 
     config: BertGpt2Config
     hub_names: ClassVar[Names] = {
@@ -166,7 +166,7 @@ class BertGpt2(EncoderDecoder):
 
     @property
     def word_embedding(self) -> nn.Embedding:
-        """The decoder's, to which the output is tied."""
+        """The decoder's word embedding, to which the output is tied."""
         return self.target_words
 
     @property
@@ -208,10 +208,10 @@ def _decoder_layer(config: Gpt2Config) -> PreNormDecoderLayer:
 
 @torch.no_grad()
 def start_decoder(model: HeadedModel, gpt2: HeadedModel) -> None:
-    """Give a model's decoder the weights of a GPT-2, to the bit; the attention to the source stays as it is.
+    """Copy the weights of a GPT-2, bit for bit, into a model's decoder; the attention to the source is unchanged.
 
     Args:
-        model: of this family, with the sizes of the GPT-2 (`BertGpt2Config.with_decoder`).
+        model: of this family, with the GPT-2's sizes (`BertGpt2Config.with_decoder`).
         gpt2: with the same vocabulary.
     """
     source = dict(gpt2.encoder.named_parameters())

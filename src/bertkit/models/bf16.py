@@ -1,7 +1,7 @@
-"""Weights in bfloat16, for models that are read and not trained.
+"""Weights in bfloat16, for inference.
 
-Nothing here follows a paper. Under autocast a product turns its weights to bfloat16 each time; kept so, they are read
-at half the bytes. Siblings int8.py and low_bit.py have fewer bits.
+Not from a paper. Under autocast each product converts its weights to bfloat16 again; stored in bfloat16, they take half
+the bytes to read. Siblings int8.py and low_bit.py use fewer bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bertkit.models.word_embedding import is_plain_embedding
 
 
 def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
-    """Turn the weights of linear maps to bfloat16 once, as autocast would in every batch.
+    """Convert the weights of linear maps to bfloat16 once, as autocast would in every batch.
 
     Args:
-        model: read under autocast from now on.
-        words: those of embeddings as well, which a head over the vocabulary multiplies with.
+        model: used under autocast from now on.
+        words: whether to convert embeddings as well, which a head over the vocabulary multiplies with.
     """
     for part in model.modules():
         if is_plain_linear(part) or (words and is_plain_embedding(part)):
@@ -30,17 +30,17 @@ def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
 
 
 _SUMMED_AT_ONCE = 384
-"""Inputs of a map whose products are summed in one go, whatever their number of rows."""
+"""Maps with up to this many inputs sum their products in one go for any number of rows."""
 
 
 def multiply_few_rows_at_once(model: nn.Module, *, tokens: int, others: int) -> None:
-    """On a CPU with tiles (AMX), let linear maps multiply a fixed number of rows at once, so that a row's bits do not
-    depend on how many there are: oneDNN parts long sums by the height of a product there.
+    """On a CPU with tiles (AMX), make linear maps multiply a fixed number of rows at a time. oneDNN splits long sums
+    there depending on the height of a product; with a fixed height, a row's bits do not depend on the number of rows.
 
     Args:
-        model: whose weights are in bfloat16.
-        tokens: rows at once of maps in layers, which read tokens.
-        others: rows at once of other maps.
+        model: with weights in bfloat16.
+        tokens: rows at a time for maps in layers, which read tokens.
+        others: rows at a time for other maps.
     """
     if not torch.cpu._is_amx_tile_supported():
         return
@@ -51,7 +51,7 @@ def multiply_few_rows_at_once(model: nn.Module, *, tokens: int, others: int) -> 
 
 
 class _FewRows:
-    """In place of a linear map's `forward`: the same, a few rows at once."""
+    """Replacement of a linear map's `forward` that computes a few rows at a time."""
 
     def __init__(self, linear: nn.Linear, rows: int) -> None:
         self.linear = linear
@@ -65,13 +65,13 @@ class _FewRows:
 
 @contextlib.contextmanager
 def products_of_one_row(rows: int) -> Iterator[None]:
-    """On a CPU in bfloat16, multiply one row by torch's own code, which reads weights at twice the speed of oneDNN's.
+    """On a CPU in bfloat16, multiply a single row with torch's own code, which reads weights twice as fast as oneDNN's.
 
-    Measured on an AMD processor with AVX-512 BF16, torch 2.13: 9.5 ms for the 85M weights of GPT-2's layers, 18.8 ms by
-    oneDNN, 24.1 ms in float32; of two rows both take 19 ms, of 16 oneDNN 30 ms and torch 144 ms.
+    Measured on an AMD processor with AVX-512 BF16, torch 2.13: 9.5 ms for the 85M weights of GPT-2's layers, 18.8 ms
+    with oneDNN, 24.1 ms in float32. With two rows both take 19 ms; with 16, oneDNN takes 30 ms and torch 144 ms.
 
     Args:
-        rows: of the inputs; more than one are multiplied as usual.
+        rows: number of input rows; more than one are multiplied as usual.
     """
     in_bf16 = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
     if rows != 1 or not in_bf16:

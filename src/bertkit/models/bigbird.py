@@ -1,13 +1,13 @@
 """BigBird: BERT with block-sparse attention for long documents.
 
 Zaheer et al. 2020, arXiv:2007.14062, section 2; details as in google-research/bigbird (core/attention.py, the internal
-construction, whose global tokens are the first and the last block) and in the Hub's class. Which blocks attend to which
-is in block_sparse.py.
+construction, whose global tokens are the first and the last block) and in the Hub's class. block_sparse.py defines
+which blocks attend to which.
 
-Quirks: dropout on the embeddings is before their norm, and block-sparse attention has none on its probabilities.
-The released code draws its random blocks by a plan of the padded length; here they follow from the sequence's own, so
-which blocks a layer draws differs, as it does there between lengths. The Hub's class evaluates with its random blocks
-all at the first block, which then counts several times; this one sees what it was trained with.
+Quirks: dropout on the embeddings precedes their norm, and block-sparse attention has no dropout on its probabilities.
+The released code draws random blocks according to the padded length; here they depend on the sequence's own length, so
+a layer's blocks differ from the released code's, as they do there between lengths. In evaluation, all random blocks of
+the Hub's class are the first block, which then counts several times; here they are the same as in training.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -74,7 +74,7 @@ class BigBirdConfig(BertLikeConfig):
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         heads = bert_heads(self, "BigBird", dropout)
-        # The Hub has no class with the sentence head alone.
+        # The Hub has no class with only the sentence head.
         heads["next_sentence"] = replace(heads["next_sentence"], architecture=None)
         heads["multiple_choice"] = classifier_plan(
             "BigBirdForMultipleChoice", dropout_rate=self.hidden_dropout_prob, outputs=1, pooled=True
@@ -100,7 +100,7 @@ class BigBirdConfig(BertLikeConfig):
                 "output": "qa_classifier.qa_outputs",
             },
         )
-        # All of the Hub's classes have a pooler but the span's.
+        # All of the Hub's classes except the one for spans have a pooler.
         return {
             name: plan if plan.pooled or name == "span" else replace(plan, keeps_pooler=True)
             for name, plan in heads.items()
@@ -126,7 +126,7 @@ class BigBirdSpanHead(nn.Module):
 
 
 class BigBirdEmbeddings(Embeddings):
-    """The sum of word, position and segment-type embeddings, dropout, norm."""
+    """The sum of word, position and segment-type embeddings, then dropout and norm."""
 
     def __init__(self, config: BigBirdConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
@@ -144,7 +144,7 @@ class BigBirdEmbeddings(Embeddings):
 
 
 class BigBirdAttention(SelfAttention):
-    """Attention between blocks, or of all tokens."""
+    """Block-sparse or full attention."""
 
     def __init__(self, config: BigBirdConfig, layer: int) -> None:
         width, heads = config.hidden_size, config.num_attention_heads
@@ -186,6 +186,6 @@ class BigBird(BertStack):
         )
 
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """What the first layer reads, (T, D); dropout is the embeddings' own."""
+        """The input of the first layer, (T, D); the embeddings apply dropout themselves."""
         hidden_TD: Tensor = self.embeddings(batch, scope)
         return hidden_TD

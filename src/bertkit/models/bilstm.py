@@ -2,15 +2,15 @@
 
 Tang et al. 2019, "Distilling Task-Specific Knowledge from BERT into Simple Neural Networks", arXiv:1903.12136, section
 3.1: the last states of both directions, a layer with ReLU, the logits; the two texts of a pair go through the same
-LSTM, and the layer reads [h1, h2, h1 * h2, |h1 - h2|]. No attention, no positions, no segments, and no class of the
-Hub; feature_lstm.py is an LSTM on another model.
+LSTM, and the layer reads [h1, h2, h1 * h2, |h1 - h2|]. There are no attention, positions or segments, and the Hub has
+no such class. feature_lstm.py is an LSTM on top of another model.
 
-A pair is one sequence whose token types mark the second text. With texts: 2 the LSTM restarts there (h2 of a single
+A pair is one sequence in which token types mark the second text. With texts: 2 the LSTM restarts there (h2 of a single
 text is 0); with texts: 1 it reads the pair as one text. Its tokenizer writes one [SEP] after each text and nothing
-before it: an empty text still has a token, and swapping the texts swaps h1 and h2 and nothing else.
+before it. An empty text thus still has a token, and swapping the texts only swaps h1 and h2.
 
-Quirks: one table of embeddings, all of it trained, where the paper has a second, frozen one; dropout on the embeddings,
-between layers and before the logits; more than one layer is possible.
+Quirks: one embedding table, fully trained, where the paper has a second, frozen one; dropout on the embeddings, between
+layers and before the logits; more than one layer is possible.
 
 Shapes: T packed tokens, B sequences, X texts, E width of the embeddings, D = 2 H states, H width of a direction, K
 labels.
@@ -40,11 +40,11 @@ from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
 _COMPARED = 4
-"""Vectors that the comparison of two texts lays side by side."""
+"""Number of vectors concatenated to compare two texts."""
 
 
 class BilstmConfig(EncoderConfig):
-    """The settings of the LSTM; with 3,000 words the defaults make 345,000 parameters, of a pair 405,000."""
+    """Settings of the LSTM; with 3,000 words the defaults give 345,000 parameters, for pairs 405,000."""
 
     family: Literal["bilstm"] = "bilstm"
     embedding_size: int = Field(
@@ -71,12 +71,12 @@ class BilstmConfig(EncoderConfig):
 
     @property
     def max_tokens(self) -> int:
-        """There is no longest sequence."""
+        """Sequence length is not limited."""
         return sys.maxsize
 
     @property
     def reads_token_types(self) -> bool:
-        """They part the texts of a pair."""
+        """Token types separate the texts of a pair."""
         return True
 
     def heads(self) -> dict[str, HeadPlan]:
@@ -89,7 +89,7 @@ class BilstmConfig(EncoderConfig):
         }
 
     def all_heads(self) -> dict[str, HeadPlan]:
-        """Its own: no objective pretrains it."""
+        """The same: no objective pretrains this family."""
         return self.heads()
 
     def _classifier(self, task: str, *, outputs: int | None = None) -> HeadPlan:
@@ -103,8 +103,8 @@ class BilstmConfig(EncoderConfig):
 
     @torch.no_grad()
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Embeddings uniformly from a range, all else as torch does: uniformly, up to one over the root of the LSTM's
-        width, or of a linear map's inputs."""
+        """Uniform: embeddings up to `initializer_range`, everything else as in torch, up to one over the square root of
+        the LSTM's width or of a linear map's inputs."""
         if name.endswith("embeddings.weight"):
             bound = self.initializer_range
         elif ".layers." in f".{name}":
@@ -115,7 +115,7 @@ class BilstmConfig(EncoderConfig):
 
 
 class BilstmStudent(BilstmConfig):
-    """How a BiLSTM begins: its own settings, and those of its vocabulary."""
+    """A new BiLSTM student: the model's settings, and those of its vocabulary."""
 
     vocabulary: Literal["wordpiece", "words"] = Field(
         "wordpiece",
@@ -131,16 +131,16 @@ class BilstmStudent(BilstmConfig):
         """The model's own settings.
 
         Raises:
-            UsageError: `texts` was set to another number.
+            UsageError: `texts` is set to a different number.
         """
         if "texts" in self.model_fields_set and self.texts != texts:
-            raise UsageError(f"student.texts is {self.texts}, an example of the task has {texts}; leave it out")
+            raise UsageError(f"student.texts is {self.texts}, but an example of the task has {texts}; leave it out")
         own = {name: getattr(self, name) for name in BilstmConfig.model_fields}
         return BilstmConfig(**{**own, "texts": texts})
 
 
 class Bilstm(Encoder):
-    """Embeddings and layers of an LSTM that reads each text from both ends."""
+    """Embeddings and LSTM layers that read each text in both directions."""
 
     hub_names: ClassVar[Names] = {"embeddings": "embeddings", "layers.{n}": "lstm.{n}"}
 
@@ -157,7 +157,7 @@ class Bilstm(Encoder):
         return self.embeddings
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, 2 H), the forward direction in front. Points: `hook_embed` (T, E), and `blocks.N.hook_lstm` (T, 2 H)."""
+        """(T, 2 H), the forward direction first. Points: `hook_embed` (T, E), and `blocks.N.hook_lstm` (T, 2 H)."""
         scope = Scope(recorder, "")
         states: Tensor = scope.tap("hook_embed", self.embeddings(batch.ids_T))
         bounds_X1 = Texts.of(batch).bounds_X1 if self.texts == 2 else batch.sequences.cu_seqlens_B1
@@ -169,7 +169,7 @@ class Bilstm(Encoder):
         return states
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: an LSTM's states are most of what it keeps."""
+        """None: most of the memory that an LSTM keeps is its states."""
         return ()
 
     def executed_modules(self) -> Iterable[nn.Module]:
@@ -183,7 +183,7 @@ class Texts:
     Attributes:
         bounds_X1: the start of each text, and T.
         first_B: each sequence's first text.
-        has_second_B: whether it has a second one, that is, whether its token types increase.
+        has_second_B: whether the sequence has a second text, that is, whether its token types increase.
     """
 
     bounds_X1: Tensor
@@ -192,7 +192,7 @@ class Texts:
 
     @classmethod
     def of(cls, batch: PackedBatch) -> Texts:
-        """A text starts with its sequence, and where the token type first increases within it."""
+        """Find the texts: one starts with each sequence, another where the token type first increases within it."""
         bounds_B1 = batch.sequences.cu_seqlens_B1.long()
         goes_up_T = torch.zeros_like(batch.token_types_T, dtype=torch.bool)
         goes_up_T[1:] = batch.token_types_T[1:] > batch.token_types_T[:-1]
@@ -206,23 +206,22 @@ class Texts:
 
 
 def last_states(hidden_TD: Tensor, bounds_X1: Tensor) -> Tensor:
-    """The last state of each direction, (X, 2 H): of the forward one at a text's end, of the backward one at its
-    start."""
+    """The last state of each direction, (X, 2 H): the forward one at a text's end, the backward one at its start."""
     forward_TH, backward_TH = hidden_TD.chunk(2, dim=-1)
     return torch.cat([forward_TH[bounds_X1[1:] - 1], backward_TH[bounds_X1[:-1]]], dim=-1)
 
 
 def one_text(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """What is read of each sequence as one text, (B, 2 H)."""
+    """The classifier's input for each sequence as one text, (B, 2 H)."""
     return last_states(hidden_TD, batch.sequences.cu_seqlens_B1.long())
 
 
 def two_texts(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """What is read of each pair, (B, 8 H): [h1, h2, h1 * h2, |h1 - h2|]; h2 of a single text is 0."""
+    """The classifier's input for each pair, (B, 8 H): [h1, h2, h1 * h2, |h1 - h2|]; h2 of a single text is 0."""
     texts = Texts.of(batch)
     state_XD = last_states(hidden_TD, texts.bounds_X1)
     first_BD = state_XD[texts.first_B]
-    # Where there is no second text its number is the next sequence's first, or none at all.
+    # Without a second text, its number would be that of the next sequence's first text, or out of range.
     second_B = torch.where(texts.has_second_B, texts.first_B + 1, texts.first_B)
     second_BD = state_XD[second_B] * texts.has_second_B[:, None]
     return torch.cat([first_BD, second_BD, first_BD * second_BD, (first_BD - second_BD).abs()], dim=-1)
@@ -239,7 +238,7 @@ class StateClassifier(nn.Module):
         self.output = Linear(config.classifier_width, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
-        """What `one_text` or `two_texts` gives, to (B, K)."""
+        """From the output of `one_text` or `two_texts` to (B, K)."""
         logits: Tensor = self.output(self.dropout(functional.relu(self.dense(states))))
         return logits
 
@@ -250,9 +249,9 @@ def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, cu_seqlens_B1: Tensor) -> Tens
     torch orders tokens by position, the longest sequence first; the packed order is restored afterwards.
 
     Args:
-        lstm: of one direction or two.
+        lstm: with one direction or two.
         states_TD: its input.
-        cu_seqlens_B1: the start of each sequence, and T; none is empty.
+        cu_seqlens_B1: the start of each sequence, and T; no sequence is empty.
     """
     lengths_B = cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
     rank_B = np.empty_like(lengths_B)

@@ -1,13 +1,13 @@
 """Block-sparse attention, in time and memory linear in the length.
 
 Zaheer et al. 2020, BigBird, arXiv:2007.14062, section 2 and appendix D. A sequence is divided into blocks of
-tokens. The first and the last block attend to all and are attended to by all; every other one attends to these, to
-itself and its two neighbours, and to a few drawn at random for each head. The draws depend only on the layer and the
-number of blocks: they are the same in training and evaluation, as in the released code, whatever other sequences the
-batch has. A sequence so short that hardly any block would be left out is read whole.
+tokens. The first and the last block attend to all blocks, and all attend to them. Every other block attends to these
+two, to itself and its two neighbours, and to a few blocks drawn at random for each head. The draws depend only on the
+layer and the number of blocks: as in the released code, they are the same in training and evaluation, for any other
+sequences in the batch. Sequences so short that hardly any block would be left out use full attention.
 
 Shapes: T packed tokens, N heads, H head width; b sequences of one block of the batch, S its longest; C blocks of w
-tokens of a sequence, K slots: the blocks that one of them attends to, -1 where a slot is not used.
+tokens of a sequence, K slots: the blocks that one of them attends to, -1 for an unused slot.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class BlockPattern:
     """Which blocks of a layer attend to which.
 
     Attributes:
-        size: w, tokens of a block.
-        random: blocks that each one draws.
+        size: w, tokens per block.
+        random: number of random blocks that each block attends to.
         heads: N.
-        layer: its number, by which the draws differ.
+        layer: the layer's number, on which the draws depend.
     """
 
     size: int
@@ -47,11 +47,11 @@ class BlockPattern:
 
     @property
     def whole_blocks(self) -> int:
-        """Sequences of up to this many blocks are read whole, as in the released code."""
+        """Sequences of up to this many blocks use full attention, as in the released code."""
         return _ALWAYS + 2 * self.random
 
     def keys_seen(self, length: float) -> float:
-        """Keys of a query in a sequence of this many tokens, on average over the queries."""
+        """Keys per query in a sequence of this many tokens, averaged over the queries."""
         if length <= self.whole_blocks * self.size:
             return length
         share_of_global = 2 * self.size / length
@@ -59,14 +59,14 @@ class BlockPattern:
 
     def slots(self, blocks: int) -> NDArray[np.int64]:
         """The blocks that each block attends to, (N, C, K), in a sequence of this many blocks. Blocks that attend to
-        all have no slots, unless the sequence is short enough to be read whole."""
+        all have no slots, unless the sequence is short enough for full attention."""
         if blocks <= self.whole_blocks:
             return np.broadcast_to(np.arange(blocks), (self.heads, blocks, blocks))
         middle = np.arange(1, blocks - 1)
         near = np.stack(
             [np.zeros_like(middle), middle - 1, middle, middle + 1, np.full_like(middle, blocks - 1)], axis=1
         )
-        # The second block's neighbour is the first one, which all see, and likewise at the end.
+        # The second block's neighbour is the first block, to which all attend; likewise at the end.
         near[0, 1] = near[-1, 3] = -1
         drawn = _drawn_blocks(self.layer, self.heads, blocks, self.random)
         chosen = np.full((self.heads, blocks, _ALWAYS + self.random), -1)
@@ -77,8 +77,8 @@ class BlockPattern:
 
 @lru_cache(maxsize=256)
 def _drawn_blocks(layer: int, heads: int, blocks: int, number: int) -> NDArray[np.int64]:
-    """What each block but the first and the last draws, (N, C - 2, number): neither of these two, nor itself or its
-    neighbours, and none twice."""
+    """The random blocks of each block except the first and the last, (N, C - 2, number): never these two, itself or
+    its neighbours, and none twice."""
     generator = np.random.Generator(np.random.Philox(key=[layer, blocks]))
     drawn = generator.random((heads, blocks - 2, blocks))
     middle, every = np.arange(1, blocks - 1)[:, None], np.arange(blocks)
@@ -96,11 +96,11 @@ def attend_blocks(
     *,
     scope: Scope,
 ) -> Tensor:
-    """Every token attends to the tokens of the blocks that its own attends to; returns (T, N, H).
+    """Every token attends to the tokens of the blocks that its own block attends to; returns (T, N, H).
 
     Args:
-        pattern: of the layer.
-        scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`; what is recorded is computed whole.
+        pattern: the layer's pattern.
+        scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`; if recorded, all scores are computed.
     """
     is_recorded = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
     if is_recorded:
@@ -116,8 +116,8 @@ def attend_blocks(
 
 
 def visible_tokens(block: AttentionBlock, pattern: BlockPattern, device: torch.device) -> Tensor | None:
-    """Which keys each query sees, (b, N, S, S) or broadcastable to it; None: all. Padding sees itself, since a softmax
-    needs something."""
+    """Which keys each query attends to, (b, N, S, S) or broadcastable to it; None: all. Padding attends to itself,
+    since a softmax over no keys is undefined."""
     if block.length <= pattern.whole_blocks * pattern.size:
         return block.mask_b11S
     lengths_b = _lengths(block)
@@ -136,7 +136,7 @@ def visible_tokens(block: AttentionBlock, pattern: BlockPattern, device: torch.d
 
 
 def _lengths(block: AttentionBlock) -> list[int]:
-    """Tokens of each sequence."""
+    """Number of tokens of each sequence."""
     if block.mask_b11S is None:
         return [block.length] * block.sequences
     return [int(length) for length in block.mask_b11S[:, 0, 0].sum(dim=1)]
@@ -151,7 +151,7 @@ def _mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, block: 
 def _by_slots(
     query_bNSH: Tensor, key_bNSH: Tensor, value_bNSH: Tensor, block: AttentionBlock, pattern: BlockPattern
 ) -> Tensor:
-    """The keys of each block's slots are gathered; the blocks that see all are computed apart and put in place."""
+    """Gather the keys of each block's slots; blocks that attend to all are computed separately and put in place."""
     size, device = pattern.size, query_bNSH.device
     lengths_b = _lengths(block)
     blocks_b = [-(-length // size) for length in lengths_b]
@@ -188,7 +188,7 @@ def _by_slots(
 
 
 def _slots(blocks_b: list[int], pattern: BlockPattern, device: torch.device) -> Tensor:
-    """(b, N, C, K) of all sequences; an unused slot names the first block."""
+    """Slots of all sequences, (b, N, C, K); blocks without slots get the first block in their first one."""
     by_count = {blocks: pattern.slots(blocks) for blocks in set(blocks_b)}
     most, widest = max(blocks_b), max(slots.shape[-1] for slots in by_count.values())
     every = np.full((len(blocks_b), pattern.heads, most, widest), -1)
@@ -209,7 +209,7 @@ def _with_global_blocks(
     long: list[int],
     blocks: list[int],
 ) -> Tensor:
-    """The first and the last block of each of these sequences attend to all of its tokens."""
+    """Let the first and the last block of each of these sequences attend to all of its tokens."""
     device = mixed_bNCwH.device
     sequence_l, last_l = torch.tensor(long, device=device), torch.tensor(blocks, device=device) - 1
     place_l2 = torch.stack([torch.zeros_like(last_l), last_l], dim=1)

@@ -1,17 +1,17 @@
-"""int8 linear maps whose inputs have a range that was measured beforehand, on text.
+"""int8 linear maps with a fixed input range, measured beforehand on text.
 
-A fixed range (Jacob et al. 2018, arXiv:1712.05877, section 2.1) lets a product take bytes and give bytes: nothing of an
-input has to be looked at first, and a feed-forward layer keeps its inner states in bytes, with the activation computed
-inside of the product. Before an input is quantised each of its channels is divided by a factor, by which the channel's
-weights are multiplied (SmoothQuant: Xiao et al. 2023, arXiv:2211.10438, equation 4 with alpha 1/2), since a few
-channels of a Transformer's states are far larger than the others. Inner states of a feed-forward layer have no factors.
+With a fixed range (Jacob et al. 2018, arXiv:1712.05877, section 2.1) a product reads and writes bytes: the input need
+not be inspected first, and a feed-forward layer keeps its inner states in bytes, with the activation computed inside
+the product. Before an input is quantised, each channel is divided by a factor, by which the channel's weights are
+multiplied (SmoothQuant: Xiao et al. 2023, arXiv:2211.10438, equation 4 with alpha 1/2), since a few channels of a
+Transformer's states are far larger than the others. Inner states of a feed-forward layer have no factors.
 
     step = (high - low) / 255, zero = round(-low / step)
     q = clamp(round(x / factor / step) + zero, 0, 255),  y = (q - zero) step (weight_int8 weight_scale)^T + bias
 
-The products are oneDNN's, on processors with instructions for products of bytes (VNNI); elsewhere, off the CPU and
-where gradients are needed, the same numbers are multiplied as floats. Sums of products of bytes are exact, so a row has
-the same bits in any company. Sibling int8.py has maps that find the range of each row as it comes.
+On CPUs with instructions for products of bytes (VNNI), oneDNN computes the products. On other CPUs, off the CPU and
+when gradients are needed, the same numbers are multiplied as floats. Sums of products of bytes are exact, so a row's
+bits do not depend on the other rows. The maps of sibling int8.py determine the range of each row at run time.
 
 Shapes: T rows, D inputs, F outputs.
 """
@@ -34,11 +34,11 @@ from bertkit.models.projection import project_separately
 
 INPUT_RANGE = "input_range"
 INPUT_FACTOR = "input_factor"
-"""Names of the tensors in a file, below the module's."""
+"""Names of the tensors in a file, after the module's name."""
 
 _BYTE = 255
 _SMALLEST_SHARE = 0.01
-"""Of the mean peak: the least peak of a channel, which may have been zero in the text that was measured."""
+"""Minimum peak of a channel as a share of the mean peak: it may be zero in the measured text."""
 
 _SMALLEST_RANGE = 1e-6
 
@@ -47,24 +47,24 @@ _IN_PRODUCT: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {
     ACTIVATIONS["gelu_new"]: ("gelu", "tanh"),
     ACTIVATIONS["relu"]: ("relu", ""),
 }
-"""Activations that oneDNN computes inside of a product, and its names for them."""
+"""Activations that oneDNN computes inside a product, and its names for them."""
 
 
 @dataclass
 class InputRange:
-    """The least and the largest number of each channel of a map's input, (D,)."""
+    """The minimum and maximum of each channel of a map's input, (D,)."""
 
     low_D: Tensor
     high_D: Tensor
 
     @classmethod
     def of(cls, input: Tensor) -> InputRange:
-        """Of rows, (..., D)."""
+        """The range of rows, (..., D)."""
         rows_TD = input.detach().flatten(0, -2).float()
         return cls(rows_TD.amin(dim=0), rows_TD.amax(dim=0))
 
     def widened(self, other: InputRange) -> InputRange:
-        """The range of both."""
+        """The range that covers both."""
         return InputRange(torch.minimum(self.low_D, other.low_D), torch.maximum(self.high_D, other.high_D))
 
     @property
@@ -74,11 +74,11 @@ class InputRange:
 
 
 def smoothing_factors(range: InputRange, weights_FD: Sequence[Tensor]) -> Tensor:
-    """SmoothQuant's factor of each input channel, (D,): the root of the input's peak over the weights'.
+    """SmoothQuant's factor of each input channel, (D,): the square root of the input's peak over the weights' peak.
 
     Args:
         range: of the input.
-        weights_FD: of all maps that read it.
+        weights_FD: weights of all maps that read it.
     """
     weight_peak_D = torch.stack([weight_FD.detach().abs().amax(dim=0) for weight_FD in weights_FD]).amax(dim=0)
     input_D, weight_D = (peak.clamp_min(peak.mean() * _SMALLEST_SHARE) for peak in (range.peak_D, weight_peak_D))
@@ -87,7 +87,7 @@ def smoothing_factors(range: InputRange, weights_FD: Sequence[Tensor]) -> Tensor
 
 def check_calibration(name: str, input_range: Tensor, factor_D: Tensor) -> None:
     """Raises:
-    DataError: no range with zero in it, or factors that are not positive; `name` is the range's in its file.
+    DataError: no valid range around 0, or factors that are not positive; `name` is the range's name in its file.
     """
     is_range = input_range.shape == (2,) and bool(input_range.isfinite().all())
     if not is_range or not input_range[0] <= 0 <= input_range[1] or input_range[0] == input_range[1]:
@@ -97,10 +97,10 @@ def check_calibration(name: str, input_range: Tensor, factor_D: Tensor) -> None:
 
 
 class Grid:
-    """The bytes of an input.
+    """Quantisation of an input to bytes.
 
     Attributes:
-        step, zero: of the numbers after the factors, (q - zero) step.
+        step, zero: byte q stands for (q - zero) step, the number after division by the factor.
     """
 
     def __init__(self, low: float, high: float, factor_D: Tensor) -> None:
@@ -113,17 +113,17 @@ class Grid:
         """(..., D) to bytes."""
         scaled = input.float() if self._inverse_D is None else input * self._inverse_D
         found = torch.quantize_per_tensor(scaled, self.step, self.zero, torch.quint8)
-        # The same bytes under the type that products take: `int_repr` copies them, at three times the cost.
+        # View the same bytes as the type that products take: `int_repr` copies them, at three times the cost.
         return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
     def rounded(self, input: Tensor) -> Tensor:
-        """What quantising (..., D) and reading back leaves of it."""
+        """(..., D) after quantisation and dequantisation."""
         steps = (input.float() / self._factor_D / self.step).round_().add_(self.zero)
         return steps.clamp_(0, _BYTE).sub_(self.zero).mul_(self.step).mul_(self._factor_D)
 
 
 class CalibratedLinear(QuantisedLinear):
-    """A linear map of int8 weights with a scale per output, whose input has a fixed range."""
+    """A linear map with int8 weights, one scale per output, and a fixed input range."""
 
     input_range: Tensor
     input_factor: Tensor
@@ -136,24 +136,24 @@ class CalibratedLinear(QuantisedLinear):
     @classmethod
     @torch.no_grad()
     def calibrated(cls, linear: nn.Linear, range: InputRange, factor_D: Tensor) -> CalibratedLinear:
-        """The same map.
+        """The calibrated form of a linear map.
 
         Args:
             linear: with weights (F, D).
             range: of its input.
-            factor_D: by which the input's channels are divided.
+            factor_D: divisors of the input's channels.
         """
         made = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
         made._set(*quantise_rows(linear.weight * factor_D, by_row=True), linear)
         made.input_factor.copy_(factor_D)
-        # Zero is a number of the grid, and a range that is a single point has a step.
+        # The grid must include 0, and a range of a single point must have a step.
         low, high = (range.low_D / factor_D).amin().clamp_max(0), (range.high_D / factor_D).amax().clamp_min(0)
         made.input_range.copy_(torch.stack([low, torch.maximum(high, low + _SMALLEST_RANGE)]))
         return made
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]  # as in the base: a copy in floats
-        """The weights as floats, (F, D), for inputs without the factors."""
+        """The weights as floats, (F, D), for inputs that are not divided by the factors."""
         found: Tensor = self.cached.get(
             "weight", lambda: self.weight_int8 * self.weight_scale[:, None] / self.input_factor
         )
@@ -161,7 +161,7 @@ class CalibratedLinear(QuantisedLinear):
 
     @property
     def grid(self) -> Grid:
-        """Of the input."""
+        """Grid of the input."""
         found: Grid = self.cached.get("grid", self._make_grid)
         return found
 
@@ -179,7 +179,7 @@ class CalibratedLinear(QuantisedLinear):
 
 
 class ByteMatrix:
-    """The weights of maps with one input, one above the other, packed for oneDNN."""
+    """The weights of maps with a shared input, stacked by rows and packed for oneDNN."""
 
     def __init__(self, maps: Sequence[CalibratedLinear]) -> None:
         grid = maps[0].grid
@@ -190,7 +190,7 @@ class ByteMatrix:
         biases = [each.bias.detach().float() for each in maps if each.bias is not None]
         self._bias_F = torch.cat(biases) if biases else None
         with warnings.catch_warnings():
-            # torch says once that torchao replaces its tensors of bytes; torchao has no product like this one.
+            # torch warns once that torchao replaces its quantised tensors; torchao has no product like this one.
             warnings.simplefilter("ignore")
             torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
 
@@ -199,7 +199,7 @@ class ByteMatrix:
         return self._multiply(quantised, 1.0, 0, dtype, "none", "")
 
     def to_bytes(self, quantised: Tensor, activation: tuple[str, str], grid: Grid) -> Tensor:
-        """Bytes, (..., D), to the activation's bytes on another grid, (..., F)."""
+        """Bytes, (..., D), to the activation's output as bytes on another grid, (..., F)."""
         return self._multiply(quantised, grid.step, grid.zero, torch.uint8, *activation)
 
     def _multiply(self, quantised: Tensor, scale: float, zero: int, dtype: torch.dtype, *after: str) -> Tensor:
@@ -212,13 +212,13 @@ class ByteMatrix:
 
 
 class CalibratedProjection:
-    """Several maps of one input as one product: a `Projection` of attention.py, in bfloat16 under autocast."""
+    """Several maps of one input as one product: a `Projection` for attention.py, in bfloat16 under autocast."""
 
     def __init__(self) -> None:
         self._cached = WeightCache()
 
     def __call__(self, maps: Sequence[nn.Module], input: Tensor) -> Sequence[Tensor]:
-        """(T, D) to (T, F) of each map, all of which are `CalibratedLinear` with one range and the same factors."""
+        """(T, D) to (T, F) for each map; all are `CalibratedLinear` with the same range and factors."""
         parts = [part for part in maps if isinstance(part, CalibratedLinear)]
         if not multiplies_bytes(input):
             return project_separately(maps, input)
@@ -229,7 +229,7 @@ class CalibratedProjection:
 
 
 class CalibratedFeedForward:
-    """A feed-forward layer in two products, between which its inner states are bytes."""
+    """A feed-forward layer in two products, with inner states in bytes."""
 
     def __init__(self, activation: tuple[str, str]) -> None:
         self._activation = activation
@@ -250,7 +250,7 @@ class CalibratedFeedForward:
 
 
 def feed_forward_of(layer: FeedForward) -> CalibratedFeedForward | None:
-    """How its maps are multiplied at once; None where they or the activation do not allow it."""
+    """A replacement that keeps the layer's inner states in bytes; None if its maps or activation do not allow it."""
     maps = (layer.inner, layer.outer)
     if not all(isinstance(each, CalibratedLinear) for each in maps) or layer.activation not in _IN_PRODUCT:
         return None
@@ -266,7 +266,7 @@ _BYTE_PRODUCTS = _has_byte_products()
 
 
 def multiplies_bytes(input: Tensor) -> bool:
-    """Whether bytes can be multiplied as such."""
+    """Whether the product of this input can be computed on bytes."""
     return (
         _BYTE_PRODUCTS and input.is_cpu and input.numel() > 0 and not (torch.is_grad_enabled() and input.requires_grad)
     )

@@ -1,8 +1,8 @@
-"""Words from their characters: convolutions of several widths, their maxima, highway layers, a projection.
+"""Word vectors from characters: convolutions of several widths, max-pooling, highway layers, a projection.
 
 Kim et al. 2016, arXiv:1508.06615; Jozefowicz et al. 2016, arXiv:1602.02410; sizes and order as in ELMo's released code
-(allenai/bilm-tf, bilm/training.py and bilm/data.py). A word is spelled in bytes, between marks of its beginning and
-end. The words of a batch are computed once each.
+(allenai/bilm-tf, bilm/training.py and bilm/data.py). A word is spelled in bytes, between begin and end marks. Each
+different word of a batch is computed once.
 
 Shapes: W different words, C characters of a word, K width of a character, F filters, P width of the projection.
 """
@@ -23,9 +23,9 @@ CHARACTERS = BYTES + 5
 
 
 def spelling(tokenizer: Tokenizer, characters: int) -> Tensor:
-    """Of each token of a vocabulary its bytes between their marks, (V, C), int16; what is too long is cut.
+    """The bytes of each token of a vocabulary between its marks, (V, C), int16; long tokens are truncated.
 
-    [CLS] and [SEP] are marks of a text's beginning and end, as in the released code.
+    [CLS] and [SEP] become the marks of a text's beginning and end, as in the released code.
     """
     table = torch.full((tokenizer.vocab_size, characters), PADDING, dtype=torch.int16)
     marks = {tokenizer.roles.get("cls"): TEXT_BEGINS, tokenizer.roles.get("sep"): TEXT_ENDS}
@@ -51,12 +51,12 @@ class Highway(nn.Module):
 
 
 class CharacterCnn(nn.Module):
-    """The vector of a word.
+    """Computes word vectors.
 
     Args:
         character_width: K.
-        filters: width and number of each convolution.
-        highways: highway layers.
+        filters: width and number of filters of each convolution.
+        highways: number of highway layers.
         projection: P.
     """
 
@@ -65,7 +65,7 @@ class CharacterCnn(nn.Module):
     ) -> None:
         super().__init__()
         self.characters = nn.Embedding(CHARACTERS, character_width)
-        # A convolution over all characters is a linear map of each window.
+        # A convolution over all of a character's numbers is a linear map of each window.
         self.convolutions = nn.ModuleList(nn.Conv1d(character_width, number, width) for width, number in filters)
         total = sum(number for _, number in filters)
         self.highways = nn.ModuleList(Highway(total) for _ in range(highways))

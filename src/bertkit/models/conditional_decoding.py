@@ -1,10 +1,10 @@
-"""Targets that grow token by token behind a source: the logits of what comes next, with a cache or without.
+"""Targets generated token by token from a source: logits of the next token, with a cache.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.1: the encoder reads the source once, and each token of the target
 attends to its states. The cache keeps keys and values of the target's tokens and, once, those of the source. Sibling
-decoding.py has models without a source; the text around the tokens is in generation/from_source.py.
+decoding.py is for models without a source; generation/from_source.py converts between text and tokens.
 
-Shapes: R rows (targets that grow), S source tokens, D width, V vocabulary.
+Shapes: R rows (targets being generated), S source tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 
 
 class SourceNextTokens(NextTokens):
-    """Targets of given sources; `read` sets the sources, each of which belongs to the prompt in the same place."""
+    """Targets for given sources; `read` sets the sources, each for the prompt at the same index."""
 
     def __init__(self, model: HeadedModel, *, device: torch.device = _CPU) -> None:
         assert isinstance(model.encoder, EncoderDecoder)
@@ -36,7 +36,7 @@ class SourceNextTokens(NextTokens):
         self.sources: list[list[int]] = []
 
     def read(self, sources: Sequence[Sequence[int]]) -> None:
-        """The sources of the prompts that `start` is then given."""
+        """Set the sources of the prompts that are then passed to `start`."""
         self.sources = [list(source) for source in sources]
 
     def _logits(self, hidden_RD: Tensor) -> Tensor:

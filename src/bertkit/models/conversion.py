@@ -1,13 +1,13 @@
-"""A trained model under another configuration, with another vocabulary, or with more layers (wider: tiling.py).
+"""Conversion of a trained model: another configuration, another vocabulary, or more layers (wider: tiling.py).
 
 Gong et al. 2019, "Efficient training of BERT by progressively stacking", ICML, section 4: layer i + L of the deeper
 model is initialised from layer i, norms included; embeddings and heads are copied (so does the released double.py).
 Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 5: RoBERTa becomes a Longformer by copying its projections
 into the global ones and repeating its 512 positions. Lee et al. 2020, BioBERT, arXiv:1901.08746, keeps BERT's
 vocabulary; Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2, has its own, but trains from scratch. A new
-vocabulary on a trained model is this package's own: tokens of both vocabularies keep their rows, the others are
+vocabulary for a trained model is this package's own design: tokens of both vocabularies keep their rows, the others are
 initialised as the mean of the tokens that the old tokenizer splits them into, or drawn. Rothe et al. 2020,
-arXiv:1907.12461: a BERT becomes both stacks of an encoder-decoder.
+arXiv:1907.12461: both stacks of an encoder-decoder start as the same BERT.
 
 Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 """
@@ -33,11 +33,11 @@ _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
-    """A deeper model whose layers repeat the given model's.
+    """A deeper model whose layers repeat those of the given model.
 
     Args:
-        model: the shallow one; it is not changed.
-        config: the same but for `num_hidden_layers`.
+        model: the shallow model; it is not changed.
+        config: the same except for `num_hidden_layers`.
 
     Raises:
         UsageError: another setting differs, the depth shrinks, or the family's layers differ in shape.
@@ -46,7 +46,7 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
     before, after = _depth(old), _depth(config)
     if old.model_copy(update={"num_hidden_layers": after}) != config or after < before:
         raise UsageError(
-            f"model.num_hidden_layers can grow inside a run ({before} to {after} here); no other setting of the model"
+            f"model.num_hidden_layers can grow during a run ({before} to {after} here); no other setting of the model"
             " can change"
         )
     grown = HeadedModel(config.build(model.encoder.vocab_size), _heads(model), labels=model.labels)
@@ -67,14 +67,14 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
 
 
 def grown(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
-    """The model under the configuration of a later stage: the same one where only live settings differ, else a deeper.
+    """The model for a later stage's configuration: the same one if only live settings differ, otherwise a deeper one.
 
     Args:
-        model: of the stage before; its live settings change.
-        config: of the stage.
+        model: of the previous stage; its live settings change.
+        config: of the later stage.
 
     Raises:
-        UsageError: as of `stack_layers`.
+        UsageError: as in `stack_layers`.
     """
     live = {name: getattr(config, name) for name in config.live_fields}
     reached = model.encoder.config.model_copy(update=live)
@@ -98,7 +98,7 @@ _FROM_THE_RECIPE = {
     *("decoder_intermediate_size", "decoder_position_embeddings", "decoder_act"),
     *("attention_type", "block_size", "num_random_blocks", "rescale_embeddings", "use_bias"),
 }
-"""What a Longformer or a BigBird made of a RoBERTa has of its own; all else is RoBERTa's."""
+"""Settings that a converted model takes from the recipe; all others are the original model's."""
 _TABLE = "embeddings.position.weight"
 _POSITIONS = f"encoder.{_TABLE}"
 
@@ -110,7 +110,7 @@ class VocabularyChange:
     Attributes:
         shared: tokens whose rows were copied.
         split: tokens whose rows are the mean of others.
-        drawn: tokens that were drawn at random.
+        drawn: tokens whose rows were drawn at random.
     """
 
     shared: int
@@ -129,7 +129,7 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
 
     Args:
         found: the model's.
-        wanted: the recipe's; within one family the model's sizes replace its own.
+        wanted: the recipe's; within one family the model's sizes replace the recipe's.
 
     Raises:
         UsageError: the families differ, and no conversion is known.
@@ -140,18 +140,18 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
     own = {key: value for key, value in wanted.model_dump().items() if key in _FROM_THE_RECIPE}
     taken = found.model_dump()
     if wanted.is_encoder_decoder:
-        # What the encoder alone had, such as segment types, has no counterpart.
+        # Settings of the encoder alone, such as segment types, have no counterpart.
         taken = {key: value for key, value in taken.items() if key in type(wanted).model_fields}
     return type(wanted).model_validate({**taken, **own})
 
 
 def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] | None = None) -> HeadedModel:
-    """The model under this configuration, converted if the family differs.
+    """The model with this configuration, converted if the family differs.
 
     Args:
-        model: the trained one; it is not changed.
+        model: the trained model; it is not changed.
         config: the recipe's.
-        heads: of the new model, where the family of the old one may lack some; None: those that it has.
+        heads: of the new model, if the old one's family may not have them all; None: the old model's heads.
 
     Raises:
         UsageError: the weights do not fit, or no conversion is known between the families.
@@ -160,7 +160,7 @@ def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] 
     if found == config:
         return model
     fill = _copied if found.model_type == config.model_type else _conversion(found, config)
-    # The padding's id is the tokenizer's, which stays.
+    # The padding id comes from the tokenizer, which is unchanged.
     new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder), heads=heads)
     with torch.no_grad():
         fill(model, new)
@@ -170,14 +170,14 @@ def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] 
 def with_vocabulary(
     model: HeadedModel, old: Tokenizer, new: Tokenizer, *, new_tokens: NewTokens = "mean", seed: int = 0
 ) -> tuple[HeadedModel, VocabularyChange | None]:
-    """The model with the embeddings and the head's bias of another vocabulary, and how its tokens were initialised.
+    """The model with the embeddings and the head's bias for another vocabulary, and how its tokens were initialised.
 
-    If both vocabularies have the same ids, the model itself is returned, and None.
+    If both vocabularies have the same ids, returns the model itself and None.
 
     Args:
-        model: the trained one; it is not changed.
-        old, new: its tokenizer and the one to take.
-        new_tokens: how tokens are initialised that the old vocabulary lacks.
+        model: the trained model; it is not changed.
+        old, new: the model's tokenizer and the new one.
+        new_tokens: how to initialise tokens that are not in the old vocabulary.
         seed: of the weights that are drawn.
     """
     if new.backend.get_vocab() == old.backend.get_vocab() and new.roles == old.roles:
@@ -186,7 +186,7 @@ def with_vocabulary(
     if new_tokens == "random":
         found = VocabularyMapping(found.same, {})
     remade = _built(model, model.encoder.config, new.vocab_size, pad_id=new.pad_id)
-    # Ids in a config.json are those of the old vocabulary.
+    # Token ids in a config.json refer to the old vocabulary.
     remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
     _fill(remade, model, lambda rows, old_rows: _copy_rows(rows, old_rows, found), seed=seed)
     with torch.no_grad():
@@ -196,10 +196,10 @@ def with_vocabulary(
 
 
 def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> HeadedModel:
-    """The model with rows for tokens behind its vocabulary, drawn by the family's rules; all else stays to the bit.
+    """The model with rows for tokens appended to its vocabulary, drawn by the family's rules; the rest is unchanged.
 
     Args:
-        model: the trained one; it is not changed.
+        model: the trained model; it is not changed.
         vocab_size: of the longer vocabulary.
         seed: of the rows that are drawn.
     """
@@ -217,9 +217,9 @@ def _fill(model: HeadedModel, source: HeadedModel, copy_rows: Callable[[Tensor, 
     """Copy a model into one of the same sizes with another vocabulary.
 
     Args:
-        model: the new one; rows of its vocabulary are drawn by the seed first.
+        model: the new model; the rows of its vocabulary are drawn from the seed first.
         source: the model that is copied.
-        copy_rows: writes into the rows of a parameter, given the source's.
+        copy_rows: writes into the rows of a parameter, given the source's rows.
         seed: of the rows.
     """
     axes = vocabulary_axes(model.encoder.config, model.head_names)
@@ -234,7 +234,7 @@ def _fill(model: HeadedModel, source: HeadedModel, copy_rows: Callable[[Tensor, 
 
 
 def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, int]:
-    """The parameters that have a row or column per token, and along which axis."""
+    """The parameters with a row or column per token, and the axis of the tokens."""
     with torch.device("meta"):
         few, more = (dict(HeadedModel(config.build(size), heads).named_parameters()) for size in (11, 12))
     return {
@@ -245,7 +245,7 @@ def vocabulary_axes(config: EncoderConfig, heads: Sequence[str]) -> dict[str, in
 
 
 def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None:
-    """Fill the rows of tokens that the old vocabulary has, or can compose."""
+    """Fill the rows of tokens that are in the old vocabulary or composed of its tokens."""
     if found.same:
         rows[list(found.same)] = old_rows[list(found.same.values())]
     for number, parts in found.parts.items():
@@ -255,7 +255,7 @@ def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None
 def _built(
     model: HeadedModel, config: EncoderConfig, vocab_size: int, *, pad_id: int, heads: Collection[str] | None = None
 ) -> HeadedModel:
-    """A model of this configuration with the given one's heads, unless others are given, and weights of zero."""
+    """A model of this configuration with all weights zero, and the given model's heads unless others are given."""
     with torch.device("meta"):
         heads = [*model.head_names, *([POOLER] if model.has_pooler else [])] if heads is None else heads
         new = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads, labels=model.labels)
@@ -268,7 +268,7 @@ def _built(
 
 
 def _copied(model: HeadedModel, new: HeadedModel) -> None:
-    """Every weight as it is."""
+    """Copy every weight unchanged."""
     source = dict(model.named_parameters())
     for name, parameter in new.named_parameters():
         if name not in source or source[name].shape != parameter.shape:
@@ -284,13 +284,13 @@ def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
         f"{key} {value!r} (recipe: {after.get(key)!r})" for key, value in before.items() if value != after.get(key)
     ]
     return UsageError(
-        f"init: the model's weights do not fit the recipe's model: it has {', '.join(differing)}; leave these settings"
-        " as the model has them"
+        f"init: the model's weights do not fit the recipe's model: it has {', '.join(differing)}; set these as in the"
+        " initial model"
     )
 
 
 def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
-    """Section 5: global projections are initialised as the ordinary ones, positions are repeated."""
+    """Section 5: global projections are copies of the ordinary ones, and positions are repeated."""
     source = dict(model.named_parameters())
     for name, parameter in new.named_parameters():
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
@@ -303,11 +303,11 @@ def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
 
 
 def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
-    """A BigBird of a BERT or a RoBERTa: every weight as it is, and positions, counted from 0, are repeated."""
+    """A BigBird from a BERT or a RoBERTa: weights are copied unchanged, and positions, counted from 0, are repeated."""
     source = dict(model.named_parameters())
     encoder = model.encoder
     first = _pad_id(encoder) + 1 if "pad_token_id" in encoder.to_hub() else 0
-    # A pooler that the Hub's class has and nothing reads.
+    # The Hub's class has a pooler that nothing reads.
     new.initialise(
         0, only={name for name, _ in new.named_parameters() if name.startswith(POOLER) and name not in source}
     )
@@ -324,12 +324,12 @@ def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
 
 
 def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
-    """Both stacks start as the same BERT, and the attention from one to the other is drawn: BERT2BERT of Rothe et al.
-    2020, arXiv:1907.12461, section 3. The first segment's embedding becomes a part of every position's."""
+    """Both stacks start as the same BERT, and the attention between them is drawn: BERT2BERT of Rothe et al. 2020,
+    arXiv:1907.12461, section 3. The first segment's embedding is added to every position's."""
     source = dict(model.encoder.named_parameters())
     rows = source[_TABLE] + source["embeddings.token_type.weight"][0]
     new.initialise(0)
-    new.extras = {}  # of an encoder alone
+    new.extras = {}  # the old ones are of an encoder alone
     for name, parameter in new.encoder.named_parameters():
         if "cross_attention" in name:
             continue
@@ -344,11 +344,11 @@ def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
 
 
 def _bert_gpt2_of_bert(model: HeadedModel, new: HeadedModel) -> None:
-    """BERT becomes the encoder, to the bit; the decoder is drawn (BERT2RND of Rothe et al. 2020, until `init_decoder`
+    """BERT becomes the encoder, bit for bit; the decoder is drawn (BERT2RND of Rothe et al. 2020, unless `init_decoder`
     gives it a GPT-2's weights)."""
     source = dict(model.encoder.named_parameters())
     new.initialise(0)
-    new.extras = {}  # of an encoder alone
+    new.extras = {}  # the old ones are of an encoder alone
     for name, parameter in new.encoder.named_parameters():
         if name == f"source.{_TABLE}":
             _copy_first_positions(parameter, source[_TABLE])
@@ -360,23 +360,23 @@ def _bert_gpt2_of_bert(model: HeadedModel, new: HeadedModel) -> None:
 
 
 def _copy_first_positions(new_PD: Tensor, old_PD: Tensor) -> None:
-    """As many of the positions as the new table has; UsageError where it has more."""
+    """Copy as many positions as the new table has; UsageError if it has more than the old one."""
     if len(new_PD) > len(old_PD):
         raise UsageError(
-            f"model.max_position_embeddings ({len(new_PD)}) is above the initial model's {len(old_PD)}; lower it"
+            f"model.max_position_embeddings ({len(new_PD)}) exceeds the initial model's {len(old_PD)}; lower it"
         )
     new_PD.copy_(old_PD[: len(new_PD)])
 
 
 def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
-    """Copy the rows before the first position, then all positions, as often as the new table holds them."""
+    """Copy the rows before the first position, then all positions, repeated until the new table is full."""
     position_P = torch.arange(len(new_PD))
     period = len(old_PD) - first
     new_PD.copy_(old_PD[torch.where(position_P < first, position_P, first + (position_P - first) % period)])
 
 
 def _move_positions(new: Encoder, old: Encoder) -> None:
-    """Where positions are counted from the padding's id, a new id moves them."""
+    """If positions are counted from the padding id, move them to the new id."""
     before, after = _pad_id(old), _pad_id(new)
     if "pad_token_id" in old.to_hub() and before != after:
         new_PD, old_PD = new.get_parameter(_TABLE), old.get_parameter(_TABLE)
@@ -384,7 +384,7 @@ def _move_positions(new: Encoder, old: Encoder) -> None:
 
 
 def _pad_id(encoder: Encoder) -> int:
-    """The padding's id, from which some families count positions."""
+    """The padding id, from which some families count positions."""
     return int(encoder.to_hub().get("pad_token_id", encoder.config.default_pad_id))
 
 
@@ -400,7 +400,7 @@ _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
     ("xlm-roberta", "big_bird"): _with_repeated_positions,
     ("xlm-roberta", "longformer"): _longformer_of_roberta,
 }
-"""What fills a model of the second family from one of the first."""
+"""Functions that fill a model of the second family from one of the first."""
 
 
 def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
@@ -410,6 +410,6 @@ def _conversion(found: EncoderConfig, wanted: EncoderConfig) -> _Conversion:
         known = ", ".join(f"{first} to {second}" for first, second in _CONVERSIONS)
         raise UsageError(
             f"init: the model is of family {pair[0]!r}, the recipe's model.family is {pair[1]!r}; known conversions:"
-            f" {known}. Take a recipe of the model's own family, or domain-adapt, which continues any model"
+            f" {known}. Use a recipe of the model's own family, or domain-adapt, which continues any model"
         )
     return _CONVERSIONS[pair]

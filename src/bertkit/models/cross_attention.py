@@ -1,11 +1,11 @@
-"""Attention of a decoder to the states of an encoder: of packed sequences, or of rows that grow token by token.
+"""Attention of a decoder to an encoder's states: for packed sequences, or for rows generated token by token.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3. Queries are of the target's tokens, keys and values of the same
-sequence's source. Both sides are gathered into blocks with the same members (`SourceTarget`), so that the law of
-self-attention holds here, too: a sequence's states depend on itself alone. Sibling attention.py.
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3. Queries come from the target's tokens, keys and values from the
+same sequence's source. Both sides are grouped into blocks with the same members (`SourceTarget`). As in self-attention
+(sibling attention.py), a sequence's states therefore depend only on itself.
 
 Shapes: U packed target tokens, S packed source tokens, D width, N heads, H head width; b sequences of one block, Q its
-longest target, K its longest source; R rows that grow.
+longest target, K its longest source; R rows being generated.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CrossAttention(nn.Module):
         heads: N.
         dropout_rate: of the attention probabilities.
         head_width: H; None: D over N.
-        bias: of the linear maps.
-        scale: factor of the scores; None: one over the root of H.
+        bias: whether the linear maps have one.
+        scale: factor of the scores; None: one over the square root of H.
     """
 
     def __init__(
@@ -56,28 +56,28 @@ class CrossAttention(nn.Module):
         self.output = Linear(inner, width, bias=bias)
 
     def forward(self, hidden_UD: Tensor, source: EncodedSource, layer: int, scope: Scope) -> Tensor:
-        """(U, D) to (U, D). Points: `hook_q` and `hook_z`, (U, N, H); `hook_k` and `hook_v`, (S, N, H), and
-        `hook_pattern`, where the source is packed."""
+        """(U, D) to (U, D). Points: `hook_q` and `hook_z`, (U, N, H); if the source is packed, `hook_k` and `hook_v`,
+        (S, N, H), and `hook_pattern`."""
         query_UNH = scope.tap("hook_q", self.query(hidden_UD).view(hidden_UD.shape[0], self.heads, -1))
         mixed_UNH = scope.tap("hook_z", source.attend(self, layer, query_UNH, scope))
         output: Tensor = self.output(mixed_UNH.flatten(1))
         return output
 
     def keys_values(self, states_SD: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the source's states, each (S, N, H)."""
+        """Keys and values of the source's states, each (S, N, H)."""
         shape = (states_SD.shape[0], self.heads, -1)
         return self.key(states_SD).view(shape), self.value(states_SD).view(shape)
 
 
 class EncodedSource(ABC):
-    """The encoder's states, as the layers of a decoder attend to them."""
+    """The encoder's states, in the form that a decoder's layers attend to."""
 
     @abstractmethod
     def attend(self, attention: CrossAttention, layer: int, query_UNH: Tensor, scope: Scope) -> Tensor:
-        """What one layer's attention gives each query, (U, N, H).
+        """One layer's attention output for each query, (U, N, H).
 
         Args:
-            attention: whose maps make keys and values.
+            attention: has the maps that compute keys and values.
             layer: its number in the decoder.
             query_UNH: of the target's tokens.
             scope: of the attention.
@@ -85,10 +85,10 @@ class EncodedSource(ABC):
 
 
 class PackedSource(EncodedSource):
-    """The states of whole sequences, whose targets are packed in the same order.
+    """The states of whole sequences; their targets are packed in the same order.
 
     Args:
-        states_SD: the encoder's.
+        states_SD: the encoder's states.
         pairs: the bounds of both sides.
     """
 
@@ -117,12 +117,12 @@ class PackedSource(EncodedSource):
 
 
 class CachedSource(EncodedSource):
-    """Keys and values of R rows in all layers, computed once, for targets of one token a row.
+    """Keys and values of R rows in all layers, computed once, for targets of one token per row.
 
     Args:
         attentions: of the decoder's layers, in order.
-        states_SD: the encoder's.
-        lengths: tokens of each row's source.
+        states_SD: the encoder's states.
+        lengths: number of tokens in each row's source.
     """
 
     def __init__(self, attentions: Sequence[CrossAttention], states_SD: Tensor, lengths: Sequence[int]) -> None:
@@ -142,7 +142,7 @@ class CachedSource(EncodedSource):
         self._mask: Tensor | None = None if min(lengths) == longest else visible_RK[:, None, None]
 
     def select(self, row_R: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be repeated."""
+        """Continue with these rows, in this order; a row may be repeated."""
         rows = self._layers[0][0].shape[0] if self._layers else 0
         if row_R.numel() == rows and bool((row_R == torch.arange(rows, device=row_R.device)).all()):
             return

@@ -3,8 +3,8 @@
 He et al. 2021, arXiv:2006.03654, section 3.1; details as in the Hub's class. Layers are BERT's with the attention of
 disentangled.py; versions 2 and 3 are in deberta_v2.py.
 
-Quirks: the score's scale counts the kinds of scores that are summed; the pooler's dropout comes before its dense layer;
-`legacy` selects one of two language-model heads.
+Quirks: the scale of the scores depends on how many kinds of scores are summed; the pooler's dropout comes before its
+dense layer; `legacy` selects one of two language-model heads.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary, B sequences, R rows of the table of
 distances.
@@ -38,7 +38,7 @@ SELF = _LAYER + "attention.self."
 
 
 class DebertaLikeConfig(TransformerConfig):
-    """What the versions have in common; defaults are version 1's base model's."""
+    """Settings common to all versions; defaults are those of version 1's base model."""
 
     type_vocab_size: int = Field(0, ge=0, description="Number of segment types; 0: segments are not distinguished.")
     layer_norm_eps: float = Field(1e-7, gt=0, description="Epsilon added to the variance in layer normalisation.")
@@ -61,10 +61,10 @@ class DebertaLikeConfig(TransformerConfig):
     legacy: bool = Field(True, description="Whether the language-model head is the Hub's first version, under `cls`.")
 
     classes: ClassVar[str]
-    """What the names of the Hub's classes begin with."""
+    """Prefix of the Hub's class names."""
 
     of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
-    """Settings of relative positions alone."""
+    """Settings that only affect relative positions."""
 
     hub_prefix: ClassVar[str] = "deberta"
     pooler_hub_name: ClassVar[str | None] = "pooler.dense"
@@ -90,12 +90,12 @@ class DebertaLikeConfig(TransformerConfig):
 
     @property
     def furthest(self) -> int:
-        """The distance from which on all are one."""
+        """All distances from this one on are treated alike."""
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
 
     @property
     def span(self) -> int:
-        """Rows of the table of distances to either side."""
+        """Rows in the table of distances for either side."""
         return self.furthest
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class DebertaLikeConfig(TransformerConfig):
         return distance
 
     def rows(self, longest: int) -> Tensor:
-        """The row of the table for each distance that sequences up to this length have, smallest first."""
+        """The table's row for each distance in sequences of up to this length, smallest first."""
         distance = torch.arange(1 - longest, longest)
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
@@ -142,7 +142,7 @@ class DebertaLikeConfig(TransformerConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> DebertaLikeConfig:
-        """The settings in a config.json, where kinds of scores may be one string: `p2c|c2p`.
+        """The settings in a config.json, in which kinds of scores may be one string: `p2c|c2p`.
 
         Raises:
             ValueError: an unsupported model, or an invalid value.
@@ -164,7 +164,7 @@ class DebertaLikeConfig(TransformerConfig):
         return config
 
     def to_hub(self) -> dict[str, Any]:
-        """The settings as keys of config.json; the Hub's class takes a null for a value, so nulls are left out."""
+        """The settings as keys of config.json; nulls are left out, since the Hub's class would use them as values."""
         return {key: value for key, value in super().to_hub().items() if value is not None}
 
 
@@ -183,7 +183,7 @@ class DebertaConfig(DebertaLikeConfig):
 
 
 class ContextPooler(nn.Module):
-    """Dropout, then an activated linear map of each sequence's first token."""
+    """Dropout, linear map and activation of each sequence's first token."""
 
     def __init__(self, width: int, activation: Activation, *, dropout_rate: float) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class ContextPooler(nn.Module):
 
 
 class DebertaEmbeddings(nn.Module):
-    """Word embeddings, with positions and segment types where the settings have them, widened and normalised."""
+    """Word embeddings, with positions and segment types if the settings have them, widened and normalised."""
 
     def __init__(self, config: DebertaLikeConfig, vocab_size: int) -> None:
         super().__init__()
@@ -209,8 +209,8 @@ class DebertaEmbeddings(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Points, each (T, E): `hook_embed`, and where there are such, `hook_pos_embed` and
-        `hook_token_type_embed`."""
+        """(T, D). Points, each (T, E): `hook_embed`, and `hook_pos_embed` and `hook_token_type_embed` if there are
+        such embeddings."""
         sum_TE = scope.tap("hook_embed", self.word(batch.ids_T))
         if self.position is not None:
             sum_TE = sum_TE + scope.tap("hook_pos_embed", self.position(batch.positions_T))
@@ -221,7 +221,7 @@ class DebertaEmbeddings(nn.Module):
 
 
 def build_attention(kind: type[DisentangledAttention], config: DebertaLikeConfig) -> DisentangledAttention:
-    """One layer's attention. Its scores are scaled by how many of them are summed."""
+    """One layer's attention. The scale of its scores depends on how many kinds are summed."""
     head_width = config.hidden_size // config.num_attention_heads
     return kind(
         config.hidden_size,
@@ -234,7 +234,7 @@ def build_attention(kind: type[DisentangledAttention], config: DebertaLikeConfig
 
 
 class DebertaLayer(PostNorm):
-    """BERT's layer around disentangled attention."""
+    """BERT's layer with disentangled attention."""
 
     attention: DisentangledAttention
 
@@ -258,7 +258,7 @@ class DebertaLayer(PostNorm):
 
 
 class Deberta(Encoder):
-    """Version 1's encoder, and the frame of version 2's."""
+    """Version 1's encoder, and the base class of version 2's."""
 
     config: DebertaLikeConfig
     hub_names: ClassVar[Names] = {
@@ -300,7 +300,7 @@ class Deberta(Encoder):
         return self.embeddings.word
 
     def tensor_layouts(self) -> list[TensorLayout]:
-        """Version 1 has queries, keys and values in one matrix, head by head, and two biases of other names."""
+        """Version 1 has queries, keys and values in one matrix, head by head, and two biases with other names."""
         heads = self.config.num_attention_heads
 
         def split(whole: Tensor) -> tuple[Tensor, ...]:
@@ -334,5 +334,5 @@ class Deberta(Encoder):
         return hidden_TD
 
     def behind_first(self, embedded_TD: Tensor, hidden_TD: Tensor, sequences: PackedSequences) -> Tensor:
-        """What happens between the first layer and the second: nothing."""
+        """Applied between the first and the second layer; here the identity."""
         return hidden_TD

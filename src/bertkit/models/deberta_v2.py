@@ -1,8 +1,8 @@
-"""DeBERTa 2 and 3: distances in buckets, positions through the contents' own maps, and a convolution.
+"""DeBERTa 2 and 3: bucketed distances, shared projections for contents and positions, and a convolution.
 
-He et al. 2021, arXiv:2006.03654, whose code's version 2 adds buckets that grow with the logarithm of the distance, a
-convolution beside the first layer and one projection for contents and positions; version 3 (He et al. 2021,
-arXiv:2111.09543) is the same model trained as a discriminator. Sibling deberta.py is version 1.
+He et al. 2021, arXiv:2006.03654. Version 2 of the paper's code adds buckets that grow with the logarithm of the
+distance, a convolution parallel to the first layer and shared projections for contents and positions. Version 3 (He et
+al. 2021, arXiv:2111.09543) is the same model trained as a discriminator. Sibling deberta.py is version 1.
 
 Shapes: T packed tokens, D width, b sequences of one block, S its longest.
 """
@@ -46,7 +46,7 @@ class DebertaV2Config(DebertaLikeConfig):
     conv_groups: int = Field(1, ge=1, description="Number of channel groups of the convolution.")
     conv_act: Activation = Field("tanh", description="Activation of the convolution.")
 
-    causal_attention: ClassVar[bool] = False  # its convolution looks ahead
+    causal_attention: ClassVar[bool] = False  # its convolution reads later tokens
     model_type: ClassVar[str] = "deberta-v2"
     classes: ClassVar[str] = "DebertaV2"
     base_architecture: ClassVar[str] = "DebertaV2Model"
@@ -80,12 +80,12 @@ class DebertaV2Config(DebertaLikeConfig):
         return self.position_buckets if self.position_buckets > 0 else self.furthest
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """One distance a bucket up to half of the buckets, then growing to the furthest distance: He et al. 2021,
-        version 2's code."""
+        """One distance per bucket for half of the buckets, then buckets that grow up to the furthest distance: He et
+        al. 2021, version 2's code."""
         middle = self.position_buckets // 2
         if self.position_buckets < 1:
             return distance
-        # Single precision and this order of operations decide on which side of a boundary a distance falls.
+        # Single precision and this order of operations determine on which side of a boundary a distance falls.
         reach = torch.log(torch.tensor((self.furthest - 1) / middle))
         share = torch.log(distance.abs().clamp(min=middle) / middle) / reach
         grown = (torch.ceil(share * (middle - 1)) + middle).long()
@@ -101,7 +101,7 @@ class DebertaV2Config(DebertaLikeConfig):
 
 
 class Convolution(nn.Module):
-    """norm(x + activation(convolution(e))): near tokens, for He et al. 2021, version 2's code."""
+    """norm(x + activation(convolution(e))) over neighbouring tokens: He et al. 2021, version 2's code."""
 
     def __init__(self, config: DebertaV2Config) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Convolution(nn.Module):
 
 
 class DebertaV2(Deberta):
-    """Version 2's and 3's encoder."""
+    """The encoder of versions 2 and 3."""
 
     hub_names: ClassVar[Names] = {
         **Deberta.hub_names,
@@ -151,5 +151,5 @@ class DebertaV2(Deberta):
         return []
 
     def behind_first(self, embedded_TD: Tensor, hidden_TD: Tensor, sequences: PackedSequences) -> Tensor:
-        """The convolution over what the first layer read, where there is one."""
+        """The convolution, if there is one, over the input of the first layer."""
         return hidden_TD if self.convolution is None else self.convolution(embedded_TD, hidden_TD, sequences)

@@ -1,9 +1,9 @@
-"""Sequences that grow token by token: the logits of what comes next, with a cache of keys and values or without.
+"""Sequences generated token by token: logits of the next token, with or without a cache of keys and values.
 
 Radford et al. 2018, GPT, section 3.1, for causal families; an encoder that was trained from left to right (Devlin et
-al. 2019, section 5.1; Charpentier and Samuel 2024, GPT-BERT) is read with causal attention. A family says whether the
-cache serves it (`Encoder.caches_keys`); others read the whole sequence again for every token. A decoder that attends to
-an encoder's states, too, is another `NextTokens`.
+al. 2019, section 5.1; Charpentier and Samuel 2024, GPT-BERT) is used with causal attention. Families declare whether
+they support the cache (`Encoder.caches_keys`); others read the whole sequence again for every token. Decoders that also
+attend to an encoder's states are another `NextTokens`.
 
 Shapes: R rows (sequences), D width, V vocabulary.
 """
@@ -28,15 +28,15 @@ _CPU = torch.device("cpu")
 
 
 class NextTokens(ABC):
-    """R sequences, of which each step adds a token to every one; logits are of the token after the last."""
+    """R sequences, to each of which every step adds a token; logits are those of the next token."""
 
     @abstractmethod
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
         """Read the prompts: logits, (R, V), in fp32.
 
         Args:
-            ids: each with one token at least, special tokens included.
-            room: the most tokens that a sequence will have, prompt included.
+            ids: each with at least one token, special tokens included.
+            room: maximum number of tokens per sequence, prompt included.
         """
 
     @abstractmethod
@@ -45,7 +45,7 @@ class NextTokens(ABC):
 
     @abstractmethod
     def select(self, row_R: Tensor) -> None:
-        """Go on with these sequences, in this order; one may be repeated."""
+        """Continue with these sequences, in this order; one may be repeated."""
 
 
 class CachedNextTokens(NextTokens):
@@ -85,7 +85,7 @@ class CachedNextTokens(NextTokens):
 
 
 class RecomputedNextTokens(NextTokens):
-    """All tokens are computed again at every step: for families without a cache, and what the cache must equal."""
+    """All tokens are recomputed at every step: for families without a cache, and as the reference for the cache."""
 
     def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
         self.model = model.to(device).eval()
@@ -112,9 +112,9 @@ class RecomputedNextTokens(NextTokens):
 
 
 def causal_head(model: HeadedModel) -> str | None:
-    """The head that predicts the next token from the state of the last; None where the model has none.
+    """The head that predicts the next token from the last token's state; None if the model has none.
 
-    It is a causal family's own, or the masked LM's of an encoder whose config.json says that it was trained so.
+    It is a causal family's own head, or the masked-LM head of an encoder that was trained this way (config.json).
     """
     if "causal_lm" in model.head_names:
         return "causal_lm"
@@ -124,12 +124,12 @@ def causal_head(model: HeadedModel) -> str | None:
 
 
 def next_tokens(model: HeadedModel, *, device: torch.device = _CPU, cached: bool = True) -> NextTokens:
-    """The way to decode with this model.
+    """The decoder for this model.
 
     Args:
         model: with a head for the next token.
         device: where to compute.
-        cached: False: compute all tokens again at every step.
+        cached: whether to use a cache if the family supports it; False: recompute all tokens at every step.
 
     Raises:
         DataError: the model has no such head.
@@ -138,8 +138,8 @@ def next_tokens(model: HeadedModel, *, device: torch.device = _CPU, cached: bool
     if head is None or not (head == "causal_lm" or model.encoder.config.causal_attention):
         has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
         raise DataError(
-            f"the model was not trained to predict the next token ({has}); take a model with a causal-LM head, such as"
-            " a run of `bertkit pretrain gpt2`, or a masked one and a method for it: --method gibbs"
+            f"the model was not trained to predict the next token ({has}); use a model with a causal-LM head, such as"
+            " a run of `bertkit pretrain gpt2`, or for a masked one a method that supports it: --method gibbs"
         )
     if cached and model.encoder.caches_keys:
         return CachedNextTokens(model, head, device=device)

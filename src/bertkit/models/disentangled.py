@@ -1,8 +1,8 @@
-"""Disentangled attention: contents and relative positions score each other, each through maps of their own.
+"""Disentangled attention: scores between contents and relative positions, each with their own maps.
 
-He et al. 2021, DeBERTa, arXiv:2006.03654, section 3.1, equations 2 to 4. A score is the sum of content to content, of a
-query's content to the position of the key, and of a key's content to the position of the query; position to position
-is left out. Differs from the original code in that only rows of the table are projected that the batch's lengths need.
+He et al. 2021, DeBERTa, arXiv:2006.03654, section 3.1, equations 2 to 4. A score is the sum of content to content, the
+query's content to the key's position, and the key's content to the query's position; position to position is left out.
+Unlike in the original code, only the table rows that the batch's lengths need are projected.
 
 Shapes: T packed tokens, D width, N heads, H head width, b sequences of one block, S its longest, R rows of the table.
 """
@@ -30,7 +30,7 @@ class Distances:
 
     Args:
         table_RD: all rows.
-        rows: the row of each distance (query minus key) of the longest sequence, smallest first; never decreasing.
+        rows: the row of each distance (query minus key) of the longest sequence, smallest first; non-decreasing.
     """
 
     def __init__(self, table_RD: Tensor, rows: Tensor) -> None:
@@ -40,7 +40,7 @@ class Distances:
         self._rows: dict[int, Tensor] = {}
 
     def rows(self, length: int) -> Tensor:
-        """The row that each pair of positions reads, (S, S), queries first."""
+        """The row for each pair of positions, (S, S), queries first."""
         if length not in self._rows:
             zero = self._row_of_distance.numel() // 2
             position_S = torch.arange(length, device=self._row_of_distance.device)
@@ -53,7 +53,7 @@ class DisentangledAttention(SelfAttention):
 
     Args:
         width, heads: D and N.
-        kinds: of scores beside content to content.
+        kinds: kinds of scores in addition to content to content.
         scale: factor of all scores.
         dropout_rate: of the attention probabilities.
         position_dropout_rate: on the table of relative positions.
@@ -77,12 +77,12 @@ class DisentangledAttention(SelfAttention):
 
     @property
     def products_per_pair(self) -> int:
-        """Each kind of score needs at most twice as many rows of the table as there are keys."""
+        """As in `SelfAttention`; each kind of score needs at most twice as many table rows as there are keys."""
         return super().products_per_pair + 2 * len(self.kinds)
 
     @abstractmethod
     def add_maps(self, width: int) -> None:
-        """Modules that positions go through."""
+        """Add the modules that positions go through."""
 
     @abstractmethod
     def position_keys(self, table_RD: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ class DisentangledAttention(SelfAttention):
         return self.project(hidden_TD, mix, scope, index_M)
 
     def _bias(self, distances: Distances) -> Bias:
-        """Equation 4's second and third term. The query's position relative to the key is the negative of the key's
-        relative to the query, so both terms read the same row."""
+        """The second and third terms of equation 4. The query's position relative to the key is the negative of the
+        key's position relative to the query, so both terms read the same row."""
         table_RD = self.position_dropout(distances.table_RD)
         key_NHR = self._by_head(self.position_keys(table_RD)) if "c2p" in self.kinds else None
         query_NHR = self._by_head(self.position_queries(table_RD)) if "p2c" in self.kinds else None
@@ -145,7 +145,7 @@ class SharedPositions(DisentangledAttention):
     """Positions go through the contents' own maps: `share_att_key`."""
 
     def add_maps(self, width: int) -> None:
-        """None beside the contents'."""
+        """No maps other than the contents'."""
         return
 
     def position_keys(self, table_RD: Tensor) -> Tensor:
@@ -179,10 +179,10 @@ class SeparatePositions(DisentangledAttention):
 
 
 class KeysWithoutBias(SeparatePositions):
-    """Version 1's: neither keys of contents nor of positions have a bias."""
+    """Version 1's attention: keys of contents and of positions have no bias."""
 
     def add_maps(self, width: int) -> None:
-        """As above, with other keys."""
+        """As in `SeparatePositions`, with keys without a bias."""
         super().add_maps(width)
         self.key = Linear(width, width, bias=False)
         if "c2p" in self.kinds:

@@ -1,9 +1,9 @@
 """A learnt bias on attention scores for each bucket of relative distances, shared by all layers of a stack.
 
 Raffel et al. 2020, T5, arXiv:1910.10683, section 2.1; buckets as in mesh-tensorflow. Half of the buckets of
-a direction hold one distance each, the rest grow logarithmically, and the last one holds all that are farther.
+a direction cover one distance each, the rest grow logarithmically, and the last one covers all farther distances.
 
-Shapes: S longest sequence of a block, N heads, R rows that grow, K keys of a row.
+Shapes: S longest sequence of a block, N heads, R rows being generated, K keys of a row.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_side
     """The bucket of each distance, int64 in [0, buckets).
 
     Args:
-        distance: of key from query, in tokens; negative before it.
+        distance: position of the key minus that of the query, in tokens.
         buckets: number of buckets.
         furthest: distances from here on share the last bucket of their direction.
-        both_sides: whether keys after the query have half of the buckets; if not, they count as the query itself.
+        both_sides: whether keys after the query have half of the buckets; if not, they count as distance 0.
     """
     after: int | Tensor = 0
     if both_sides:
@@ -34,18 +34,18 @@ def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_side
     else:
         distance = (-distance).clamp(min=0)
     exact = buckets // 2
-    # Single precision and this order of operations decide on which side of a boundary a distance falls.
+    # Single precision and this order of operations determine on which side of a boundary a distance falls.
     share = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
     coarse = (exact + (share * (buckets - exact)).long()).clamp(max=buckets - 1)
     return torch.where(distance < exact, distance, coarse) + after
 
 
 class BucketBias(CachedBias):
-    """The bias of one forward pass: that of each length is made once, for all layers.
+    """The bias of one forward pass, computed once per length for all layers.
 
     Args:
         table: (buckets or more, N).
-        buckets, furthest, both_sides: as of `distance_buckets`.
+        buckets, furthest, both_sides: as in `distance_buckets`.
     """
 
     def __init__(self, table: nn.Embedding, *, buckets: int, furthest: int, both_sides: bool) -> None:

@@ -1,7 +1,7 @@
-"""DistilBERT: BERT's layers, half as many, without segment types and pooler.
+"""DistilBERT: BERT with half as many layers, and without segment types and pooler.
 
-Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class: a classifier has a dense layer with ReLU
-in place of the pooler, and the norms' epsilon is fixed.
+Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class: classifiers have a dense layer with ReLU
+instead of the pooler, and the norms' epsilon is fixed.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -59,7 +59,7 @@ class DistilBertConfig(TransformerConfig):
         return DistilBert(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, or for positions, waves."""
+        """Normal; positions are sinusoidal if `sinusoidal_pos_embds`."""
         if self.sinusoidal_pos_embds and name.endswith("embeddings.position.weight"):
             parameter.copy_(sinusoids(*parameter.shape))
         else:
@@ -100,7 +100,7 @@ class DistilBertConfig(TransformerConfig):
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
-    """sin(p / 10000^(2i/D)) at the even dimensions, cos at the odd ones: Vaswani et al. 2017, section 3.5. (S, D)."""
+    """sin(p / 10000^(2i/D)) in even dimensions, cos in odd ones: Vaswani et al. 2017, section 3.5. (S, D)."""
     position_S1 = torch.arange(positions, dtype=torch.float64)[:, None]
     dimension_D = torch.arange(width)
     angle_SD = position_S1 / _LONGEST_WAVE ** (2 * (dimension_D // 2) / width)

@@ -1,9 +1,10 @@
-"""Dropout from sixteen random bits an element.
+"""Dropout from sixteen random bits per element.
 
 Srivastava et al. 2014, JMLR 15. Differs from torch.nn.functional.dropout in how the mask is drawn: torch's Bernoulli
-sampler costs ten times as much on a CPU, which at small widths is a quarter of a training step. The bits are numpy's
-SFC64 (Doty-Humphrey's PractRand), seeded by one draw of torch's generator, whose own bits cost three times as much. The
-dropout rate is met to 2^-16, and the scale is that of the rate met, so the expectation is exact.
+sampler takes ten times as long on a CPU, a quarter of a training step at small widths. The bits come from numpy's SFC64
+(Doty-Humphrey's PractRand), seeded by one draw from torch's generator, whose own bits take three times as long. The
+dropout rate is rounded to a multiple of 2^-16, and kept elements are scaled by the rounded rate, so the expectation is
+exact.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from bertkit.models.eager import eager, never_traced
 
 _LEVELS = 1 << 16
 _LANES = 4
-"""Numbers of sixteen bits in one draw of sixty-four."""
+"""16-bit numbers per 64-bit draw."""
 
 
 class _Dropout(torch.autograd.Function):
-    """Keeps the scaled mask for the backward pass, in the input's type: a product of mixed types is several times
+    """Keeps the scaled mask for the backward pass in the input's type: a product of mixed types is several times
     slower."""
 
     @staticmethod
@@ -57,7 +58,7 @@ def drawn(count: int, rate: float) -> Drop | None:
 
 
 def _bits(seed: int, words: int) -> Tensor:
-    """Sixteen random bits an element, int16, `_LANES` for each word of 64."""
+    """Sixteen random bits per element, int16, `_LANES` elements per 64-bit word."""
     kernels = loaded_kernels()
     if kernels is not None:
         return ops.random_words(kernels, seed, words).view(torch.int16)

@@ -1,8 +1,8 @@
-"""Functions that stay out of the graphs of compiled layers: attention, whose rectangles differ in number from batch to
-batch, and dropout on a CPU, whose bits numpy draws.
+"""Functions that stay out of the graphs of compiled layers: attention, because the number of rectangles differs between
+batches, and dropout on a CPU, because numpy draws its bits.
 
-Own design. torch.compiler.disable does it, but loads the compiler, which takes a second; so it is called only where
-something is compiled.
+torch.compiler.disable does this, but loads the compiler, which takes a second. It is therefore called only if something
+is compiled.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def never_traced(function: Function) -> Function:
-    """Mark a function that compiled layers call through `eager`."""
+    """Mark a function that compiled layers must call through `eager`."""
     _marked.append(function)
     return function
 
 
 def eager(function: Function) -> Function:
-    """A marked function as it is to be called: in a compiled layer it is not traced."""
+    """The form of a marked function to call: in a compiled layer it is not traced."""
     return _outside.get(function, function)  # type: ignore[return-value]  # a wrapper of the same signature
 
 
 def keep_out_of_graphs() -> None:
-    """From now on marked functions are not traced; called before anything is compiled."""
+    """Stop tracing marked functions from now on; call this before anything is compiled."""
     for function in _marked:
         if function not in _outside:
             _outside[function] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped

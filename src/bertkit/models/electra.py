@@ -1,11 +1,11 @@
 """ELECTRA, generator and discriminator: BERT's encoder after embeddings of their own width.
 
 Clark et al. 2020, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra. A linear map
-joins embeddings and layers of different widths, so that a small generator can share the discriminator's embeddings.
+connects embeddings and layers of different widths, which lets a small generator share the discriminator's embeddings.
 There is no pooler; classifiers have a dense layer of their own.
 
-Quirk: the released code gives that map and the detector's output no initialiser, so they start as TensorFlow's default
-has it (Glorot and Bengio 2010), two to six times as large as all other weights.
+Quirk: the released code gives that map and the detector's output no initialiser, so they use TensorFlow's default
+(Glorot and Bengio 2010) and start two to six times as large as all other weights.
 
 Shapes: T packed tokens, M selected tokens, D width, E width of the embeddings, V vocabulary.
 """
@@ -58,7 +58,7 @@ class ElectraConfig(BertLikeConfig):
         return Electra(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """BERT's truncated normal, except for the maps that the released code leaves to TensorFlow's default."""
+        """BERT's truncated normal, except for the maps for which the released code uses TensorFlow's default."""
         if name.endswith(_GLOROT):
             nn.init.xavier_uniform_(parameter, generator=generator)
         else:
@@ -67,7 +67,7 @@ class ElectraConfig(BertLikeConfig):
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         return {
-            # The activation of this head is GELU whatever the layers have.
+            # The activation of this head is always GELU, for any activation of the layers.
             "masked_lm": HeadPlan(
                 "ElectraForMaskedLM",
                 lambda shape: MaskedLMHead(

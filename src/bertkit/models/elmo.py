@@ -1,15 +1,15 @@
-"""ELMo: two language models, from left to right and from right to left, over words made of characters.
+"""ELMo: two language models, left to right and right to left, over words composed of characters.
 
-Peters et al. 2018, arXiv:1802.05365, sections 3.1 to 3.4; details as in allenai/bilm-tf. Two layers of an LSTM with
-projection in each direction, the second with a skip connection. Both directions have the same words and the same
-softmax. A task reads the states of all layers, both directions side by side (method `features` with weighted sums).
+Peters et al. 2018, arXiv:1802.05365, sections 3.1 to 3.4; details as in allenai/bilm-tf. Each direction has two LSTM
+layers with projection, the second with a skip connection. Both directions share the word vectors and the softmax. A
+task reads the states of all layers, with both directions concatenated (method `features` with weighted sums).
 
-Lanes of text that are read on (data/lanes.py) are read in one direction each; its states carry on. Their outputs are
-the direction's own, behind zeros: (T, 2 P) with the second half empty, so that the softmax reads the first half.
-Other text is read in both directions, and the softmax predicts from the left one.
+Lanes of continuous text (data/lanes.py) are read in one direction each, and its states are carried over. Their outputs
+are those of that direction followed by zeros: (T, 2 P) with the second half empty, since the softmax reads the first.
+Other text is read in both directions, and the softmax predicts from the forward one.
 
-Quirks: the vocabulary bounds the words that can be read, since a batch has their ids; [UNK] is spelled as such. The
-spelling of each word is in the weight file, for it follows from the vocabulary alone. The Hub has no class for it.
+Quirks: only words of the vocabulary can be read, since a batch has their ids; [UNK] is spelled as such. The spelling of
+each word is in the weight file, because it depends only on the vocabulary. The Hub has no class for ELMo.
 
 Shapes: T packed tokens, B sequences, W different words, P width of a direction, D = 2 P, H width of a cell, V
 vocabulary.
@@ -40,7 +40,7 @@ from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 _CARRY_BIAS = -2.0
-"""Highway layers begin by carrying their input."""
+"""Initial bias of highway gates: the layers start by passing on their input."""
 
 
 class ElmoConfig(EncoderConfig):
@@ -74,13 +74,13 @@ class ElmoConfig(EncoderConfig):
         for width, number in self.filters:
             if not 1 <= width <= self.max_characters or not 1 <= number <= 1 << 17:
                 raise ValueError(
-                    f"filters: ({width}, {number}) is a convolution over 1 to max_characters ({self.max_characters})"
-                    f" characters, and there are 1 to {1 << 17:,} of each"
+                    f"filters: ({width}, {number}) must be a width from 1 to max_characters ({self.max_characters})"
+                    f" and a number of filters from 1 to {1 << 17:,}"
                 )
 
     @property
     def max_tokens(self) -> int:
-        """There is no longest sequence."""
+        """Sequence length is not limited."""
         return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Elmo:
@@ -88,8 +88,8 @@ class ElmoConfig(EncoderConfig):
 
     @torch.no_grad()
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Characters evenly within 1, convolutions within 0.05, LSTMs as TensorFlow's default (Glorot and Bengio 2010),
-        all else normal with a deviation of one over the root of its inputs."""
+        """Characters uniform within 1, convolutions within 0.05, LSTMs as TensorFlow's default (Glorot and Bengio
+        2010), everything else normal with a standard deviation of one over the square root of the inputs."""
         if name.endswith("characters.weight"):
             nn.init.uniform_(parameter, -1.0, 1.0, generator=generator)
         elif ".convolutions." in name:
@@ -118,7 +118,7 @@ class ElmoConfig(EncoderConfig):
 
 
 class ElmoSoftmax(VocabularyHead):
-    """A linear map of the first half of the states: of one direction."""
+    """A linear map of the first half of the states, those of one direction."""
 
     def __init__(self, projection: int, vocab_size: int) -> None:
         super().__init__()
@@ -130,12 +130,12 @@ class ElmoSoftmax(VocabularyHead):
 
 @dataclass(frozen=True)
 class Reading:
-    """How sequences are read: by position, the longest first, and how to put them back.
+    """The order in which tokens are read: by position, the longest sequence first.
 
     Attributes:
         order_T: the tokens in that order.
-        running_S: sequences that have each position.
-        rank_B: each sequence's place among them.
+        running_S: number of sequences that have each position.
+        rank_B: each sequence's rank, the longest first.
     """
 
     order_T: Tensor
@@ -144,7 +144,7 @@ class Reading:
 
     @classmethod
     def of(cls, starts_B: np.ndarray, lengths_B: np.ndarray, device: torch.device, *, backward: bool) -> Reading:
-        """Of sequences by their first tokens; backward: from their last tokens on."""
+        """Of sequences, given their first tokens and lengths; backward: starting from their last tokens."""
         by_length_B = np.argsort(-lengths_B, kind="stable")
         rank_B = np.empty_like(by_length_B)
         rank_B[by_length_B] = np.arange(by_length_B.size)
@@ -158,7 +158,7 @@ class Reading:
 
 
 class Elmo(Encoder):
-    """Characters, and an LSTM in each direction."""
+    """Words from characters, and an LSTM in each direction."""
 
     has_hub_class: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
@@ -200,7 +200,7 @@ class Elmo(Encoder):
 
     @property
     def word_embedding(self) -> nn.Embedding:
-        """Of characters: words have none."""
+        """The characters' embedding: words have none."""
         return self.words.characters
 
     def read_vocabulary(self, tokenizer: Tokenizer) -> None:
@@ -208,7 +208,7 @@ class Elmo(Encoder):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """Forget gates begin open, highways by carrying."""
+        """Forget gates start open, and highway layers by passing on their input."""
         for layer in (*self.forward_layers, *self.backward_layers):
             assert isinstance(layer, ProjectedLstm)
             layer.input.bias.view(GATES, -1)[FORGET] = 1.0
@@ -217,12 +217,12 @@ class Elmo(Encoder):
             highway.gate.bias.fill_(_CARRY_BIAS)
 
     def executed_modules(self) -> Iterable[nn.Module]:
-        """The LSTMs: words are computed once each, however many tokens there are."""
+        """The LSTMs: each word is computed once, for any number of tokens."""
         return (self.forward_layers, self.backward_layers)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, 2 P), the forward direction in front. Points: `hook_embed` (T, P), and of each layer
-        `blocks.N.hook_resid_pre` and `blocks.N.hook_resid_post` (T, 2 P); the first reads words twice."""
+        """(T, 2 P), the forward direction first. Points: `hook_embed` (T, P), and for each layer
+        `blocks.N.hook_resid_pre` and `blocks.N.hook_resid_post` (T, 2 P); the first layer reads the words twice."""
         return self.forward_carried(batch, None, recorder)[0]
 
     def forward_carried(
@@ -239,7 +239,7 @@ class Elmo(Encoder):
             return self._lanes(batch, words_TP, state)
 
     def _both(self, batch: PackedBatch, words_TP: Tensor, scope: Scope) -> Tensor:
-        """Each sequence from both ends."""
+        """Read each sequence in both directions."""
         bounds_B1 = batch.sequences.cu_seqlens_B1.cpu().numpy().astype(np.int64)
         starts_B, lengths_B = bounds_B1[:-1], np.diff(bounds_B1)
         ways = [
@@ -262,7 +262,7 @@ class Elmo(Encoder):
     def _lanes(
         self, batch: PackedBatch, words_TP: Tensor, state: Mapping[str, Tensor] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Each lane in its direction, in the order of its tokens, on from its state."""
+        """Read each lane in its direction, in the order of its tokens, continuing from its state."""
         assert batch.lanes is not None
         bounds_B1 = batch.sequences.cu_seqlens_B1.cpu().numpy().astype(np.int64)
         starts_B, lengths_B = bounds_B1[:-1], np.diff(bounds_B1)

@@ -1,7 +1,7 @@
 """The interface of every encoder family: settings, a forward pass over a packed batch, heads, Hub names.
 
 A family is one file: a configuration that reads and writes the family's config.json and plans its heads, an encoder
-built from layers.py, and a table of the Hub's names of its weights. registry.py lists the families.
+built from layers.py, and a table of the Hub's names for its weights. registry.py lists the families.
 
 Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 """
@@ -26,72 +26,72 @@ from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
-"""What makes a model narrower; depth and the width of the embeddings stay."""
+"""Settings that make a model narrower; depth and the width of the embeddings are unchanged."""
 
 
 LARGEST_SIZES = {"_layers": 512, "_num": 512, "_networks": 64, "_size": 1 << 17, "_width": 1 << 17}
-"""The largest number of a field with this ending: several times those of any published model. They are checked before
-anything is built, since what a config.json or a recipe asks for costs time and memory even without weights."""
+"""The largest value of a field with this ending, several times that of any published model. They are checked before
+anything is built, since the sizes in a config.json or a recipe cost time and memory even without weights."""
 LARGEST_SIZE = 1 << 24
-"""Of any other field, and of the vocabulary."""
+"""The largest value of any other field, and of the vocabulary size."""
 
 
 class EncoderConfig(Settings, ABC):
     """A family's settings; the size of the vocabulary comes from the tokenizer.
 
-    Fields have the same names in all families (`hidden_size`, `num_hidden_layers`, ...); `hub_keys` maps those that the
-    family's config.json names otherwise.
+    Fields have the same names in all families (`hidden_size`, `num_hidden_layers`, ...); `hub_keys` maps those that
+    have other names in the family's config.json.
     """
 
     model_type: ClassVar[str]
-    """The Hub's name of the family."""
+    """The Hub's name for the family."""
 
     hub_prefix: ClassVar[str]
-    """The name under which the Hub's models with a head hold the encoder; empty where they hold its parts."""
+    """Name of the encoder in the Hub's models with a head; empty if they have its parts directly."""
 
     base_architecture: ClassVar[str]
     """The Hub's class without a head."""
 
     draws_by_fan_in: ClassVar[bool] = False
-    """Whether the standard deviation of what `draw` gives a linear map is in proportion to 1 / sqrt(its inputs)."""
+    """Whether `draw` gives linear maps a standard deviation proportional to 1 / sqrt(inputs)."""
     live_fields: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may change while a model is trained, since no weight's shape depends on them."""
+    """Settings that may change during training, since no weight's shape depends on them."""
     tiled_parts: ClassVar[Mapping[str, int] | None] = None
-    """What `tiled` (models/tiling.py) needs of a family: which linear maps hold several matrices one above the
-    other, and how many; None where a family's weights cannot be tiled."""
+    """For `tiled` (models/tiling.py): linear maps that consist of several matrices stacked by rows, and how many;
+    None if a family's weights cannot be tiled."""
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
     """The Hub's classes with several heads."""
 
     pooler_hub_name: ClassVar[str | None] = None
-    """The Hub's module of the pooler's linear layer; None where the family has no pooler."""
+    """The Hub's module of the pooler's linear layer; None if the family has no pooler."""
 
     hub_keys: ClassVar[Mapping[str, str]] = {}
     """Keys of config.json that differ from the field's name."""
 
     hub_defaults: ClassVar[Mapping[str, Any]] = {}
-    """What a config.json means that lacks a field, where the Hub's class has another default than the field."""
+    """Values of fields that are missing in a config.json, if the Hub's class has another default than the field."""
 
     hub_fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
-    """Keys of config.json that may only have this value, for anything else is another model."""
+    """Keys of config.json that must have this value; with any other it is a different model."""
 
     hub_ignored: ClassVar[tuple[str, ...]] = (".position_ids", ".token_type_ids")
-    """Endings of names in weight files that are no weights."""
+    """Endings of names in weight files that are not weights."""
 
     hub_zero: ClassVar[tuple[str, ...]] = ()
-    """Tensors of weight files that have to be zero, for anything else is another model."""
+    """Tensors of weight files that must be zero; otherwise it is a different model."""
 
     is_encoder_decoder: ClassVar[bool] = False
-    """Whether it has a decoder, too, for targets behind the sources that the encoder reads."""
+    """Whether there is also a decoder, for targets that follow the sources that the encoder reads."""
 
     causal_attention: ClassVar[bool] = True
     """Whether single sequences of a batch can be read from left to right only."""
 
     reads_backward: ClassVar[bool] = False
-    """Whether text that is read from right to left has a part of the model of its own, whose states are the second half
-    of each state."""
+    """Whether a separate part of the model reads text from right to left; its states are the second half of each
+    state."""
 
     default_pad_id: ClassVar[int] = 0
-    """What a config.json means that does not name the padding's id."""
+    """The padding id if a config.json does not have one."""
 
     @model_validator(mode="after")
     def _sizes_are_bounded(self) -> Self:
@@ -121,7 +121,7 @@ class EncoderConfig(Settings, ABC):
         """The family's heads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
 
     def all_heads(self) -> dict[str, HeadPlan]:
-        """The family's heads, and those of every family that it does not override."""
+        """The family's heads, and those common to all families that it does not override."""
         own = self.heads()
         shared = auxiliary_heads(pooled=self.pooler_hub_name is not None)
         return own | {name: plan for name, plan in shared.items() if name not in own}
@@ -144,7 +144,7 @@ class EncoderConfig(Settings, ABC):
         return Pooler(width)
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Keys of config.json that name special tokens of a tokenizer, where the Hub's classes need them."""
+        """Keys of config.json for a tokenizer's special tokens, if the Hub's classes need them."""
         return {}
 
     @abstractmethod
@@ -166,7 +166,7 @@ class EncoderConfig(Settings, ABC):
         return cls.model_validate({**cls.hub_defaults, **known}, strict=False)
 
     def with_dropout(self, rates: Mapping[str, float]) -> Self:
-        """The settings with other dropout rates, by their names.
+        """The settings with other dropout rates, given by name.
 
         Raises:
             ValueError: there is no such rate.
@@ -196,7 +196,7 @@ Initializer = Annotated[
 
 
 class TransformerConfig(EncoderConfig):
-    """What nearly every family has; defaults are BERT base's."""
+    """Settings of nearly every family; defaults are BERT base's."""
 
     hidden_size: int = Field(768, ge=1, description="Width D of the hidden states.")
     num_hidden_layers: int = Field(12, ge=1, description="Number of layers.")
@@ -213,7 +213,7 @@ class TransformerConfig(EncoderConfig):
         return self.max_position_embeddings
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal, at two standard deviations: BERT's; normal where `initializer` is `normal`."""
+        """BERT's normal, truncated at two standard deviations; not truncated if `initializer` is `normal`."""
         if getattr(self, "initializer", "family") == "normal":
             nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
             return
@@ -229,7 +229,7 @@ class TransformerConfig(EncoderConfig):
 
 
 class BertLikeConfig(TransformerConfig):
-    """What BERT and its near relations have in common."""
+    """Settings common to BERT and closely related families."""
 
     type_vocab_size: int = Field(2, ge=1, description="Number of segment types.")
     layer_norm_eps: float = Field(1e-12, gt=0, description="Epsilon added to the variance in layer normalisation.")
@@ -238,25 +238,25 @@ class BertLikeConfig(TransformerConfig):
 
 
 class Encoder(nn.Module, ABC):
-    """A stack of layers over packed tokens. It holds parameters only: fixed tables are computed in `forward`."""
+    """A stack of layers over packed tokens. It contains only parameters; fixed tables are computed in `forward`."""
 
     hub_names: ClassVar[Names]
-    """What each module is called on the Hub, by its name here; `{n}` stands for a layer's number."""
+    """The Hub's name of each module, by its name here; `{n}` stands for a layer's number."""
 
     has_hub_class: ClassVar[bool] = True
-    """Whether a class of the Hub reads its weights; one without is kept in checkpoints alone."""
+    """Whether a class of the Hub reads its weights; models without one are only kept in checkpoints."""
 
     caches_keys: ClassVar[bool] = False
-    """Whether its attention, read from left to right, goes through `bertkit.models.key_value_cache`: queries, keys and
-    values of a token depend on its state and its position alone."""
+    """Whether its causal attention supports `bertkit.models.key_value_cache`: queries, keys and values of a token
+    depend only on its state and its position."""
 
     scores_all_tokens: ClassVar[bool] = False
-    """Of a companion: whether its distribution is computed for every token of a batch once more, without gradients,
-    rather than at the predicted tokens alone."""
+    """For companion models: whether the additional pass without gradients computes distributions for every token of a
+    batch rather than only for the predicted ones."""
 
     layers_run_once: ClassVar[bool] = True
-    """Whether a pass computes each layer by one call of it, rather than by calls of its parts, or as often as the batch
-    needs: then its weights can be gathered when it is called (`engine.shard`)."""
+    """Whether a pass calls each layer exactly once, rather than its parts or as often as the batch needs. Its weights
+    can then be gathered when it is called (`engine.shard`)."""
 
     def __init__(self, config: EncoderConfig, *, width: int, vocab_size: int) -> None:
         super().__init__()
@@ -265,13 +265,13 @@ class Encoder(nn.Module, ABC):
         self.vocab_size = vocab_size
 
     def reconfigure(self, config: EncoderConfig) -> None:
-        """Continue under a configuration in which only keys of `config.live_fields` differ; the weights stay."""
+        """Switch to a configuration in which only keys of `config.live_fields` differ; the weights are unchanged."""
         self.config = config
 
     @property
     @abstractmethod
     def word_embedding(self) -> nn.Embedding:
-        """V x E, to which a language-model head is tied."""
+        """V x E; a language-model head is tied to it."""
 
     @property
     def embedding_width(self) -> int:
@@ -289,22 +289,22 @@ class Encoder(nn.Module, ABC):
     def forward_carried(
         self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `forward`, for sequences that continue others: also what those that continue them will need.
+        """As `forward`, for sequences that continue others; also returns the state for those that follow.
 
         Args:
-            state: what `forward_carried` gave of the sequences before, each tensor with B rows; None: there were none.
+            state: returned by `forward_carried` for the preceding sequences, each tensor with B rows; None: no such.
 
         Returns:
-            States, (T, D), and by name tensors with B rows each; none of a family that carries nothing.
+            Hidden states, (T, D), and tensors by name with B rows each; none for a family that carries no state.
         """
         hidden_TD: Tensor = self(batch, recorder)
         return hidden_TD, {}
 
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
-        """The last layer's hidden states of one token per sequence, (B, D), for a head that reads no other.
+        """The last layer's hidden states of one token per sequence, (B, D), for a head that reads no others.
 
         Args:
-            token_B: their positions among the packed tokens.
+            token_B: positions of these tokens among the packed ones.
         """
         hidden_TD: Tensor = self(batch, recorder)
         return hidden_TD.index_select(0, token_B)
@@ -312,29 +312,29 @@ class Encoder(nn.Module, ABC):
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         """The last layer's hidden states of the tokens `index_M`, (M, D), for heads that read no others.
 
-        A family whose layers mix tokens in attention alone computes the rest of its last layer for these alone.
+        A family whose layers mix tokens only in attention computes the rest of its last layer only for these.
         """
         hidden_TD: Tensor = self(batch)
         return hidden_TD.index_select(0, index_M)
 
     def selected_token_modules(self) -> Iterable[nn.Module]:
-        """The modules that `forward_tokens` runs on the selected tokens alone."""
+        """The modules that `forward_tokens` runs only on the selected tokens."""
         return ()
 
     @property
     def summary_token_layer(self) -> nn.Module | None:
-        """The layer of which `forward_summary_token` computes keys and values of all tokens, and all else of one token
-        alone."""
+        """The layer in which `forward_summary_token` computes keys and values for all tokens and everything else for
+        one token per sequence."""
         return None
 
     def recomputable_layers(self) -> Iterable[nn.Module]:
-        """The layers, a shared one once, each of which can be computed again from the inputs of its `forward` alone;
-        none where the family's layers share what one of them computes, or have no `forward`."""
+        """The layers, shared ones once, that can be recomputed from the inputs of their `forward` alone; none if the
+        family's layers share results of one of them or have no `forward`."""
         stacks = (getattr(self, name, None) for name in ("layers", "decoder_layers"))
         return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
     def executed_modules(self) -> Iterable[nn.Module]:
-        """The modules that tokens pass through, as often as they do."""
+        """The modules that tokens pass through, repeated as often as they do."""
         return (self,)
 
     def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
@@ -342,35 +342,35 @@ class Encoder(nn.Module, ABC):
         return batch
 
     def to_hub(self) -> dict[str, Any]:
-        """Keys of config.json that are the encoder's own and none of its settings."""
+        """Keys of config.json that belong to the encoder but are not settings."""
         return {"vocab_size": self.vocab_size}
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
-        """Tensors that have another form on the Hub, by their names below the encoder there."""
+        """Tensors that have another form on the Hub, by their names there, without the encoder's prefix."""
         return ()
 
     def hub_copies(self) -> Names:
-        """Tensors that the Hub's class keeps apart and this encoder shares, with the name of the one that is shared."""
+        """Tensors that are separate in the Hub's class and shared here, with the name of the shared one."""
         return {}
 
     def hub_tied(self) -> Names:
-        """Tensors that a file of the Hub may hold a second time, with the name of the one that is shared."""
+        """Tensors that a file from the Hub may contain twice, with the name of the shared one."""
         return {}
 
     def read_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Take from the vocabulary what the family keeps of it beside weights."""
+        """Take from the vocabulary what the family keeps in addition to weights."""
         return
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """What a family sets after all weights are drawn."""
+        """Set what a family sets after all weights are drawn."""
         return
 
 
 def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Collection[str] | None = None) -> None:
-    """Weights as the family draws them, zero biases, unit norms.
+    """Initialise weights as the family draws them, biases to zero, and norms to one.
 
-    Each tensor has a generator of its own, keyed by the seed and its name, so that adding a head or a layer does not
+    Each tensor has its own generator, seeded by the seed and its name; adding a head or a layer therefore does not
     change the others. `only` names the parameters to initialise; None: all.
     """
     norms = {name for name, part in module.named_modules() if isinstance(part, NORMS)}

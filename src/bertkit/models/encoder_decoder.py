@@ -1,8 +1,8 @@
-"""Encoder-decoders: an encoder of the source, and a decoder that attends to it, and to its own tokens before each.
+"""Encoder-decoders: an encoder of the source, and a decoder that attends to it and to the target's earlier tokens.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3. In a batch a sequence has its source first and its target behind it
-(`PackedBatch.pairs`): the states of the source's tokens are the encoder's, those of the target's the decoder's. A batch
-without targets is read by the encoder alone, as by any other family. The families are transformer.py, bart.py, t5.py.
+Vaswani et al. 2017, arXiv:1706.03762, section 3. In a batch each sequence is a source followed by its target
+(`PackedBatch.pairs`): the encoder computes the states of the source's tokens, the decoder those of the target's. A
+batch without targets is read by the encoder alone, as in any other family. Families: transformer.py, bart.py, t5.py.
 
 Shapes: T packed tokens, S source tokens, U target tokens, D width, F width of the feed-forward layer, V vocabulary.
 """
@@ -33,13 +33,13 @@ from bertkit.text.tokenizer import Tokenizer
 SEQ2SEQ = "seq2seq_lm"
 """The head of a decoder that predicts the target's next token."""
 DECODER_START = "decoder_start_token_id"
-FORCED_FIRST = "forced_bos_token_id"
-"""Of the token that is always the first one of a target, behind the decoder's start."""
 """Key of config.json: the token before every target."""
+FORCED_FIRST = "forced_bos_token_id"
+"""Key of config.json: the token that is always first in a target, after the decoder's start."""
 
 
 class EncoderDecoderConfig(EncoderConfig):
-    """What encoder-decoders have in common; defaults are the Transformer base model's."""
+    """Settings common to encoder-decoders; defaults are the Transformer base model's."""
 
     hidden_size: int = Field(512, ge=2, description="Width D of the hidden states.")
     num_hidden_layers: int = Field(6, ge=1, description="Number of encoder layers.")
@@ -53,7 +53,7 @@ class EncoderDecoderConfig(EncoderConfig):
     causal_attention: ClassVar[bool] = False
     is_encoder_decoder: ClassVar[bool] = True
     sizes_of_the_decoder: ClassVar[Mapping[str, str]] = {"num_decoder_layers": "num_hidden_layers"}
-    """Fields that are another one's where they are null."""
+    """Fields that take the value of another field if they are null."""
 
     @property
     def reads_token_types(self) -> bool:
@@ -61,14 +61,14 @@ class EncoderDecoderConfig(EncoderConfig):
 
     @property
     def decoder_layer_count(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return self.num_hidden_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     def heads(self) -> dict[str, HeadPlan]:
         return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: Decoder(), decoder="lm_head")}
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The keys of config.json by which the Hub's classes generate, of a tokenizer that was learnt here."""
+        """The keys of config.json that the Hub's classes use to generate, for a tokenizer trained here."""
         if not {"cls", "sep"} <= set(tokenizer.roles):
             return {}
         return {
@@ -94,7 +94,7 @@ class EncoderDecoderConfig(EncoderConfig):
 
 
 class InnerDropoutFeedForward(FeedForward):
-    """A feed-forward layer with dropout behind its activation, too."""
+    """A feed-forward layer with dropout after its activation."""
 
     def __init__(self, width: int, inner_width: int, activation: Activation, *, dropout_rate: float) -> None:
         super().__init__(width, inner_width, activation)
@@ -111,10 +111,10 @@ class DecoderLayer(nn.Module, ABC):
     """Self-attention, attention to the source, and feed-forward, each with a norm and a residual connection.
 
     Args:
-        attention: from left to right.
+        attention: causal self-attention.
         cross_attention: to the source.
         feed_forward: (U, D) to (U, D).
-        norm: makes a norm.
+        norm: builds a norm.
         dropout_rate: on the sub-layers' outputs.
     """
 
@@ -148,12 +148,12 @@ class DecoderLayer(nn.Module, ABC):
         """(U, D) to (U, D). Points: `hook_resid_pre`, `attn.`, `cross_attn.`, `mlp.`, `hook_resid_post`.
 
         Args:
-            hidden_UD: of the target's tokens.
+            hidden_UD: states of the target's tokens.
             target: their bounds.
-            source: what they attend to.
+            source: the encoder's states that they attend to.
             layer: its number in the decoder.
             scope: of the layer.
-            biases: what else the self-attention reads, as in a family with biases of distances.
+            biases: further inputs of the self-attention, in families with distance biases.
         """
         hidden_UD = scope.tap("hook_resid_pre", hidden_UD)
         hidden_UD = self.around(
@@ -173,7 +173,7 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def around(self, hidden_UD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """(U, D) to (U, D), with a sub-layer in its place."""
+        """A sub-layer with its norm, dropout and residual connection: (U, D) to (U, D)."""
 
 
 class PostNormDecoderLayer(DecoderLayer):
@@ -193,7 +193,7 @@ class PreNormDecoderLayer(DecoderLayer):
 
 
 class WordTable(nn.Module):
-    """The words that both sides and the output share; all else of their embeddings is the family's."""
+    """The word table that both sides and the output share; the family adds the rest of the embeddings."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class WordTable(nn.Module):
 
 
 class EncoderDecoder(Encoder):
-    """An encoder of any kind, and a decoder whose layers and embeddings are the subclass's."""
+    """An encoder of any kind, and a decoder; the subclass provides its layers and embeddings."""
 
     decoder_layers: nn.ModuleList
     config: EncoderDecoderConfig
@@ -209,22 +209,22 @@ class EncoderDecoder(Encoder):
     @property
     @abstractmethod
     def source_layers(self) -> Sequence[nn.Module]:
-        """The encoder's layers as tokens pass through them; a shared one comes again."""
+        """The encoder's layers in the order in which tokens pass through them; shared ones are repeated."""
 
     @property
     def target_layers(self) -> Sequence[nn.Module]:
-        """The same of the decoder."""
+        """The same for the decoder."""
         return list(self.decoder_layers)
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:
-        """Of the decoder's layers, in order."""
+        """The cross-attention of each decoder layer, in order."""
         return [part for part in self.decoder_layers.modules() if isinstance(part, CrossAttention)]
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D): the encoder's states at the source's tokens, the decoder's at the target's.
 
-        Points: the embeddings' and `blocks.N.` of the encoder, the same below `decoder.` of the decoder.
+        Points: the embeddings' and `blocks.N.` of the encoder; the same for the decoder, prefixed with `decoder.`.
         """
         if batch.pairs is None:
             return self.encode(batch.ids_T, batch.positions_T, batch.sequences, recorder)
@@ -254,7 +254,7 @@ class EncoderDecoder(Encoder):
         Args:
             ids_U, positions_U: the target's tokens.
             target: their bounds, or the next tokens of rows with a cache.
-            source: what they attend to.
+            source: the encoder's states that they attend to.
             recorder: see `forward`.
         """
         scope = Scope(recorder, "decoder.")
@@ -266,10 +266,10 @@ class EncoderDecoder(Encoder):
 
     @abstractmethod
     def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        """What the decoder's first layer reads, (U, D)."""
+        """The input of the decoder's first layer, (U, D)."""
 
     def target_biases(self) -> Mapping[str, Bias]:
-        """What all layers of the decoder read beside the states, made anew for each pass; nothing in most families."""
+        """Further inputs of all decoder layers, built for each pass; none in most families."""
         return {}
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
@@ -278,11 +278,11 @@ class EncoderDecoder(Encoder):
 
 
 class StackedEncoderDecoder(EncoderDecoder):
-    """An encoder of layers of its own, and words that both sides share."""
+    """An encoder with layers of its own, and a word table that both sides share."""
 
     layers: nn.ModuleList
     embeddings: nn.Module
-    """Has the shared words, as `word`."""
+    """Contains the shared word table as `word`."""
 
     @property
     def word_embedding(self) -> nn.Embedding:
@@ -306,10 +306,10 @@ class StackedEncoderDecoder(EncoderDecoder):
 
     @abstractmethod
     def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        """What the encoder's first layer reads, (S, D)."""
+        """The input of the encoder's first layer, (S, D)."""
 
     def source_biases(self) -> Mapping[str, Bias]:
-        """What all layers of the encoder read beside the states, made anew for each pass; nothing in most families."""
+        """Further inputs of all encoder layers, built for each pass; none in most families."""
         return {}
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:

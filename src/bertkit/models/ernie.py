@@ -1,8 +1,7 @@
-"""ERNIE 1.0 and 2.0 as the Hub has them: BERT with an embedding of the task.
+"""ERNIE 1.0 and 2.0 as on the Hub: BERT with a task embedding.
 
-Sun et al. 2019, arXiv:1904.09223 and arXiv:1907.12412, section 3.2 and figure 3; class and names of `transformers`'
-Ernie. Differs from bert.py in the optional task-type embedding, of which fine-tuning may take any row; here it is row
-0.
+Sun et al. 2019, arXiv:1904.09223 and arXiv:1907.12412, section 3.2 and figure 3; class and names as in `transformers`'
+Ernie. Differs from bert.py in the optional task-type embedding. Fine-tuning may use any of its rows; here it is row 0.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -46,7 +45,7 @@ class ErnieConfig(BertLikeConfig):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not self.use_task_id:
-            yield UnreadKey("task_type_vocab_size", "model.use_task_id is false: there is no embedding of the task")
+            yield UnreadKey("task_type_vocab_size", "model.use_task_id is false: there is no task embedding")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Ernie:
         return Ernie(self, vocab_size)
@@ -57,7 +56,7 @@ class ErnieConfig(BertLikeConfig):
 
 
 class ErnieEmbeddings(Embeddings):
-    """BERT's sum with the task's row, normalised."""
+    """BERT's sum plus the task's row, normalised."""
 
     def __init__(self, config: ErnieConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)

@@ -1,13 +1,13 @@
-"""An encoder for small budgets: what lets a model of few layers learn most from few operations.
+"""An encoder for small budgets: parts that improve the loss of a model of few layers at a given training cost.
 
-No paper: each part is published for another model, and was kept where it lowered the loss at equal training FLOPs
-(docs/speedrun.md has the trials). The frame is a pre-norm Transformer without biases and with norms without weights,
-rotary positions (Su et al. 2021, arXiv:2104.09864), queries and keys normalised (Henry et al. 2020, arXiv:2010.04245),
-and a squared ReLU (So et al. 2021, Primer, arXiv:2109.08668). Around it, as in the speedrun of GPT-2
-(github.com/KellerJordan/modded-nanogpt): what adds to the residual stream starts at zero, later layers read the outputs
-of earlier ones as in a U-net, every layer reads the embeddings, and values may have embeddings of their own. What
-attention reads is mixed with its neighbours (depthwise convolution: Primer; Allen-Zhu 2025, canon layers). Pairs of
-neighbouring tokens have a row in one table, by a hash (Svenstrup et al. 2017, arXiv:1709.03933).
+No single paper: each part was published for another model, and was kept if it lowered the loss at equal training FLOPs
+(docs/speedrun.md has the trials). The base is a pre-norm Transformer without biases and with norms without weights,
+rotary positions (Su et al. 2021, arXiv:2104.09864), normalised queries and keys (Henry et al. 2020, arXiv:2010.04245),
+and a squared ReLU (So et al. 2021, Primer, arXiv:2109.08668). Additions as in the speedrun of GPT-2
+(github.com/KellerJordan/modded-nanogpt): projections to the residual stream start at zero, later layers read the
+outputs of earlier ones as in a U-net, every layer reads the embeddings, and values may have their own embeddings.
+Attention's input is mixed with its neighbours (depthwise convolution: Primer; Allen-Zhu 2025, canon layers). Pairs of
+neighbouring tokens have rows in one hashed table (Svenstrup et al. 2017, arXiv:1709.03933).
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, B
 sequences, V vocabulary, K outputs, W neighbours on either side.
@@ -43,7 +43,7 @@ from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
 _PAIRS = ((-1, 0), (0, 1))
-"""The places of both tokens of each pair that a token looks up, from its own."""
+"""Offsets of the two tokens in each pair that a token looks up."""
 _FACTORS = (1_000_003, 7_919, 131_071)
 """Primes that spread pairs over the rows."""
 
@@ -98,24 +98,24 @@ class FastEncoderConfig(TransformerConfig):
         super().model_post_init(context)
         if (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(
-                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}; rotary positions"
-                " turn pairs, so it must be even"
+                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}; it must be even,"
+                " because rotary positions rotate pairs"
             )
         if 2 * self.value_embeddings > self.num_hidden_layers:
             raise ValueError(
-                f"value_embeddings is {self.value_embeddings} at either end, and there are"
+                f"value_embeddings is {self.value_embeddings} layers at either end, but there are only"
                 f" {self.num_hidden_layers} layers"
             )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not self.head_transform:
-            yield UnreadKey("head_norm_weights", "head_transform is false: there is no norm", "take head_transform")
+            yield UnreadKey("head_norm_weights", "head_transform is false: there is no norm", "set head_transform")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> FastEncoder:
         return FastEncoder(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Linear maps evenly within sqrt(3 / inputs), so with a deviation of 1 / sqrt(inputs); embeddings normal."""
+        """Linear maps uniform within sqrt(3 / inputs), a deviation of 1 / sqrt(inputs); embeddings normal."""
         adds = name.endswith(("attention.output.weight", "feed_forward.outer.weight"))
         if name.endswith((".skip_weights", ".near", "pairs.weight")) or (adds and self.zero_outputs):
             parameter.zero_()
@@ -150,7 +150,7 @@ class FastEncoderConfig(TransformerConfig):
 
 
 def rms_norm(states: Tensor, eps: float) -> Tensor:
-    """States over the root of their mean square along the last dimension; no weights."""
+    """States divided by their root mean square along the last dimension; no weights."""
     kernels = in_use(states)
     if kernels is not None:
         return ops.rms_norm(kernels, states, eps)
@@ -184,7 +184,7 @@ class FastMaskedLM(VocabularyHead):
 
 
 class Neighbours:
-    """The tokens near each token of its own sequence; where that is read from left to right, those before it."""
+    """The neighbours of each token in its own sequence; in causal sequences only those before it."""
 
     def __init__(self, positions_T: Tensor, sequences: PackedSequences, each_side: int) -> None:
         self.inside: dict[int, Tensor] = {}
@@ -198,17 +198,17 @@ class Neighbours:
             self.inside[-shift], self.inside[shift] = before_T[:, None], behind_T[:, None]
 
     def shifted(self, states_TX: Tensor, shift: int) -> Tensor:
-        """Of each token the state `shift` tokens further on, zero where that is another sequence: (T, X)."""
+        """For each token the state `shift` tokens later, zero if that is in another sequence: (T, X)."""
         rolled_TX = torch.roll(states_TX, -shift, 0)
         return torch.where(self.inside[shift], rolled_TX, rolled_TX.new_zeros(()))
 
     @cached_property
     def inside_WT(self) -> Tensor:
-        """Whether each token has each neighbour, from the farthest before it: what `mixed` reads in turn."""
+        """Whether each token has each neighbour, in the order of `mixed`: from the farthest before it on."""
         return torch.stack([self.inside[shift][:, 0] for shift in sorted(self.inside)])
 
     def mixed(self, states_TD: Tensor, near_WD: Tensor) -> Tensor:
-        """Each state and its neighbours' times their factors: (T, D)."""
+        """Each state plus its neighbours' states times their factors: (T, D)."""
         kernels, each_side = in_use(states_TD), len(near_WD) // 2
         if kernels is not None:
             return ops.neighbours(kernels, states_TD, near_WD.float(), self.inside_WT)
@@ -219,7 +219,7 @@ class Neighbours:
 
 
 def pair_rows(ids_T: Tensor, near: Neighbours, rows: int) -> list[Tensor]:
-    """Of each pair in turn the row of each token, (T,): a hash, where a place outside of the sequence counts as 0."""
+    """For each pair the table row of each token, (T,): a hash, in which places outside the sequence count as 0."""
     first, apart, second = _FACTORS
     number_T1 = ids_T[:, None] + 1
     at = {0: number_T1, -1: near.shifted(number_T1, -1), 1: near.shifted(number_T1, 1)}
@@ -230,7 +230,7 @@ def pair_rows(ids_T: Tensor, near: Neighbours, rows: int) -> list[Tensor]:
 
 
 class FastAttention(SelfAttention):
-    """Attention over normalised and turned queries and keys, values with an embedding of their token."""
+    """Attention with normalised and rotated queries and keys; values may have an embedding of their token added."""
 
     def __init__(self, config: FastEncoderConfig, *, has_values: bool) -> None:
         width = config.hidden_size
@@ -249,7 +249,7 @@ class FastAttention(SelfAttention):
         scope: Scope,
         index_M: Tensor | None,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, before norm and turn.
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, before norm and rotation.
 
         Args:
             embedding_TD: each token's embedding that is added to its value.
@@ -285,12 +285,12 @@ class FastFeedForward(nn.Module):
 
 
 class FastLayer(nn.Module):
-    """Attention and feed-forward layer, each behind a norm.
+    """Attention and feed-forward layer, each after a norm.
 
     Attributes:
         residual: factors of the residual stream and of the embeddings, (2, D).
-        skip_weights: of the earlier layer's output, (D).
-        near: of the neighbours, (2 W, D).
+        skip_weights: factors of the earlier layer's output, (D).
+        near: factors of the neighbours, (2 W, D).
     """
 
     def __init__(self, config: FastEncoderConfig, *, has_skip: bool, has_values: bool) -> None:
@@ -306,7 +306,7 @@ class FastLayer(nn.Module):
 
 
 class FastEncoder(Encoder):
-    """The stack."""
+    """The encoder: embeddings and layers."""
 
     layers_run_once: ClassVar[bool] = False
 
@@ -353,7 +353,7 @@ class FastEncoder(Encoder):
         return self._states(batch, Scope(None, ""), index_M)
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: what a layer reads of others is computed between their parts."""
+        """None: inputs that a layer reads from others are computed between their parts."""
         return ()
 
     def selected_token_modules(self) -> Iterable[nn.Module]:
@@ -362,7 +362,7 @@ class FastEncoder(Encoder):
         return (last.attention.output, last.feed_forward)
 
     def _embedded(self, batch: PackedBatch, near: Neighbours, scope: Scope) -> Tensor:
-        """(T, D). Point: `hook_embed`, the words alone."""
+        """(T, D). Point: `hook_embed`, only the words."""
         embedded_TD = scope.tap("hook_embed", self.word(batch.ids_T))
         if self.pairs is not None:
             for row_T in pair_rows(batch.ids_T, near, self.settings.pair_rows):

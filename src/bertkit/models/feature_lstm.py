@@ -2,13 +2,13 @@
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7: the states of one or several layers, without
 fine-tuning, are the input of a randomly initialised two-layer BiLSTM of width 768 before the classifier. The weighted
-sum of layers is ELMo's (Peters et al. 2018, arXiv:1802.05365, equation 1), since the paper gives no formula.
+sum of layers is ELMo's (Peters et al. 2018, arXiv:1802.05365, equation 1), since the BERT paper gives no formula.
 
-A family that holds another family's encoder and that no recipe pretrains: its config.json has that encoder's settings
-under `base`, its weight file that encoder's weights under `features.`. The Hub has no class for it.
+This family contains another family's encoder, and no recipe pretrains it: its config.json has the encoder's settings
+under `base`, its weight file has the encoder's weights under `features.`. The Hub has no class for it.
 
-Quirks: dropout (before, inside and after the LSTM) is ours, the paper names none; sequence heads read the mean of the
-LSTM's states.
+Quirks: dropout (before, inside and after the LSTM) is an addition, the paper mentions none; sequence heads read the
+mean of the LSTM's states.
 
 Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder, N layers read, H width of the LSTM.
 """
@@ -41,7 +41,7 @@ LayerChoice = Literal[
     "weighted-sum-all",
     "weighted-sum-with-embeddings",
 ]
-"""The rows of table 7, and ELMo's sum, which has the first layer's input in it."""
+"""The rows of table 7, and ELMo's sum, which includes the first layer's input."""
 
 _LAST_FOUR = 4
 _BASE = "base"
@@ -49,7 +49,7 @@ _BASE = "base"
 
 @dataclass(frozen=True)
 class _LayerSelection:
-    """Which states are read, counted from 0, the embeddings, to L, the last layer's, given L; and whether they are
+    """Which states are read, as a function of L, from 0 (the embeddings) to L (the last layer); and whether they are
     summed."""
 
     states: Callable[[int], range]
@@ -73,11 +73,11 @@ class FeatureSource(Protocol):
     """Precomputed features of sequences."""
 
     def get(self, batch: PackedBatch) -> Tensor | None:
-        """Those of a batch, (T, N * D); None where they are not all there."""
+        """The features of a batch, (T, N * D); None if any are missing."""
 
 
 class FeatureLstmConfig(EncoderConfig):
-    """The settings of the LSTM and of the encoder that it reads."""
+    """Settings of the LSTM and of the encoder whose states it reads."""
 
     base: EncoderConfig = Field(description="Configuration of the encoder.")
     layers: LayerChoice = Field(
@@ -102,17 +102,17 @@ class FeatureLstmConfig(EncoderConfig):
 
     @property
     def base_layers(self) -> int:
-        """L of the encoder that is read."""
+        """L, the number of layers of the encoder."""
         return int(self.base.model_dump()["num_hidden_layers"])
 
     @property
     def states(self) -> range:
-        """The states that are read: 0 are the embeddings, L the last layer's."""
+        """The states that are read: 0 is the embeddings, L the last layer."""
         return _LAYER_SELECTIONS[self.layers].states(self.base_layers)
 
     @property
     def is_sum(self) -> bool:
-        """Whether they are summed, not laid side by side."""
+        """Whether the states are summed rather than concatenated."""
         return _LAYER_SELECTIONS[self.layers].summed
 
     @property
@@ -139,7 +139,7 @@ class FeatureLstmConfig(EncoderConfig):
 
     @torch.no_grad()
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """The LSTM as torch draws one, equal weights of the layers, all else as the encoder's family does."""
+        """The LSTM as in torch, equal weights for the layers, everything else as in the encoder's family."""
         if ".lstm." in f".{name}":
             bound = self.lstm_width**-0.5
             parameter.uniform_(-bound, bound, generator=generator)
@@ -183,7 +183,7 @@ class FeatureLstm(Encoder):
 
     Attributes:
         base: the encoder; always in evaluation mode, so without dropout.
-        store: precomputed features; None: they are computed each time.
+        store: precomputed features; None: compute them each time.
     """
 
     def __init__(self, config: FeatureLstmConfig, base: Encoder) -> None:
@@ -205,7 +205,7 @@ class FeatureLstm(Encoder):
 
     @property
     def hub_names(self) -> Names:  # type: ignore[override]  # a class variable elsewhere; here they depend on the base
-        """The encoder's under its own prefix, and the LSTM's."""
+        """The encoder's names with its own prefix, and the LSTM's."""
         own = {name: name for name, part in (("mix", self.mix), ("lstm", self.lstm)) if list(part.parameters())}
         return {**prefixed(self.base.hub_names, f"{_BASE}.", f"{self._prefix}."), **own}
 
@@ -227,7 +227,7 @@ class FeatureLstm(Encoder):
         return self
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, 2 H). Points: the encoder's own, `features.hook_read` (what the LSTM reads) and `features.hook_lstm`."""
+        """(T, 2 H). Points: the encoder's own, `features.hook_read` (the LSTM's input) and `features.hook_lstm`."""
         features = self.features(batch, recorder)
         scope = Scope(recorder, "features.")
         with torch.autocast(features.device.type, enabled=False):
@@ -235,9 +235,9 @@ class FeatureLstm(Encoder):
             return scope.tap("hook_lstm", packed_lstm(self.lstm, self.dropout(read_TD), batch.sequences.cu_seqlens_B1))
 
     def features(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The states that are read, side by side, (T, N * D), in float32.
+        """The states that are read, concatenated, (T, N * D), in float32.
 
-        They carry a gradient only under a recorder: the encoder is not trained.
+        They have a gradient only with a recorder: the encoder is not trained.
         """
         kept = self.store.get(batch) if self.store is not None and recorder is None else None
         if kept is not None:
@@ -253,7 +253,7 @@ class FeatureLstm(Encoder):
         return self.base.with_global_tokens(batch, heads)
 
     def executed_modules(self) -> Iterable[nn.Module]:
-        """What is computed for a token in training, the LSTM: features are computed once."""
+        """The LSTM, which is all that training computes per token: features are computed once."""
         return (self.lstm,)
 
     def to_hub(self) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class FeatureLstm(Encoder):
 
 
 class _Relay(Recorder):
-    """Keeps some points, after another recorder has had all of them."""
+    """Keeps some points, after passing all of them through another recorder."""
 
     def __init__(self, wanted: Collection[str], outer: Recorder | None) -> None:
         super().__init__(wanted)
@@ -289,5 +289,5 @@ class _Relay(Recorder):
 
 
 def _point(state: int) -> str:
-    """Where the recorder sees a state that is not the last: what the next layer reads."""
+    """The recorder point of a state that is not the last: the next layer's input."""
     return f"blocks.{state}.hook_resid_pre"

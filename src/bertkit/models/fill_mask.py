@@ -1,8 +1,8 @@
 """Filling in masks: the most probable words at each [MASK] of a text.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. The head is used as it was trained: one trained as in GPT-BERT
-(Charpentier and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state before it, and XLNet's (Yang et
-al. 2019, arXiv:1906.08237) reads its query stream.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. The head is used as in training: a GPT-BERT head (Charpentier
+and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state before it, and XLNet's (Yang et al. 2019,
+arXiv:1906.08237) reads its query stream.
 
 Shapes: M masks, D width, V vocabulary.
 """
@@ -31,12 +31,12 @@ def fill_masks(
     top: int = 5,
     device: torch.device = _CPU,
 ) -> list[dict[str, Any]]:
-    """The `top` words for each mask of each text, as the `fill` document of the command line.
+    """The `top` words for each mask of each text, in the format of the command line's `fill` output.
 
     Masks of one text are filled independently of one another.
 
     Raises:
-        DataError: the model fills in no masks, a text has none or is longer than the model reads, or outputs are not
+        DataError: the model cannot fill masks, a text has none or is longer than the model reads, or outputs are not
             finite.
     """
     rule = mask_rule(model)(tokenizer)
@@ -48,7 +48,7 @@ def fill_masks(
         logits_MV = model.token_logits(rule.head, hidden_MD)
         if not logits_MV.isfinite().all():
             raise DataError(
-                "the model's outputs are not finite numbers: its weights are damaged, or its training diverged; take"
+                "the model's outputs are not finite numbers: its weights are damaged, or its training diverged; use"
                 " another checkpoint"
             )
         probability_MV = torch.softmax(logits_MV, dim=-1)
@@ -65,16 +65,16 @@ def fill_masks(
 
 
 def _encode(rule: MaskedRule, text: str, max_tokens: int) -> tuple[list[int], list[int]]:
-    """The ids with special tokens around, and the positions of the masks in the text."""
+    """The ids with special tokens added, and the positions of the masks in the text."""
     mask_id = rule.tokenizer.mask_id
     mask = rule.tokenizer.token(mask_id)
     parts = text.split(mask)
     if len(parts) == 1:
-        raise DataError(f"{text!r} has no {mask}; write one where a word is to be filled in")
+        raise DataError(f"{text!r} has no {mask}; write one for each word to fill in")
     inner: list[int] = []
     for number, part in enumerate(rule.tokenizer.encode_batch(parts)):
         inner += [mask_id] * (number > 0) + part
     ids = rule.read(inner)
     if len(ids) > max_tokens:
-        raise DataError(f"{text[:40]!r}... has {len(ids)} tokens, the model reads at most {max_tokens}; shorten it")
+        raise DataError(f"{text[:40]!r}... has {len(ids)} tokens, but the model reads at most {max_tokens}; shorten it")
     return ids, [position for position, token in enumerate(inner) if token == mask_id]

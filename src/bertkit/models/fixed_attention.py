@@ -1,11 +1,11 @@
 """Self-attention of an encoder in which seven heads attend by position alone, and the others are learnt.
 
-Raganato, Scherrer and Tiedemann 2020, arXiv:2002.10260, section 3. The seven, of a token i in a text of n, whose rows
-sum to one: itself; the token before; the token behind; those up to i - 2, with weights (j + 1)^3; those from i + 2 on,
-mirrored, (n - j)^3; all, with (j + 1)^3 (the end); all, with (n - j)^3 (the beginning). They have no queries and keys.
+Raganato, Scherrer and Tiedemann 2020, arXiv:2002.10260, section 3. Token i of n attends to: itself; the token before;
+the token after; those up to i - 2, with weights (j + 1)^3; those from i + 2 on, mirrored, (n - j)^3; all, with
+(j + 1)^3 (the end); all, with (n - j)^3 (the beginning). Rows sum to one, and these heads have no queries and keys.
 
-Ranges, weights and mirroring agree between two sources; neither says what a token attends to that has none in its range
-(the first one has no token before): here its row is zero. The released code was not found.
+Ranges, weights and mirroring agree between two sources. Neither specifies what a token attends to if its range is empty
+(the first one has no token before); here its row is zero. The released code was not found.
 
 Shapes: T packed tokens, D width, N heads, L learnt heads, H head width; b sequences of one block, S its longest.
 """
@@ -21,11 +21,11 @@ from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 
 PATTERNS = 7
-"""Heads that are fixed."""
+"""Number of fixed heads."""
 
 
 def fixed_patterns(block: AttentionBlock, device: torch.device) -> Tensor:
-    """The probabilities of the seven heads, (b, 7, S, S), or (1, 7, S, S) where no sequence is shorter than S."""
+    """The probabilities of the seven heads, (b, 7, S, S), or (1, 7, S, S) if no sequence is shorter than S."""
     query_S1 = torch.arange(block.length, device=device)[:, None]
     key_S = torch.arange(block.length, device=device)
     if block.mask_b11S is None:
@@ -51,7 +51,7 @@ def fixed_patterns(block: AttentionBlock, device: torch.device) -> Tensor:
 
 
 class FixedHeadsAttention(SelfAttention):
-    """The first seven heads are fixed; queries and keys are of the others.
+    """The first seven heads are fixed; only the others have queries and keys.
 
     Args:
         width: D, a multiple of `heads`.
@@ -66,7 +66,7 @@ class FixedHeadsAttention(SelfAttention):
         self.key = Linear(width, learnt_width)
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """As of `SelfAttention`; the points `hook_q` and `hook_k` are (T, L, H)."""
+        """As in `SelfAttention`; the points `hook_q` and `hook_k` are (T, L, H)."""
         maps = (self.query, self.key, self.value)
         head_width = self.value.out_features // self.heads
         rows = [each.view(hidden_TD.shape[0], -1, head_width) for each in self.projection(maps, hidden_TD)]
@@ -81,7 +81,7 @@ class FixedHeadsAttention(SelfAttention):
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
-        """(T, N, H); the points of attention maps are those of the learnt heads."""
+        """(T, N, H); recorded attention maps are those of the learnt heads."""
         rate = self.dropout_rate if self.training else 0.0
         learnt_TLH = attend(query_TNH, key_TNH, value_TNH[:, PATTERNS:], sequences, dropout_rate=rate, scope=scope)
         values = to_blocks(value_TNH[:, :PATTERNS], sequences)
