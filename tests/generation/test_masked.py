@@ -275,7 +275,7 @@ def test_the_predictor_reads_the_state_that_was_trained_whatever_shares_a_batch(
 def test_models_that_fill_no_masks_are_refused() -> None:
     made = model()
     made.extras[SCORING_RULE] = "encoder_left_to_right"
-    with pytest.raises(DataError, match="from left to right alone"):
+    with pytest.raises(DataError, match="only from left to right"):
         MaskedPredictor(made, tiny_tokenizer())
     with pytest.raises(DataError, match="no head that fills in masks"):
         MaskedPredictor(HeadedModel(made.encoder, ["sequence_classification"]), tiny_tokenizer())

@@ -163,7 +163,7 @@ def test_a_roberta_goes_on_as_a_bigbird_with_repeated_positions() -> None:
 
 def test_what_its_draws_forbid_is_refused() -> None:
     model = HeadedModel(BigBirdConfig(**config_sizes()).build(97), ("masked_lm",))
-    with pytest.raises(UsageError, match="follow from its number"):
+    with pytest.raises(UsageError, match="depend on its number"):
         prune_heads(model, {0: [1]})
     with pytest.raises(UsageError, match="cannot move"):
         with_layers(model.encoder.config, [1])

@@ -305,7 +305,7 @@ def test_faulty_word_vectors_are_named_by_line(tmp_path: Path) -> None:
         ("sea 1 2\nold 1\n", "line 2: 2 fields, expected a word and 2 numbers"),
         ("sea 1 2\nold 1 x\n", "line 2: 'old'"),
         ("sea 1 nan\n", "not finite"),
-        ("\n", "holds no word vectors"),
+        ("\n", "contains no word vectors"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):

@@ -44,5 +44,5 @@ def test_a_mask_is_filled_from_the_state_that_was_trained_to_predict_it(
 
 
 def test_a_model_of_next_words_alone_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match=r"from left to right alone .*take one that was pretrained with masked_lm"):
+    with pytest.raises(DataError, match=r"only from left to right .*use one that was pretrained with masked_lm"):
         fill_masks(model_for(tokenizer, "encoder_left_to_right"), tokenizer, ["a [MASK]"])

@@ -345,7 +345,7 @@ def test_an_index_without_its_shards_is_refused(saved: Path, index: Any, message
 def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     said = refused(saved)
-    assert re.search(r"no weights here, expected one of model\.safetensors", said)
+    assert re.search(r"no weights here; expected one of model\.safetensors", said)
     assert str(saved) in said
 
 

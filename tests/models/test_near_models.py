@@ -72,7 +72,7 @@ def test_a_name_that_may_be_the_hubs_is_asked_there_and_runs_near_it_are_named(
         raise LocalEntryNotFoundError("not cached")
 
     monkeypatch.setattr(model_files, "snapshot_download", absent)
-    near = r"not in the local Hub cache .*; near this name on disk: runs/bert-tiny-01234567$"
+    near = r"not in the local Hub cache .*; similar names on disk: runs/bert-tiny-01234567$"
     with pytest.raises(DataError, match=near):
         find_model("bert-tiny-0123456")
     with pytest.raises(DataError, match=r"org/other: no directory of this name, and .*; go online once$"):

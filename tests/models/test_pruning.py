@@ -37,7 +37,7 @@ WITH_HEADS = (
     *("bert", "megatron-bert", "ernie-2", "electra", "distilbert", "roberta-types-pad-4", "deberta-3"),
     *("deberta-2-convolution", "gpt2-scaled-by-layer", "openai-gpt", "longformer", "mobilebert", "modernbert"),
 )
-WITHOUT = {"albert": "share", "xlnet": "beside", "mpnet": "table", "deberta-1": "matrix"}
+WITHOUT = {"albert": "share", "xlnet": "other weights", "mpnet": "table", "deberta-1": "matrix"}
 WIDTH, HEADS, HEAD_WIDTH, LAYERS = 35, 5, 7, 3
 CHOSEN = {0: [0, 4], 2: [3]}
 
@@ -237,7 +237,7 @@ def test_layers_go_with_the_heads_that_they_lack() -> None:
     ("chosen", "told"),
     [
         ({0: [0, 1, 2, 3, 4]}, "layer 0 would have none of its 5 heads left.*method.layers"),
-        ({3: [0]}, "layer 3 is not there.*from 0 to 2"),
+        ({3: [0]}, "there is no layer 3.*from 0 to 2"),
         ({1: [5]}, "layer 1 has no head 5.*from 0 to 4"),
         ({1: [2]}, "layer 1: head 2 is pruned already"),
     ],

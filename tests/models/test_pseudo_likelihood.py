@@ -187,7 +187,7 @@ def test_a_special_token_written_out_is_text() -> None:
 def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
-    with pytest.raises(DataError, match=r"59 tokens and 2 special ones around, the model reads at most 60"):
+    with pytest.raises(DataError, match=r"59 tokens and 2 special ones, but the model reads at most 60"):
         score_texts(model, tokenizer, [" ".join(["a"] * 59)])
     with pytest.raises(DataError, match="no token to score"):
         score_texts(model, tokenizer, ["\u200b"])
@@ -200,7 +200,7 @@ def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> N
     with pytest.raises(DataError, match=r"no causal_lm head .* \(its heads are masked_lm\)"):
         score_texts(model, tokenizer, TEXTS, rule="left_to_right")
     with pytest.raises(
-        DataError, match=r"MINE: no masked_lm, causal_lm or permutation_lm head .* \(it has no heads\); take a model"
+        DataError, match=r"MINE: no masked_lm, causal_lm or permutation_lm head .* \(it has no heads\); use a model"
     ):
         choose_rule(tiny_model(tokenizer, heads=()), source="MINE")
 
@@ -261,7 +261,7 @@ def test_a_model_is_scored_as_it_was_trained_by_the_rule_in_its_directory(
     assert choose_rule(loaded) is SCORING_RULES[rule]
     for name, other in SCORING_RULES.items():
         if other.head == "masked_lm" and SCORING_RULES[rule].shifted and not other.shifted:
-            with pytest.raises(UsageError, match=f"the rule {name} reads each token from its own state; take {rule}"):
+            with pytest.raises(UsageError, match=f"the rule {name} reads each token from its own state; use {rule}"):
                 choose_rule(loaded, name)
         elif other.head == "masked_lm":
             assert choose_rule(loaded, name) is other

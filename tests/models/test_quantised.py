@@ -292,5 +292,5 @@ def test_low_bits_are_at_most_half_a_step_off_and_a_group_has_its_ends(bits: int
 
 def test_bits_that_do_not_fit_the_file_are_refused() -> None:
     made = LowBitLinear.of(nn.Linear(9, 10), row_groups(10, 3), 3, torch.tensor(1.0))
-    with pytest.raises(DataError, match=r"10 x 9 weights has 34 bytes, where 2 bits a weight take 23"):
+    with pytest.raises(DataError, match=r"10 x 9 weights has 34 bytes, but 2 bits per weight take 23"):
         LowBitLinear.like(nn.Linear(9, 10), dict(made.state_dict()), 2, activation_bits=8)

@@ -96,8 +96,8 @@ def test_a_cross_encoder_of_version_6_is_exported(theirs: Path, tmp_path: Path) 
     ("file", "values", "said"),
     [
         ("1_Pooling/config.json", {"pooling_mode": 5}, "pooling_mode is 5"),
-        ("sentence_bert_config.json", {"max_seq_length": "abc"}, "max_seq_length is 'abc', expected a whole number"),
-        ("sentence_bert_config.json", {"max_seq_length": -5}, "max_seq_length is -5, expected a whole number"),
+        ("sentence_bert_config.json", {"max_seq_length": "abc"}, "max_seq_length is 'abc'; expected a whole number"),
+        ("sentence_bert_config.json", {"max_seq_length": -5}, "max_seq_length is -5; expected a whole number"),
         ("config_sentence_transformers.json", {"prompts": [1], "default_prompt_name": "x"}, "prompts: expected texts"),
     ],
 )

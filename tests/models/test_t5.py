@@ -105,7 +105,7 @@ def test_states_scaled_before_words_of_their_own_are_refused(tmp_path: Path) -> 
     path = tmp_path / "config.json"
     contents = json.loads(path.read_text())
     path.write_text(json.dumps({**contents, "tie_word_embeddings": False, "scale_decoder_outputs": True}))
-    with pytest.raises(DataError, match="scale_decoder_outputs is True with tie_word_embeddings false"):
+    with pytest.raises(DataError, match="scale_decoder_outputs is True, but tie_word_embeddings is false"):
         load_model(tmp_path)
 
 

@@ -76,9 +76,9 @@ def test_a_model_of_the_same_sizes_is_the_same() -> None:
     [
         (BertConfig(**{**LARGE, "num_attention_heads": 2}), "heads are 4 wide"),
         (BertConfig(**{**LARGE, "num_hidden_layers": 2}), "at least 3"),
-        (BertConfig(**{**LARGE, "intermediate_size": 9}), "sizes can grow"),
+        (BertConfig(**{**LARGE, "intermediate_size": 9}), "sizes can only grow"),
         (BertConfig(**LARGE, max_position_embeddings=600), "tables keep their rows"),
-        (ModernBertConfig(**LARGE), "cannot be made of one of family 'bert'"),
+        (ModernBertConfig(**LARGE), "cannot be initialised from one of family 'bert'"),
     ],
 )
 def test_what_cannot_be_tiled_is_refused(config: EncoderConfig, message: str) -> None:

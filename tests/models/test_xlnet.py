@@ -203,11 +203,11 @@ def test_training_carries_the_memory_of_the_original(tmp_path: Path) -> None:
 def test_a_memory_wants_sequences_of_one_length(twins: Twins) -> None:
     encoder = encoder_of(twins.model)
     unequal = make_inputs(CASES[0], twins.model, [5, 4]).batch
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="same length"):
         encoder.remember(encoder.streams(unequal), unequal)
     equal = make_inputs(CASES[0], twins.model, [5, 5]).batch
     memory = encoder.remember(encoder.streams(equal), equal)
-    with pytest.raises(ValueError, match="of 2 sequences, the batch has 1"):
+    with pytest.raises(ValueError, match="for 2 sequences, but the batch has 1"):
         encoder.streams(make_inputs(CASES[0], twins.model, [5]).batch, memory=memory)
 
 

@@ -206,7 +206,7 @@ def test_continuing_takes_both_models_along(finished: tuple[Path, dict[str, Any]
         *("--set", "objective.replaced_token.generator_size=0.25"),
     )
     assert other.code == 3
-    assert "hidden_size is 18, wanted 9" in other.stderr
+    assert "hidden_size is 18, not 9" in other.stderr
 
 
 def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, Any]]) -> None:

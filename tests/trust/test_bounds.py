@@ -88,7 +88,7 @@ def test_an_error_about_a_file_that_is_no_recipe_quotes_nothing_of_it(tmp_path: 
         resolve_recipe(str(tmp_path / "mine.yaml"))
     for word in ("private", "password", "root", "x:0"):
         assert word not in str(found.value).replace(str(tmp_path), "")
-    assert "is no recipe" in str(found.value)
+    assert "is not a recipe" in str(found.value)
     assert found.value.__cause__ is None
 
 
@@ -164,7 +164,7 @@ def test_a_config_that_claims_more_than_its_weights_hold_takes_no_memory(tmp_pat
     # 400 TB of weights: an attempt to build them on a device fails at once, so nothing is taken in this test.
     config |= {"hidden_size": 1 << 17, "intermediate_size": 1 << 17, "num_hidden_layers": 500}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match="the configuration wants"):
+    with pytest.raises(DataError, match="the configuration requires"):
         load_model(tmp_path)
 
 

@@ -1,7 +1,7 @@
-"""GELU: x times the normal distribution function of x, exactly or by tanh.
+"""GELU: x times the normal distribution function of x, exact or as the tanh approximation.
 
-Hendrycks and Gimpel 2016, arXiv:1606.08415; BERT's released code has the form by tanh. Differs from
-torch.nn.functional.gelu in speed alone, where compiled kernels are active (kernels/).
+Hendrycks and Gimpel 2016, arXiv:1606.08415; BERT's released code uses the tanh approximation. Same results as
+torch.nn.functional.gelu; compiled kernels (kernels/), if active, only make it faster.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bertkit.kernels.loading import active
 
 
 def gelu(values: Tensor) -> Tensor:
-    """The exact form, of each element."""
+    """Exact GELU, elementwise."""
     kernels = active(values)
     return functional.gelu(values) if kernels is None else ops.gelu(kernels, values, "exact")
 
 
 def gelu_by_tanh(values: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), of each element."""
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), elementwise."""
     kernels = active(values)
     return functional.gelu(values, approximate="tanh") if kernels is None else ops.gelu(kernels, values, "tanh")

@@ -2,9 +2,9 @@
 
 Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", sections 3.1, 3.3 and 4.1; details
 as in openai/finetune-transformer-lm. There are no segment types and no pooler: a classifier reads the last token, the
-only one that attends to all others. Sibling gpt2.py has the norms before the sub-layers.
+only one that attends to all others. Sibling gpt2.py: norms before the sub-layers.
 
-Quirk: config.json writes `gelu` for what the released code computes, the tanh approximation (`gelu_new` elsewhere).
+Quirk: `gelu` in config.json means the tanh approximation, as in the released code (`gelu_new` elsewhere).
 
 Shapes: T packed tokens, M selected tokens, D width, V vocabulary.
 """
@@ -44,7 +44,7 @@ LAYER_NAMES = {
 
 
 class GptLikeConfig(TransformerConfig):
-    """What GPT and GPT-2 have in common."""
+    """Settings shared by GPT and GPT-2."""
 
     layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     embedding_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings.")
@@ -53,7 +53,7 @@ class GptLikeConfig(TransformerConfig):
 
     hub_prefix: ClassVar[str] = "transformer"
     classes: ClassVar[str]
-    """What the names of the Hub's classes begin with."""
+    """Prefix of the names of the Hub's classes."""
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -73,7 +73,7 @@ class GptLikeConfig(TransformerConfig):
     }
     hub_ignored: ClassVar[tuple[str, ...]] = (
         *TransformerConfig.hub_ignored,
-        # The causal mask, which old files hold once a layer.
+        # The causal mask, which old files contain once per layer.
         ".attn.bias",
         ".attn.masked_bias",
     )
@@ -102,7 +102,7 @@ class GptLikeConfig(TransformerConfig):
 
 
 class GptConfig(GptLikeConfig):
-    """GPT; defaults are the one published size's."""
+    """GPT; defaults are those of the only published size."""
 
     family: Literal["openai-gpt"] = "openai-gpt"
     hidden_act: Literal["gelu_new", "relu", "silu", "swish"] = Field(
@@ -147,7 +147,7 @@ class GptConfig(GptLikeConfig):
 
 
 class Decoder(VocabularyHead):
-    """The transposed word embedding and nothing else."""
+    """The transposed word embedding alone."""
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD, word_embedding_VE, None)
@@ -164,8 +164,8 @@ class GptEmbeddings(WordEmbeddings):
 
 
 class CausalSelfAttention(SelfAttention):
-    """A token attends to itself and to those before it; `scale` is the factor of the scores (None: one over the root of
-    the head width)."""
+    """Each token attends to itself and to earlier tokens; `scale` multiplies the scores (None: one over the square root
+    of the head width)."""
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)
@@ -188,8 +188,8 @@ class CausalSelfAttention(SelfAttention):
 
 
 class GptStack(BertStack):
-    """Embeddings, dropout and layers, with tensors in the form of GPT's files: queries, keys and values in one, all
-    matrices as (inputs, outputs)."""
+    """Embeddings, dropout and layers. Tensor layouts are those of GPT's files: queries, keys and values in one tensor,
+    all matrices as (inputs, outputs)."""
 
     caches_keys: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """GPT-2: GPT with the norm before each sub-layer and one at the end.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3; details as in openai/gpt-2.
-DistilGPT2 is this with six layers. Sibling gpt.py is the first version, whose heads and files it shares.
+DistilGPT2 is this model with six layers. Sibling gpt.py: the first version, which has the same heads and file format.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -26,7 +26,7 @@ _FEED_FORWARD_FACTOR = 4
 
 
 class Gpt2Config(GptLikeConfig):
-    """GPT-2; defaults are the smallest size's, 124M."""
+    """GPT-2; defaults are those of the smallest size, 124M."""
 
     family: Literal["gpt2"] = "gpt2"
     max_position_embeddings: int = Field(1024, ge=1, description="Maximum sequence length in tokens.")
@@ -71,8 +71,9 @@ class Gpt2Config(GptLikeConfig):
         return Gpt2(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal; positions with half the deviation, and what is added to the residual stream with one smaller by the
-        root of the number of additions, so that the stream does not grow with depth (section 2.3)."""
+        """Normal. Positions have half the standard deviation. Weights that add to the residual stream have theirs
+        divided by the square root of the number of additions, to keep the stream from growing with depth (section
+        2.3)."""
         std = self.initializer_range
         if name.endswith("embeddings.position.weight"):
             std /= 2
@@ -89,7 +90,7 @@ class Gpt2Config(GptLikeConfig):
         }
 
     def attention_scale(self, layer: int) -> float:
-        """The factor of the scores in a layer, counted from 0."""
+        """The factor of the attention scores in layer `layer`, counted from 0."""
         width = self.hidden_size // self.num_attention_heads
         scale = width**-0.5 if self.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale

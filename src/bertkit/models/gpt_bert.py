@@ -1,15 +1,16 @@
-"""GPT-BERT: gated attention by content and distance, and between sub-layers a learnt sum of everything before.
+"""GPT-BERT: gated attention by content and distance; after each sub-layer, a trained weighted sum of outputs so far.
 
 Charpentier and Samuel 2024, arXiv:2410.24159, section 2; details as in ltgoslo/gpt-bert, pretraining/model_extra.py.
-The frame is LTG-BERT's (Samuel et al. 2023, arXiv:2303.09859, section 2.1): norms without weights before each sub-layer
-and inside it, gated feed-forward layers, DeBERTa's distances in few buckets. Added are a gate on the values and, behind
-every sub-layer, a weighted sum of the outputs of all before it (Pagliardini et al. 2024, DenseFormer, arXiv:2402.02622,
-section 3). One head predicts the next token, masked or not: objectives/masked_next_token.py and causal_lm.py.
+Based on LTG-BERT (Samuel et al. 2023, arXiv:2303.09859, section 2.1): norms without weights before each sub-layer and
+inside it, gated feed-forward layers, DeBERTa's distances in a few buckets. GPT-BERT adds a gate on the values and,
+after every sub-layer, a weighted sum of its output and all earlier ones (Pagliardini et al. 2024, DenseFormer,
+arXiv:2402.02622, section 3). One head predicts the next token, masked or not: objectives/masked_next_token.py and
+causal_lm.py.
 
-Quirks: one dropout rate serves the probabilities, the table of distances and what attention adds; the feed-forward gate
-is GELU's tanh approximation, the attention's the exact one. Hub: `transformers` has no such class; names are those of
-the code beside the published checkpoints, which keep tables of distances in their files. That code has the masked-LM
-head alone; the other heads have names of its kind.
+Quirks: one dropout rate applies to the probabilities, the table of distances and the output of attention. The
+feed-forward gate uses GELU's tanh approximation, the attention gate the exact form. Hub: `transformers` has no such
+class; names follow the code published with the checkpoints, which keep tables of distances in their files. That code
+has only the masked-LM head; the other heads are named in the same style.
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, R rows of
 the table of distances, V vocabulary, K outputs.
@@ -45,7 +46,7 @@ _FEED_FORWARD = re.compile(r"layers\.(\d+)\.feed_forward\.")
 
 
 class GptBertConfig(EncoderConfig):
-    """GPT-BERT; defaults are the base model's."""
+    """GPT-BERT; defaults are those of the base model."""
 
     family: Literal["gpt-bert"] = "gpt-bert"
     hidden_size: int = Field(768, ge=1, description="Width D of the hidden states.")
@@ -89,8 +90,8 @@ class GptBertConfig(EncoderConfig):
         return GptBert(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal at two standard deviations of sqrt(2 / 5D); layer n's feed-forward maps, from 0, are smaller
-        by sqrt(2 (n + 1)), and a sum of outputs is the last of them."""
+        """Normal with standard deviation sqrt(2 / 5D), truncated at two of them. The deviation of the feed-forward maps
+        of layer n, counted from 0, is divided by sqrt(2 (n + 1)). Weighted sums start as the last output alone."""
         if ".mixing." in f".{name}":
             parameter.zero_()
             parameter[-1] = 1.0
@@ -102,15 +103,16 @@ class GptBertConfig(EncoderConfig):
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
 
     def rows(self, longest: int) -> Tensor:
-        """The row of the table of distances (query minus key) in sequences up to this length, smallest first: one
-        distance a bucket up to half of the buckets, then growing to the longest sequence."""
+        """The table row of each distance (query minus key) in sequences up to this length, smallest distance first.
+        Buckets contain one distance each up to half of the buckets, then grow until they cover the longest
+        sequence."""
         distance = torch.arange(1 - longest, longest)
         middle, furthest = self.position_bucket_size // 2, self.max_position_embeddings - 1
         bucket = distance
         if furthest > middle:
-            # Single precision and this order of operations decide on which side of a boundary a distance falls.
+            # Keep single precision and this order of operations: they decide on which side of a boundary a distance is.
             share = torch.log(distance.abs().clamp(middle, furthest) / middle) / math.log(furthest / middle)
-            # Rounding up must not pass the last bucket, as it would in the code at some lengths.
+            # Rounding up must not exceed the last bucket, as it does in the released code at some lengths.
             grown = (torch.ceil(share * (middle - 1)).long() + middle).clamp(max=2 * middle - 1)
             bucket = torch.where(distance.abs() <= middle, distance, grown * distance.sign())
         return bucket + self.position_bucket_size - 1
@@ -138,7 +140,7 @@ class GptBertConfig(EncoderConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        """The settings in a config.json, which may call the depth `num_layers`.
+        """The settings in a config.json, where the depth may be named `num_layers`.
 
         Raises:
             ValueError: an unsupported model, or an invalid value.
@@ -147,7 +149,7 @@ class GptBertConfig(EncoderConfig):
         return super().from_hub({**depth, **contents})
 
     def to_hub(self) -> dict[str, Any]:
-        """The published code reads the depth under two names."""
+        """Keys of config.json; the published code reads the depth under two names."""
         return {**super().to_hub(), "num_layers": self.num_hidden_layers}
 
 
@@ -167,7 +169,7 @@ class GptBertTransform(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(M, D) or (B, D), to the same."""
+        """(M, D) or (B, D), to the same shape."""
         dense = gelu(self.dense(self.input_norm(states)))
         transformed: Tensor = self.dropout(self.norm(dense))
         return transformed
@@ -186,7 +188,7 @@ class GptBertMaskedLM(VocabularyHead):
 
 
 class GptBertClassifier(nn.Module):
-    """The transform and a linear map, as the released code's evaluation on GLUE."""
+    """The transform and a linear map, as in the released code's evaluation on GLUE."""
 
     def __init__(self, config: GptBertConfig, outputs: int) -> None:
         super().__init__()
@@ -212,13 +214,13 @@ class GptBertEmbeddings(nn.Module):
         self.relative_norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Point: `hook_embed`, (T, D), the words before the norm."""
+        """(T, D). Point: `hook_embed`, (T, D), the word embeddings before the norm."""
         embedded_TD: Tensor = self.dropout(self.norm(scope.tap("hook_embed", self.word(batch.ids_T))))
         return embedded_TD
 
 
 class GptBertAttention(SharedPositions):
-    """Disentangled attention whose heads' outputs pass a gate and a norm before the output map."""
+    """Disentangled attention with a gate and a norm between the heads' outputs and the output map."""
 
     def __init__(self, config: GptBertConfig) -> None:
         width, heads, rate = config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
@@ -237,18 +239,18 @@ class GptBertAttention(SharedPositions):
 
     @property
     def products_per_pair(self) -> int:
-        """Content with content and probability with value alone: buckets are fewer than keys."""
+        """Only content with content and probability with value: there are fewer buckets than keys."""
         return 2
 
     @property
     def products_per_token(self) -> int:
-        """Its query and its key with every row of the table."""
+        """Query and key of each token with every row of the table."""
         return 2 * self.table_rows
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) of the tokens `index_M`.
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M`.
 
-        Points: those of `SelfAttention.project`, of which `hook_z` is what the output map reads, and `hook_gate`,
+        Points: those of `SelfAttention.project`, where `hook_z` is the input of the output map, and `hook_gate`,
         (T, D) or (M, D), the factor of the heads' outputs.
         """
         gated_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
@@ -267,7 +269,7 @@ class GptBertAttention(SharedPositions):
 
 
 class GptBertFeedForward(nn.Module):
-    """norm((x A) * GELU(x B)), then a linear map; A and B are in one matrix; no biases."""
+    """norm((x A) * GELU(x B)), then a linear map; A and B share one matrix; no biases."""
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
@@ -285,7 +287,7 @@ class GptBertFeedForward(nn.Module):
 
 
 class GptBertLayer(nn.Module):
-    """Attention and feed-forward layer, each with its norm before it; sums are the encoder's."""
+    """Attention and feed-forward layer, each preceded by its norm; the encoder computes the sums."""
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
@@ -302,14 +304,14 @@ class GptBertLayer(nn.Module):
         scope: Scope,
         index_M: Tensor | None = None,
     ) -> Tensor:
-        """What attention adds: (T, D), or (M, D) of these tokens alone."""
+        """Output of attention, before the residual sum: (T, D), or (M, D) for the tokens `index_M` alone."""
         added_TD = self.attention.disentangled(
             self.attention_norm(hidden_TD), sequences, distances, scope.within("attn."), index_M
         )
         return scope.tap("hook_attn_out", added_TD)
 
     def fed(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """What the feed-forward layer adds, (T, D)."""
+        """Output of the feed-forward layer, before the residual sum, (T, D)."""
         return scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
 
 
@@ -317,8 +319,8 @@ class GptBert(Encoder):
     """GPT-BERT's encoder.
 
     Attributes:
-        mixing: behind sub-layer s, from 0, the factors of the embeddings and of the outputs of sub-layers 0 to s; the
-            output of a sub-layer is its input plus what it added.
+        mixing: for sub-layer s, counted from 0, the factors of the embeddings and of the outputs of sub-layers 0 to s.
+            The output of a sub-layer here includes the residual sum.
     """
 
     layers_run_once: ClassVar[bool] = False
@@ -350,7 +352,7 @@ class GptBert(Encoder):
         return self.embeddings.word
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
-        """On the Hub queries and keys are one matrix, values and gates another."""
+        """On the Hub, queries and keys share one matrix, values and gates another."""
         return [
             stacked(f"{_ATTENTION}{hub}.{leaf}", [f"{_ATTENTION}{part}.{leaf}" for part in parts])
             for hub, parts in (("in_proj_qk", ("query", "key")), ("in_proj_vg", ("value", "gate")))
@@ -358,15 +360,15 @@ class GptBert(Encoder):
         ]
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, and `blocks.N.` with each layer's; `hook_resid_mid` and `hook_resid_post` are
-        the sums behind its sub-layers."""
+        """(T, D). Points: `hook_embed`, and those of each layer below `blocks.N.`; `hook_resid_mid` and
+        `hook_resid_post` are the weighted sums after its sub-layers."""
         return self._states(batch, Scope(recorder, ""), None)
 
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
         return self._states(batch, Scope(None, ""), index_M)
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: what a layer reads of others is computed between their parts."""
+        """None: the weighted sums that connect layers are computed between the parts of a layer."""
         return ()
 
     def selected_token_modules(self) -> Iterable[nn.Module]:

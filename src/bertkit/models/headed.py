@@ -1,10 +1,11 @@
-"""An encoder with heads: the one model class, for pretraining and for tasks alike.
+"""An encoder with heads: the model class used for both pretraining and tasks.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. The family's `HeadPlan`s define which heads there are, how
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4. The family's `HeadPlan`s define which heads it has, how
 they pool, and their names on the Hub.
 
-A companion is a second model that is trained with the first and may share parameters with it: the generator of ELECTRA
-(Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters are the model's, its files are its own.
+A companion is a second model that is trained with the first and may share parameters with it, such as ELECTRA's
+generator (Clark et al. 2020, arXiv:2003.10555, section 3.2). Its parameters belong to the model; its files are
+separate.
 
 Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, K labels.
 """
@@ -30,8 +31,8 @@ from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
 SCORING_RULE = "scoring_rule"
-"""Key of config.json: the rule of `bertkit.models.scoring_rules` that uses the vocabulary head as it was trained,
-if the heads do not determine it. It is one of a model's `extras`."""
+"""Key of config.json: the rule of `bertkit.models.scoring_rules` that matches how the vocabulary head was trained, if
+the heads do not determine it. It is one of a model's `extras`."""
 _COMPANIONS = "companions."
 
 
@@ -41,11 +42,11 @@ class HeadedModel(nn.Module):
     Args:
         encoder: of any family.
         heads: names in `bertkit.models.heads.HEAD_KINDS`; `pooler` for a pooler without a head.
-        labels: of the classification heads.
+        labels: those of the classification heads.
 
     Attributes:
         head_names: the heads, in the family's order.
-        extras: keys of the config.json that are not interpreted here; they are saved again.
+        extras: keys of config.json that are not interpreted here, but saved with the model.
         companions: models that are trained with this one, by name.
 
     Raises:
@@ -66,14 +67,14 @@ class HeadedModel(nn.Module):
         self.encoder = encoder
         self.head_names = tuple(name for name in self.plans if name in heads)
         shape = HeadShape(encoder.width, encoder.embedding_width, encoder.vocab_size, self.labels.count)
-        # The pooler comes before the first head that reads it: the order of parameters is the order of their sums.
+        # The pooler goes before the first head that reads it: sums over parameters follow the order of parameters.
         for name in self.head_names:
             if (self.plans[name].pooled or self.plans[name].keeps_pooler) and not self.has_pooler:
                 self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
             self.add_module(name, self.plans[name].build(shape))
         if POOLER in heads and not self.has_pooler:
             self.add_module(POOLER, encoder.config.build_pooler(encoder.width))
-        # Last: a parameter that both have keeps its name in this model.
+        # Added last: a shared parameter keeps its name in this model.
         self.companions = nn.ModuleDict()
 
     @property
@@ -81,31 +82,31 @@ class HeadedModel(nn.Module):
         return hasattr(self, POOLER)
 
     def named_companions(self) -> dict[str, HeadedModel]:
-        """The companions, as what they are."""
+        """The companions, typed as `HeadedModel`."""
         return {name: companion for name, companion in self.companions.items() if isinstance(companion, HeadedModel)}
 
     def companion(self, name: str) -> HeadedModel | None:
-        """The companion of this name; None where there is none."""
+        """The companion with this name; None if there is none."""
         return self.named_companions().get(name)
 
     def unshared(self, name: str) -> dict[str, nn.Parameter]:
-        """What a companion has for itself alone, by its own names."""
+        """A companion's parameters that it does not share with this model, by its own names."""
         own = {id(parameter) for key, parameter in self.named_parameters() if not key.startswith(_COMPANIONS)}
         return {key: each for key, each in self.companions[name].named_parameters() if id(each) not in own}
 
     def own_state(self) -> dict[str, Tensor]:
-        """The weights without those that only companions have, by name."""
+        """The weights by name, without those that only companions have."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
-        """Draw weights by the family's rules; `only` names the parameters, None: all."""
+        """Draw weights by the family's rules: those of the parameters named in `only`, or all if it is None."""
         initialise(self, self.encoder.config, seed=seed, only=set(self.own_state()) if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
             self.initialise_companions(seed)
 
     def initialise_companions(self, seed: int) -> None:
-        """Draw what companions do not share with the model, by their own families' rules."""
+        """Draw the companions' weights that are not shared with the model, by their own families' rules."""
         for name, companion in self.named_companions().items():
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             companion.initialise(int.from_bytes(digest[:8], "little"), only=set(self.unshared(name)))
@@ -118,7 +119,7 @@ class HeadedModel(nn.Module):
         return hidden_TD
 
     def states(self, head: str, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The hidden states that a head reads: of all tokens, (T, D), or of one token per sequence, (B, D)."""
+        """The hidden states that a head reads: those of all tokens, (T, D), or of one token per sequence, (B, D)."""
         summary = self.plans[head].summary
         if summary == "mean" or not self.reads_one_token(head):
             hidden_TD: Tensor = self(batch, recorder)
@@ -129,7 +130,7 @@ class HeadedModel(nn.Module):
         )
 
     def reads_one_token(self, head: str) -> bool:
-        """Whether a head reads one token of every sequence and no other."""
+        """Whether a head reads exactly one token of every sequence."""
         return HEAD_KINDS[head] == "sequences" and self.plans[head].summary != "mean"
 
     def token_logits(self, head: str, hidden_MD: Tensor) -> Tensor:
@@ -150,21 +151,21 @@ class HeadedModel(nn.Module):
         return logits_BK
 
     def summary(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """The input of a sequence head, (B, D): the first or last token's state, the mean, or the family's own function
-        of all states."""
+        """The input of a sequence head, (B, D): the state of the first or last token, the mean, or the family's own
+        function of all states."""
         plan = self.plans[head]
         return summarise(plan.summary, hidden_TD, batch) if plan.read is None else plan.read(hidden_TD, batch)
 
     def logits(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """A head's logits for every token, (T, K), or every sequence, (B, K), from all states or those of `states`."""
+        """A head's logits for every token, (T, K), or sequence, (B, K), from all states or those `states` returns."""
         if HEAD_KINDS[head] == "sequences":
             return self.sequence_logits(head, self.summary(head, hidden_TD, batch))
         return self.token_logits(head, hidden_TD)
 
     def projection(self, head: str, hidden_MD: Tensor) -> VocabularyProjection:
-        """The logits that a vocabulary head gives these states, (M, D), not computed yet."""
+        """The logits of a vocabulary head for these states, (M, D), not yet computed."""
         module = self.get_submodule(head)
-        assert isinstance(module, VocabularyHead), f"{head} has no logits of words"
+        assert isinstance(module, VocabularyHead), f"{head} has no vocabulary logits"
         return module.project(hidden_MD, self.encoder.word_embedding.weight)
 
     def masked_lm_logits(self, hidden_MD: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ class HeadedModel(nn.Module):
 
     @property
     def architectures(self) -> list[str]:
-        """The Hub's classes that load this model whole, as config.json names them."""
+        """The Hub's classes that load this model with all its heads, as written to config.json."""
         config = self.encoder.config
         known = {
             name: architecture
@@ -188,7 +189,7 @@ class HeadedModel(nn.Module):
         return list(known.values()) or [config.base_architecture]
 
     def hub_form(self) -> HubForm:
-        """The form of the weights in a file of the Hub."""
+        """Names and layout of the weights in a Hub file."""
         config = self.encoder.config
         prefix = f"{config.hub_prefix}." if config.hub_prefix else ""
         names = prefixed(self.encoder.hub_names, "encoder.", prefix)
@@ -198,13 +199,13 @@ class HeadedModel(nn.Module):
             names |= prefixed(self.plans[head].hub_names, f"{head}.", "")
         copies = {prefix + copy: prefix + source for copy, source in self.encoder.hub_copies().items()}
         if any(isinstance(part, QuantisedModule) for part in self.modules()):
-            copies = {}  # what the Hub's class keeps twice, of a file that it does not read
+            copies = {}  # tensors that the Hub's class stores twice; it does not read quantised files
         layouts = [layout.below(prefix) for layout in self.encoder.tensor_layouts()]
         tied = {prefix + copy: prefix + source for copy, source in self.encoder.hub_tied().items()}
         return HubForm(names, layouts, tied={**tied, **self._tied(names)}, copies=copies)
 
     def _tied(self, names: dict[str, str]) -> dict[str, str]:
-        """What the files of the Hub may hold a second time for the sake of the vocabulary projection."""
+        """Tensors that Hub files may contain a second time, for the vocabulary projection."""
         tied: dict[str, str] = {}
         for head in self.head_names:
             decoder = self.plans[head].decoder
@@ -216,16 +217,16 @@ class HeadedModel(nn.Module):
             present = {kind: name for kind, name in sources.items() if name in self.state_dict()}
             hub = to_hub_names(present.values(), names)
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}
-        # A head whose own bias is the decoder's on the Hub is no copy.
+        # If the head's own bias is the decoder's on the Hub, it is not a copy.
         return {name: source for name, source in tied.items() if name != source}
 
 
 def share_embeddings(encoder: Encoder, source: Encoder) -> None:
-    """Replace an encoder's embedding module by another's: for BERT and its relations the tables of words, positions and
-    segments with their norm.
+    """Replace an encoder's embedding module with another's: for BERT and related families, the tables of words,
+    positions and segments with their norm.
 
     Raises:
-        UsageError: the two have other parameters or shapes.
+        UsageError: the two modules have different parameters or shapes.
     """
     name, part = _embedding_part(source)
     shapes, wanted = (
@@ -236,8 +237,8 @@ def share_embeddings(encoder: Encoder, source: Encoder) -> None:
         differing = [key for key in wanted if shapes.get(key) != wanted[key]]
         raise UsageError(
             f"model.family {source.config.model_type!r} cannot share its embeddings with a smaller generator:"
-            f" {', '.join(f'{name}.{key} is {shapes.get(key)} and {wanted[key]}' for key in differing)}; write"
-            " objective.replaced_token.tie=none, or take a family with embedding_size, such as electra"
+            f" {', '.join(f'{name}.{key} is {shapes.get(key)} and {wanted[key]}' for key in differing)}; set"
+            " objective.replaced_token.tie=none, or use a family with embedding_size, such as electra"
         )
     encoder.add_module(name, part)
 
@@ -255,7 +256,7 @@ def summarised_token(kind: Literal["first", "last"], batch: PackedBatch) -> Tens
 
 
 def summarise(kind: Summary, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
-    """One state a sequence, (B, D), of all states or of those that are one a sequence already."""
+    """One state per sequence, (B, D), from the states of all tokens, or states that are already one per sequence."""
     if hidden_TD.shape[0] == batch.num_sequences:
         return hidden_TD
     if kind != "mean":

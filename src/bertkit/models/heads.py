@@ -1,7 +1,7 @@
-"""Heads, which compute the outputs that are needed and no others.
+"""Heads, which compute only the outputs that are needed.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4 and appendix A.2. A family builds its heads from the
-modules here, with its own dropout and activation, and gives their names on the Hub in a `HeadPlan`. The vocabulary
+Devlin et al. 2019, BERT, arXiv:1810.04805, sections 3 and 4 and appendix A.2. A family builds its heads from these
+modules, with its own dropout and activation, and gives their names on the Hub in a `HeadPlan`. The vocabulary
 projection is tied to the word embeddings and runs on the M predicted positions, never on all T tokens.
 
 Shapes: M selected tokens, B sequences, D width, E width of the embeddings, V vocabulary, K outputs.
@@ -43,9 +43,9 @@ HEAD_KINDS: dict[str, Reads] = {
     "sentence_vector": "sequences",
     "vector_classification": "sequences",
 }
-"""Every head that a family may have, and what it reads: token states together with the word embeddings, token states,
-or one state a sequence. Regression is sequence classification with one output. A sentence vector is pooled of all
-states (models/sentence.py); its head has no weights."""
+"""Every head that a family may have, and its input: token states and the word embeddings, token states alone, or one
+state per sequence. Regression is sequence classification with one output. A sentence vector is pooled from all states
+(models/sentence.py); its head has no weights."""
 
 LABELLED = frozenset({"sequence_classification", "token_classification", "vector_classification"})
 """Heads with as many outputs as there are labels."""
@@ -56,7 +56,7 @@ SPAN_POSITIONS = 20
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What a head must fit: widths D and E, the vocabulary V, and the number of labels."""
+    """Sizes that a head is built for: widths D and E, vocabulary size V, and number of labels."""
 
     width: int
     embedding_width: int
@@ -69,15 +69,15 @@ class HeadPlan:
     """One head of a family.
 
     Attributes:
-        architecture: the Hub's class with this head alone; None: the Hub has none.
-        build: makes the head's module.
+        architecture: the Hub's class with this head alone; None if the Hub has none.
+        build: builds the head's module.
         hub_names: the Hub's module for each module of the head, by its name below the head; "" is the head itself.
         pooled: whether a sequence head reads the pooler's output.
-        keeps_pooler: whether the Hub's class has a pooler that nothing reads, which its files must hold.
+        keeps_pooler: whether the Hub's class has an unused pooler, which its files must contain.
         summary: which state of a sequence a sequence head, or its pooler, reads.
-        decoder: of a vocabulary head, the Hub's module that is tied to the word embeddings.
-        read: how a sequence head computes its input from all states, if by none of the summaries (`summary` is then
-            mean).
+        decoder: for vocabulary heads, the Hub's module that is tied to the word embeddings.
+        read: how a sequence head computes its input from all states, if none of the summaries applies (`summary` is
+            then mean).
     """
 
     architecture: str | None
@@ -119,8 +119,8 @@ class MaskedLMHead(VocabularyHead):
 
 
 class SpanBoundaryHead(VocabularyHead):
-    """A token of a span from the states on both sides of the span and the token's number in it: two layers, each with
-    its norm, then the transposed word embedding and a bias.
+    """Predicts a token of a span from the states on both sides of the span and the token's number in it: two layers,
+    each with a norm, then the transposed word embedding and a bias.
 
     Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; widths and order as in the released pair_bert.py.
     """
@@ -141,15 +141,15 @@ class SpanBoundaryHead(VocabularyHead):
         return self.norm_2.weight
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        """With the same state on both sides and the first token of a span: defined for any token, as when two models
-        are compared."""
+        """Uses the same state on both sides and the first position of a span. It is defined for any token, for example
+        to compare two models."""
         offset_M = torch.zeros_like(hidden_MD[:, 0], dtype=torch.int64)
         return self.project_span(hidden_MD, hidden_MD, offset_M, word_embedding_VE)
 
     def project_span(
         self, left_MD: Tensor, right_MD: Tensor, offset_M: Tensor, word_embedding_VE: Tensor
     ) -> VocabularyProjection:
-        """Tokens of spans, from the states on both sides and their numbers in the span."""
+        """Projection for tokens of spans, from the states on both sides and their numbers in the span."""
         states = torch.cat([left_MD, right_MD, self.offset_embedding(offset_M).to(left_MD.dtype)], dim=-1)
         states = self.norm_1(gelu(self.dense_1(states)))
         states = self.norm_2(gelu(self.dense_2(states)))
@@ -204,7 +204,7 @@ class DenseClassifier(nn.Module):
 def classifier_plan(
     architecture: str, *, dropout_rate: float, hub: str = "classifier", outputs: int | None = None, pooled: bool = False
 ) -> HeadPlan:
-    """A `Classifier`, with as many outputs as there are labels where `outputs` is None."""
+    """Plan of a `Classifier`, with one output per label if `outputs` is None."""
     return HeadPlan(
         architecture,
         lambda shape: Classifier(
@@ -219,24 +219,24 @@ _AUXILIARY_OUTPUTS = {"next_sentence": 2, "sentence_order": 2, "sentence_structu
 
 
 def add_head(name: str, reads: Reads, outputs: int) -> None:
-    """Give every family a linear head, for a pretraining objective; to add it again changes nothing.
+    """Give every family a linear head for a pretraining objective; adding it again has no effect.
 
     Args:
-        name: the head's; on the Hub its weights are below `pretraining.`.
-        reads: states of tokens or of sequences.
+        name: name of the head; on the Hub its weights are below `pretraining.`.
+        reads: whether it reads states of tokens or of sequences.
         outputs: K.
 
     Raises:
-        ValueError: if there is another head of this name.
+        ValueError: a different head has this name.
     """
     if name in HEAD_KINDS and (HEAD_KINDS[name], _AUXILIARY_OUTPUTS.get(name)) != (reads, outputs):
-        raise ValueError(f"there is another head named {name}")
+        raise ValueError(f"there is already a different head named {name}")
     HEAD_KINDS[name], _AUXILIARY_OUTPUTS[name] = reads, outputs
 
 
 def auxiliary_heads(*, pooled: bool) -> dict[str, HeadPlan]:
-    """Heads of pretraining objectives that every family has and no class of the Hub; `pooled`: sequence heads read a
-    pooler."""
+    """Heads of pretraining objectives, which every family has but no class of the Hub; `pooled`: whether sequence heads
+    read a pooler."""
     plans = {
         name: _auxiliary_plan(name, outputs, pooled=pooled and HEAD_KINDS[name] == "sequences")
         for name, outputs in _AUXILIARY_OUTPUTS.items()
@@ -257,7 +257,7 @@ def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:
 
 
 def _replaced_token_plan() -> HeadPlan:
-    """ELECTRA's, one logit a token: Clark et al. 2020, arXiv:2003.10555, section 2."""
+    """ELECTRA's discriminator head, one logit per token: Clark et al. 2020, arXiv:2003.10555, section 2."""
     return HeadPlan(
         None,
         lambda shape: DenseClassifier(shape.width, 1, activation="gelu", input_dropout_rate=0.0, dropout_rate=0.0),

@@ -1,4 +1,4 @@
-"""Which hook points a model has, found by a forward pass: their names and shapes, and those of its layers."""
+"""The names and shapes of a model's hook points, found by a forward pass, and the points of its layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINAL_NORM = "ln_final.hook_normalized"
 
 
 class _ShapeRecorder(Recorder):
-    """Records the shape of every point and no tensor."""
+    """Records the shape of every point, but no tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ def recordable_points(model: HeadedModel, batch: PackedBatch) -> dict[str, tuple
 
 
 def point_shapes(model: HeadedModel, lengths: Sequence[int] = (2,)) -> dict[str, tuple[int, ...]]:
-    """`recordable_points` of sequences of these lengths, on the model's device."""
+    """`recordable_points` for sequences of these lengths, on the model's device."""
     return recordable_points(model, PackedBatch.from_ids([[0] * length for length in lengths]).to(device_of(model)))
 
 
 def of_layers(points: Collection[str], template: str) -> tuple[str, ...]:
-    """The points of all layers whose names a template with `{n}` gives, in order."""
+    """The points of all layers, in order; `template` is their name with `{n}` for the layer's number."""
     return tuple(takewhile(lambda name: name in points, (template.format(n=number) for number in count())))
 
 
@@ -58,10 +58,10 @@ def device_of(model: HeadedModel) -> torch.device:
 
 
 def layer_points(model: HeadedModel) -> tuple[str, ...]:
-    """The point of each layer's hidden states, found by a forward pass, as `hidden_states` of `transformers` has them.
+    """The point of each layer's hidden states, found by a forward pass, as in `hidden_states` of `transformers`.
 
-    The first is the input of the first layer, the sum of all embeddings; of a family with a norm after the last layer,
-    the last is its output.
+    The first is the input of the first layer, the sum of all embeddings. If the family has a norm after the last
+    layer, the last point is the norm's output.
 
     Raises:
         DataError: the family has no layers to record.

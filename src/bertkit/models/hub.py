@@ -1,6 +1,6 @@
-"""Model directories in the Hugging Face format: `AutoModel.from_pretrained` loads what is written here.
+"""Model directories in the Hugging Face format, which `AutoModel.from_pretrained` loads.
 
-File formats of `transformers` and `safetensors`; no class of `transformers` is needed. Sibling model_files.py finds
+File formats of `transformers` and `safetensors`, without their classes of `transformers`. Sibling model_files.py finds
 models by name and reads their files.
 """
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = SAFETENSORS
 _MODEL = "model"
-"""A run's model directory; those of its companion models are siblings of it."""
+"""A run's model directory; its companion models are in sibling directories."""
 _KINDS: dict[str, type[EncoderConfig]] = {
     **FAMILIES,
     BilstmConfig.model_type: BilstmConfig,
@@ -62,16 +62,16 @@ _KINDS: dict[str, type[EncoderConfig]] = {
     StaticConfig.model_type: StaticConfig,
     "gpt_bert": GptBertConfig,
 }
-"""By model_type, all that can be read: the families, the two that no recipe pretrains and the Hub has no class for, and
-another spelling of a family."""
+"""Every readable model_type: the families, two that no recipe pretrains and the Hub has no class for, and another
+spelling of one family."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
     *("torch_dtype", "transformers_version", "_name_or_path", "use_cache", PRUNED_HEADS),
 }
-"""Keys of config.json that are not kept as they were read."""
+"""Keys of config.json that are rewritten when a model is saved, or dropped."""
 GENERATION_FILE = "generation_config.json"
-"""Where transformers 5 keeps how a target begins."""
+"""File in which transformers 5 stores the first tokens of a target."""
 
 
 def hub_names(model: HeadedModel) -> dict[str, str]:
@@ -99,19 +99,19 @@ def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, An
 
 
 def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer's files. Equal weights give equal bytes."""
+    """Write config.json, model.safetensors and the tokenizer's files. Equal weights give byte-identical files."""
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     state = {name: tensor.detach().cpu() for name, tensor in model.own_state().items()}
-    # Copies are cloned: safetensors refuses tensors that share their memory.
+    # Copies are cloned: safetensors refuses tensors that share memory.
     form = model.hub_form()
     tensors = {
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
     }
     write_safetensors(directory / WEIGHTS_FILE, tensors)
-    # safetensors writes files that only the user can read; the other files follow the umask.
+    # safetensors makes its files readable by the user alone; the other files follow the umask.
     (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
     if tokenizer is not None:
         write_tokenizer(model, tokenizer, directory)
@@ -120,14 +120,14 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
 def write_tokenizer(
     model: HeadedModel, tokenizer: Tokenizer, directory: Path, *, max_tokens: int | None = None
 ) -> None:
-    """Write the tokenizer's files, with the longest text (None: the model's) and whether it distinguishes segments."""
+    """Write the tokenizer's files, which include the maximum length (None: the model's) and whether segments differ."""
     limit = model.encoder.max_tokens if max_tokens is None else max_tokens
     save_tokenizer(tokenizer, directory, max_tokens=limit, token_types=model.encoder.config.reads_token_types)
 
 
 def _model_type(contents: Mapping[str, Any]) -> str:
-    """The family of a config.json. Published GPT-BERTs name none, and are known by their class; published MosaicBERTs
-    name BERT's."""
+    """The family of a config.json. Published GPT-BERTs have no model_type and are recognised by their class; published
+    MosaicBERTs have BERT's model_type."""
     given = contents.get("model_type")
     names = contents.get("architectures")
     if not given and isinstance(names, list) and any(str(name).startswith("GPTBERT") for name in names):
@@ -138,10 +138,10 @@ def _model_type(contents: Mapping[str, Any]) -> str:
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
-    """The family's settings and all of config.json.
+    """The family's settings, and config.json itself.
 
     Raises:
-        DataError: the file is damaged, its model type unknown or a setting invalid.
+        DataError: the file is damaged, its model type is unknown, or a setting is invalid.
     """
     path = directory / CONFIG_FILE
     contents = read_json(path)
@@ -159,7 +159,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
     except (TypeError, AttributeError, KeyError, OverflowError, ZeroDivisionError) as error:
-        # Families compute with values before their settings are validated.
+        # Families use some values before their settings are validated.
         raise DataError(f"{path}: a value is of the wrong type or size: {error!r}") from error
 
 
@@ -167,7 +167,7 @@ def _check_types(path: Path, contents: Mapping[str, Any]) -> None:
     """Check the keys that every family reads.
 
     Raises:
-        DataError: one has a value of another type, or out of range.
+        DataError: a value has the wrong type or is out of range.
     """
     vocab_size, pad_id = contents.get("vocab_size"), contents.get("pad_token_id")
     if type(vocab_size) is not int or not 1 <= vocab_size <= LARGEST_SIZE:
@@ -196,16 +196,16 @@ def load_model(
 
     Args:
         directory: as found by `find_model`.
-        heads: which heads to build; None: those of the checkpoint. One that it lacks is initialised: a warning says
-            what that means, and its weights are in the report's `missing`.
-        labels: of the classification heads; None: config.json's. A classifier with another number of labels is
-            initialised.
+        heads: which heads to build; None: those of the checkpoint. A head that the checkpoint does not have is
+            initialised: a warning explains the consequence, and its weights are in the report's `missing`.
+        labels: of the classification heads; None: those in config.json. A classifier with a different number of labels
+            is initialised.
         new: heads that are expected to be initialised, without a warning.
-        is_trained: whether the caller will train the model, and with it what is initialised.
-        dropout: rates in place of config.json's, by the names of the family's settings.
+        is_trained: whether the caller will train the model, including newly initialised weights.
+        dropout: rates that replace those in config.json, by the names of the family's settings.
 
     Raises:
-        DataError: a file is damaged, a weight of the encoder is missing, or a shape disagrees.
+        DataError: a file is damaged, a weight of the encoder is missing, or a shape does not match.
         UsageError: the family has no such head.
     """
     directory = encoder_directory(directory)
@@ -233,7 +233,7 @@ def load_model(
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
-    # Compared before memory is taken: config.json can claim any size.
+    # Compare before allocating memory: config.json can claim any size.
     report = compare_weights(model, tensors, form, source=str(path), may_differ=may_differ)
     backbone = [names[name] for name in names if name.startswith("encoder.")]
     lacking = [name for name in report.missing if name in set(backbone)]
@@ -254,7 +254,7 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
     """The settings of quantised weights in config.json; None if the weights are floats.
 
     Raises:
-        DataError: they are quantised by other software, or a head is to be trained on them.
+        DataError: they were quantised by other software, or a head is to be trained on them.
     """
     found = contents.get(QUANTISATION)
     if found is None:
@@ -263,8 +263,8 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
     method = found.get("quant_method") if isinstance(found, dict) else found
     if not isinstance(found, dict) or method != METHOD:
         raise DataError(
-            f"{path}: {QUANTISATION} has quant_method {method!r}; only {METHOD!r}, what `bertkit export` writes, can be"
-            " read; take the model that it was made from"
+            f"{path}: {QUANTISATION} has quant_method {method!r}; only {METHOD!r}, which `bertkit export` writes, can"
+            " be read; use the model that it was quantised from"
         )
     if new:
         refuse_quantised(directory, contents)
@@ -272,18 +272,18 @@ def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[
 
 
 def refuse_quantised(directory: Path, contents: Mapping[str, Any]) -> None:
-    """Raise DataError if the model in this directory, of which `contents` is config.json, cannot be trained."""
+    """Raise DataError if the model in this directory cannot be trained; `contents` is its config.json."""
     if QUANTISATION in contents:
         raise DataError(f"{directory}: {TRAINING_REFUSED}")
 
 
 def load_companions(model: HeadedModel, directory: Path) -> None:
-    """Fill a model's companions from an earlier run's directory: RUN/generator beside RUN/model.
+    """Load a model's companions from an earlier run's directory: RUN/generator next to RUN/model.
 
-    What a companion shares with the model is not changed, nor is a companion without a directory there.
+    Weights that a companion shares with the model are unchanged, and so are companions without a directory there.
 
     Raises:
-        DataError: a companion there has other settings.
+        DataError: a companion there has different settings.
     """
     for name, companion in model.named_companions().items():
         beside = directory.parent / name
@@ -293,9 +293,9 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
         if loaded.encoder.config != companion.encoder.config:
             found, wanted = loaded.encoder.config.model_dump(), companion.encoder.config.model_dump()
             differing = [
-                f"{key} is {found.get(key)}, wanted {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
+                f"{key} is {found.get(key)}, not {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
             ]
-            raise DataError(f"{beside}: not the {name} of the recipe: {', '.join(differing)}")
+            raise DataError(f"{beside}: not the recipe's {name}: {', '.join(differing)}")
         state = loaded.state_dict()
         with torch.no_grad():
             for key, parameter in model.unshared(name).items():
@@ -303,7 +303,7 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
 
 
 def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:
-    """Raise DataError if the tokenizer has ids beyond the embedding table; a table with more rows is common, and
+    """Raise DataError if the tokenizer has ids beyond the embedding table. A table with more rows is common; it is only
     logged."""
     rows = model.encoder.vocab_size
     if tokenizer.vocab_size > rows:
@@ -316,10 +316,10 @@ def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -
 
 
 def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The heads of a checkpoint; `pooler` if it has that alone.
+    """The heads of a checkpoint; `pooler` if it has only a pooler.
 
-    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own: then
-    `architectures` decides.
+    Several heads can have the same names on the Hub (`classifier.weight`), and some have no weights of their own. In
+    these cases `architectures` decides.
     """
     plans = config.all_heads()
     found_names = {head: _present(plan.hub_names.values(), tensors) for head, plan in plans.items()}
@@ -355,17 +355,15 @@ def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
 
 
 def _without_zeros(tensors: dict[str, Tensor], config: EncoderConfig, path: Path) -> dict[str, Tensor]:
-    """The tensors without those that have to be zero; DataError if one is not."""
+    """The tensors without those that must be zero; DataError if one of these is not."""
     for name in config.hub_zero:
         if name in tensors and bool(tensors[name].any()):
-            raise DataError(
-                f"{path}: {name} is not zero; a model with a bias of its own for each word is not supported"
-            )
+            raise DataError(f"{path}: {name} is not zero; a model with a separate bias for each word is not supported")
     return {name: tensor for name, tensor in tensors.items() if name not in config.hub_zero}
 
 
 def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """Files of a bare encoder name its weights without the prefix that models with a head give them."""
+    """Add the prefix of models with a head, which files of a bare encoder omit from the names."""
     with torch.device("meta"):
         encoder = config.build(1)
         form = HeadedModel(encoder).hub_form()

@@ -1,19 +1,24 @@
 """int8 linear maps and tables: weights and activations in eight bits, multiplied as integers.
 
-Two kinds. `QuantisedLinear` quantises each row of its input between the row's minimum and maximum, so that a text's
-output does not depend on the texts beside it. `StaticLinear` has thresholds found in training, and is symmetric (Zafrir
-et al. 2019, Q8BERT, arXiv:1910.06188; compression/q8bert.py). Weights are symmetric in both: q = round(w L /
-threshold), L = 127. Sibling low_bit.py has weights of fewer bits, which are dequantised to floats.
+There are two kinds:
 
-AVX2's instruction for bytes adds two products in 16 bits, which 2 * 255 * 127 overflows. So a row has 200 steps, not
-255, with which two neighbouring weights may sum to 163: most rows of weights do by themselves, and the others get a
-slightly coarser scale. (255 steps and sums of 128, which makes most scales a third coarser, was up to one and a half
-times as far from the floats.) Outputs whose weights exceed the limit, as in Q8BERT's matrices with one scale, are
-computed in two parts. The integers are then exact on every processor.
+- `QuantisedLinear` quantises each row of its input between the row's minimum and maximum. The output of a text
+  therefore does not depend on the other texts of its batch.
+- `StaticLinear` is symmetric, with thresholds found in training (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188;
+  compression/q8bert.py).
 
-The products are FBGEMM's, by torch's operators (measured against torch._int_mm, oneDNN and QNNPACK: the fastest on AVX2
-by 1.1 to 50 times). Without FBGEMM, off the CPU, and where gradients are needed, the same numbers are multiplied as
-floats.
+Weights are symmetric in both: q = round(w L / threshold), L = 127. Sibling low_bit.py: weights of fewer bits, which are
+dequantised to floats.
+
+AVX2's instruction for bytes adds two products in 16 bits, which 2 * 255 * 127 overflows. A row therefore has 200 steps,
+not 255, which allows two neighbouring weights to sum to at most 163. Most rows of weights satisfy this as they are; the
+others get a slightly coarser scale. (With 255 steps and sums of 128, which makes most scales a third coarser, errors
+were up to one and a half times as large.) Outputs whose weights exceed the limit, as in Q8BERT's matrices with one
+scale, are computed in two parts. The integer arithmetic is then exact on every processor.
+
+The products are computed by FBGEMM through torch's operators. (Compared with torch._int_mm, oneDNN and QNNPACK, it was
+the fastest on AVX2, by 1.1 to 50 times.) Without FBGEMM, on other devices than the CPU, and when gradients are needed,
+the same numbers are multiplied as floats.
 
 Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 """
@@ -34,21 +39,21 @@ from bertkit.models.products import linear
 from bertkit.models.projection import project_separately
 
 TRAINING_REFUSED = (
-    "the model is quantised and cannot be trained; train the model that it was made from (export.json beside it names"
+    "the model is quantised and cannot be trained; train the model that it was made from (named in export.json next to"
     " it), and quantise the result"
 )
 
 
 class WeightCache:
-    """What is derived from weights on first use; it is neither copied with its owner nor saved."""
+    """Values derived from weights on first use; they are neither copied with their owner nor saved."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
     def get(self, what: Hashable, make: Callable[[], Any]) -> Any:
-        """What was made under this key."""
+        """The value of this key, computed by `make` on first use."""
         if what not in self._made:
-            # It outlives this pass, and a later one may need gradients of other tensors.
+            # The value outlives this pass, and a later pass may need gradients of other tensors.
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._made[what] = make()
         return self._made[what]
@@ -67,7 +72,7 @@ class QuantisedModule(nn.Module, ABC):
     """A module with integer weights, which have no gradient.
 
     Attributes:
-        cached: what was derived from them, until they move to another device.
+        cached: values derived from the weights, cleared when they move to another device.
     """
 
     cached: WeightCache
@@ -75,7 +80,7 @@ class QuantisedModule(nn.Module, ABC):
     @property
     @abstractmethod
     def num_weights(self) -> int:
-        """The number of weights, without biases, which are floats."""
+        """The number of weights, not counting biases, which are floats."""
 
     def train(self, mode: bool = True) -> Self:
         """Raises:
@@ -85,30 +90,30 @@ class QuantisedModule(nn.Module, ABC):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As nn.Module, for moves to another device."""
+        """As in nn.Module, but clears the cache: the module may move to another device."""
         self.cached.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
 
 def levels_of(bits: int) -> int:
-    """L, the largest whole number of a symmetric quantisation."""
+    """L, the largest integer of a symmetric quantisation."""
     return int(2 ** (bits - 1) - 1)
 
 
 def round_to(values: Tensor, threshold: float | Tensor, levels: int) -> Tensor:
-    """`values` on the grid of the threshold: what quantising and reading back leaves of them."""
+    """`values` rounded to the threshold's grid, as by quantising and dequantising them."""
     scale = levels / threshold
     return values.mul(scale).round_().clamp_(-levels, levels).div_(scale)
 
 
 LEVELS = 127
-"""L, the largest whole number of eight bits."""
+"""L, the largest integer of eight bits."""
 WEIGHT = "weight_int8"
 SCALE = "weight_scale"
 INPUT_THRESHOLD = "input_threshold"
 OUTPUT_THRESHOLD = "output_threshold"
-"""Names of the tensors in a file, below the module's."""
+"""Names of the tensors in a file, below the module's name."""
 
 STEPS = 200
 """Steps between the smallest and the largest number of a row."""
@@ -118,7 +123,7 @@ _SMALLEST_PEAK = 1e-30
 
 
 class _Int8(QuantisedModule):
-    """What maps and tables of int8 have in common."""
+    """Common part of int8 maps and tables."""
 
     weight_int8: Tensor
     weight_scale: Tensor
@@ -129,15 +134,15 @@ class _Int8(QuantisedModule):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as floats, (F, D) or (V, E), kept from the first use on: a vocabulary head multiplies by a whole
+        """The weights as floats, (F, D) or (V, E), cached on first use: a vocabulary head multiplies by a whole
         table."""
         found: Tensor = self.cached.get("weight", lambda: self.weight_int8 * self.weight_scale[:, None])
         return found
 
 
-class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weight is a parameter, and here a copy in floats
-    """A linear map of int8 weights with a scale per output (or one for all: `scales` 1); its input is quantised row by
-    row."""
+class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # its weight is a float copy, not a parameter
+    """A linear map with int8 weights and one scale per output (or one for all: `scales` 1); its input is quantised row
+    by row."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, scales: int) -> None:
         nn.Module.__init__(self)
@@ -183,7 +188,7 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # whose weig
 
 
 class StaticLinear(QuantisedLinear):
-    """A linear map whose input, and output if it is requantised, are quantised by fixed thresholds of `bits` bits."""
+    """A linear map whose input, and output if `requantised`, are quantised to `bits` bits with fixed thresholds."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool, scales: int, bits: int = 8, requantised: bool = False
@@ -211,7 +216,7 @@ class StaticLinear(QuantisedLinear):
         return output + (round_to(output.detach(), output_threshold, self.levels) - output).detach()
 
     def take(self, linear: nn.Linear) -> None:
-        """Take over a map's weights, with the one threshold that training had."""
+        """Take over a map's weights, with the threshold or thresholds used in training."""
         whole, scale = quantise_rows(linear.weight.detach(), by_row=self.weight_scale.numel() > 1)
         self._set(whole, scale, linear)
 
@@ -223,8 +228,8 @@ class StaticLinear(QuantisedLinear):
         return float(self.input_threshold), None if output is None else float(output)
 
 
-class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # likewise
-    """A table of int8 with a scale per row (or one for all: `scales` 1)."""
+class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # as for QuantisedLinear
+    """An int8 table with one scale per row (or one for all: `scales` 1)."""
 
     def __init__(self, rows: int, width: int, *, scales: int) -> None:
         nn.Module.__init__(self)
@@ -244,7 +249,7 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
         return made
 
     def forward(self, input: Tensor) -> Tensor:
-        """Ids of any shape to their rows."""
+        """Ids of any shape, to their rows."""
         ids = input.flatten()
         rows = self.weight_int8.index_select(0, ids)
         scale = self.weight_scale if self.weight_scale.numel() == 1 else self.weight_scale.index_select(0, ids)
@@ -255,13 +260,13 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # like
 
 
 class JointProjection:
-    """Several maps of one input as one product: it is quantised once, and read once. A `Together` of attention.py."""
+    """Several maps of one input as one product, to quantise and read it once. A `Together` of attention.py."""
 
     def __init__(self) -> None:
         self._cached = WeightCache()
 
     def __call__(self, maps: Sequence[nn.Module], input: Tensor) -> Sequence[Tensor]:
-        """(T, D) to (T, F) of each map, all of which are `QuantisedLinear`, with a bias or all without."""
+        """(T, D) to (T, F) for each map. All are `QuantisedLinear`, either all with a bias or all without."""
         if not is_fast(input):
             return project_separately(maps, input)
         product, bias, sizes = self._cached.get(tuple(maps), lambda: _as_one(maps))
@@ -282,7 +287,7 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
     Args:
         weight_FD: any matrix.
-        by_row: whether each row has a scale of its own.
+        by_row: whether each row has its own scale.
         paired: whether sums of neighbours are limited to what `STEPS` allows.
     """
     limit_F = weight_FD.abs().amax(dim=1) / LEVELS
@@ -293,7 +298,7 @@ def quantise_rows(weight_FD: Tensor, *, by_row: bool, paired: bool = False) -> t
 
 
 def pair_sums(weight_FD: Tensor) -> Tensor:
-    """Sums of the absolute values of neighbours, (F, D / 2); the last of an odd number is a group of its own."""
+    """Sums of the absolute values of neighbours, (F, D / 2); if D is odd, the last value is a group of its own."""
     even_FD = functional.pad(weight_FD.abs(), (0, weight_FD.shape[1] % 2))
     return even_FD.view(even_FD.shape[0], -1, 2).sum(dim=2)
 
@@ -310,10 +315,10 @@ class Int8Matrix:
         weight_int8: (F, D).
         scale: (F,) or (1,).
         bias: (F,), or None.
-        largest: integer of an activation.
+        largest: largest integer of an activation.
 
     Attributes:
-        sum_F: of an output's weights.
+        sum_F: sum of each output's weights.
     """
 
     def __init__(self, weight_int8: Tensor, scale: Tensor, bias: Tensor | None, *, largest: int) -> None:
@@ -331,7 +336,7 @@ class Int8Matrix:
         self.packed = _pack(whole, scale_F, bias)
 
     def __call__(self, input: Tensor, scale: float, *, zero: int) -> Tensor:
-        """Floats, (..., D), to (..., F): they are rounded to multiples of `scale`, from -zero to 255 - zero of them."""
+        """Floats, (..., D), to (..., F); the floats are rounded to n * `scale`, for n from -zero to 255 - zero."""
         product: Tensor = _multiply(input, scale, zero, self.packed)
         if not self.row_R.numel():
             return product
@@ -339,22 +344,22 @@ class Int8Matrix:
 
 
 def row_product(input: Tensor, product: Int8Matrix, bias: Tensor | None) -> Tensor:
-    """Rows, each quantised from its own smallest number to its largest, times a matrix."""
+    """Rows, each quantised between its own minimum and maximum, times a matrix."""
     low, span = _ends(input)
-    # A row of equal numbers is 0 / 0 here; whatever whole numbers that makes, the product is multiplied by 0.
+    # A row of equal numbers is 0 / 0 here; for any integers that result, the product is multiplied by 0.
     found = product((input - low).div_(span), 1 / STEPS, zero=0)
     rest = low * product.sum_F if bias is None else torch.addcmul(bias, low, product.sum_F)
     return torch.addcmul(rest, found, span)
 
 
 def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest number of each row, and how far the largest is above it, (..., 1)."""
+    """The minimum of each row and the difference between its maximum and minimum, both (..., 1)."""
     low = input.amin(dim=-1, keepdim=True)
     return low, input.amax(dim=-1, keepdim=True) - low
 
 
 def _on_grid(input: Tensor) -> Tensor:
-    """What quantising rows and reading them back leaves of them."""
+    """The rows after quantising and dequantising them."""
     low, span = _ends(input)
     step = span.clamp_min(_SMALLEST_PEAK) / STEPS
     return ((input - low) / step).round_().mul_(step).add_(low)
@@ -363,7 +368,7 @@ def _on_grid(input: Tensor) -> Tensor:
 def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
-        # torch recommends torchao, whose int8 products on a CPU are torch._int_mm's.
+        # torch warns and recommends torchao, but torchao's int8 products on a CPU are those of torch._int_mm.
         warnings.simplefilter("ignore")
         torch.backends.quantized.engine = "fbgemm"
         try:
@@ -375,14 +380,14 @@ def _pack(weight_int8: Tensor, scale_F: Tensor, bias: Tensor | None) -> Any:
             torch.backends.quantized.engine = engine
 
 
-# The operator itself: torch's wrapper checks each argument for foreign objects, which at
-# one sentence takes one part in a hundred of the whole forward pass.
+# The operator itself: torch's wrapper checks each argument for foreign objects, which takes one per cent of the whole
+# forward pass for a single sentence.
 _multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
-"""Floats, their scale, their zero point, packed weights: quantises into 8 unsigned bits, multiplies, gives floats."""
+"""(floats, scale, zero point, packed weights): quantises to 8 unsigned bits, multiplies, returns floats."""
 
 _FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def is_fast(input: Tensor) -> bool:
-    """Whether whole numbers can be multiplied as such."""
+    """Whether the product can be computed with integers."""
     return _FBGEMM and input.is_cpu and not (torch.is_grad_enabled() and input.requires_grad)

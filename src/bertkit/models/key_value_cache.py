@@ -1,8 +1,8 @@
-"""Keys and values of the tokens that were read, so that the next token is computed alone.
+"""Cache of the keys and values of earlier tokens: each step computes only the next token.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2: under a causal mask a token's keys and values do not depend on later
-tokens. The cache takes the place of a batch's `PackedSequences`, which attention alone reads: layers are run as they
-are. Sibling decoding.py, which runs a model with it.
+tokens. The cache replaces a batch's `PackedSequences`, which only attention reads, so layers run unchanged. Sibling
+decoding.py runs a model with it.
 
 Shapes: T packed tokens, R rows (sequences that grow), N heads, H head width, S tokens that a row has room for.
 """
@@ -21,32 +21,32 @@ from bertkit.data.batch import AttentionBlock, PackedSequences
 
 
 class CachedBias(ABC):
-    """What is added to the scaled scores: a `Bias` of attention.py that can be had for cached rows, too."""
+    """Added to the scaled scores: a `Bias` of attention.py that also supports cached rows."""
 
     @abstractmethod
     def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
-        """Of a block; broadcasts to (b, N, S, S)."""
+        """The bias of a block; broadcasts to (b, N, S, S)."""
 
     @abstractmethod
     def of_next(self, position_R: Tensor, keys: int) -> Tensor:
-        """Of the next token of each row, (R, N, 1, S).
+        """The bias of the next token of each row, (R, N, 1, S).
 
         Args:
-            position_R: its position; a row's keys are at 0, 1, ...
+            position_R: the token's position; a row's keys are at 0, 1, ...
             keys: S.
         """
 
 
 class KeyValueCache:
-    """Keys and values of R rows, of all layers in the order in which a forward pass calls them.
+    """Keys and values of R rows, for all layers in the order in which a forward pass calls them.
 
     Args:
-        lengths: tokens of each row's prompt.
-        room: S, the most tokens that a row will have.
-        device: of the model.
+        lengths: number of tokens in each row's prompt.
+        room: S, the maximum number of tokens in a row.
+        device: the model's device.
 
     Attributes:
-        lengths_R: tokens that each row has.
+        lengths_R: current number of tokens in each row.
     """
 
     def __init__(self, lengths: list[int], room: int, device: torch.device) -> None:
@@ -60,14 +60,14 @@ class KeyValueCache:
         self._mask: dict[int | None, Tensor | None] = {}
 
     def keep(self, key_TNH: Tensor, value_TNH: Tensor) -> None:
-        """Store one layer's keys and values of all prompts, which lie end to end."""
+        """Store one layer's keys and values of all prompts, which are packed end to end."""
         rows = self.lengths_R.numel()
         row_T = torch.repeat_interleave(torch.arange(rows, device=key_TNH.device), self.lengths_R)
         first_R = self.lengths_R.cumsum(0) - self.lengths_R
         place_T = torch.arange(key_TNH.shape[0], device=key_TNH.device) - first_R[row_T]
         for kept, part_TNH in ((self._keys_RNSH, key_TNH), (self._values_RNSH, value_TNH)):
             room_RNSH = part_TNH.new_empty(rows, part_TNH.shape[1], self.room, part_TNH.shape[2])
-            # What lies behind a row's last token is masked, but must be finite.
+            # Places after a row's last token are masked, but must be finite.
             room_RNSH[:, :, : self._longest].zero_()
             room_RNSH[row_T, :, place_T] = part_TNH
             kept.append(room_RNSH)
@@ -78,7 +78,7 @@ class KeyValueCache:
         self._mask = {}
 
     def end_step(self) -> None:
-        """The token of every row is stored in all layers."""
+        """Count the new token of every row, now stored in all layers."""
         self.lengths_R = self.lengths_R + 1
         self._longest += 1
 
@@ -95,8 +95,8 @@ class KeyValueCache:
         """Store the new tokens' keys and values in the next layer; each token attends to its row: (R, N, H).
 
         Args:
-            scale: factor of the scores; None: one over the root of the head width.
-            each_side: how far back a token attends; None: to the first.
+            scale: factor of the scores; None: one over the square root of the head width.
+            each_side: how far back a token attends; None: to the first token.
             bias: added to the scaled scores.
         """
         keys_RNSH, values_RNSH = self._keys_RNSH[self._layer], self._values_RNSH[self._layer]
@@ -127,7 +127,7 @@ class KeyValueCache:
         return mixed_RN1H[:, :, 0]
 
     def select(self, row_R: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be repeated."""
+        """Continue with these rows, in this order; a row may be repeated."""
         rows = self.lengths_R.numel()
         self.lengths_R = self.lengths_R[row_R]
         unchanged = row_R.numel() == rows and bool((row_R == torch.arange(rows, device=row_R.device)).all())
@@ -158,10 +158,10 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class CachedSequences(PackedSequences):
-    """Sequences whose keys and values are kept: prompts, which attention reads as usual, or the next token of each.
+    """Sequences with cached keys and values: prompts, which attention reads as usual, or the next token of each.
 
     Attributes:
-        cache: where they are kept.
+        cache: contains their keys and values.
         is_prompt: whether these are the prompts.
     """
 
@@ -191,9 +191,9 @@ def through_cache(
     each_side: int | None = None,
     bias: CachedBias | None = None,
 ) -> Tensor | None:
-    """What attention gives the next tokens of cached rows, (T, N, H); None where it must be computed as usual.
+    """Attention output for the next tokens of cached rows, (T, N, H); None if it must be computed as usual.
 
-    Keys and values of prompts are kept on the way.
+    Also stores the keys and values of prompts.
     """
     if not isinstance(sequences, CachedSequences):
         return None

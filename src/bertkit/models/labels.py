@@ -1,7 +1,7 @@
 """The labels of a classifier, in the order of its logits.
 
 config.json of `transformers`: `id2label`, `label2id`, `num_labels`, `problem_type`. Orders differ between code bases
-(MNLI alone has three), so an order is only ever taken from names, never assumed.
+(MNLI alone has three), so the order is always taken from names, never assumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Labels:
 
     Attributes:
         names: one per logit, in their order; LABEL_0, LABEL_1, ... if unnamed.
-        problem_type: what the logits mean; None if the checkpoint does not name it.
+        problem_type: what the logits mean; None if the checkpoint does not specify it.
     """
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ class Labels:
         return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
 
     def to_hub(self) -> dict[str, Any]:
-        """The same as keys of config.json."""
+        """The labels as keys of config.json."""
         found: dict[str, Any] = {
             "id2label": {str(number): name for number, name in enumerate(self.names)},
             "label2id": {name: number for number, name in enumerate(self.names)},
@@ -76,14 +76,14 @@ class Labels:
         return found if self.problem_type is None else {**found, "problem_type": self.problem_type}
 
     def order_of(self, wanted: Sequence[str], *, source: str) -> tuple[int, ...]:
-        """The logit of each wanted label; names are compared without regard to case.
+        """The logit number of each requested label; names are compared ignoring case.
 
         Args:
             wanted: a task's labels.
             source: the checkpoint, for messages.
 
         Raises:
-            DataError: the checkpoint does not name its labels, or names others.
+            DataError: the checkpoint does not name its labels, or has different ones.
         """
         if not self.are_named:
             raise DataError(

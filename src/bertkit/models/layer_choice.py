@@ -1,18 +1,18 @@
-"""Which of a teacher's layers each of a student's learns from, and which of them initialise a student.
+"""Pairs of student and teacher layers for distillation, and the teacher layers that initialise a student.
 
-Layers are counted from 1 where they are compared, 0 being the embeddings; those that are copied from 0, as in names of
-weights. The names:
+For comparison, layers are counted from 1, and 0 is the embeddings. For copying, layers are counted from 0, as in names
+of weights. The names:
 
-    of comparison, for a student of M layers and a teacher of N
+    for comparison, student layer m of M from a teacher layer of N
         uniform   m from m N / M, the last from the last     TinyBERT, arXiv:1909.10351, section 4.2
         skip      uniform without the last                   PKD-Skip, arXiv:1908.09355, section 3.2
         last      m from N - M + m, without the last         PKD-Last
         first     m from m
-        top       the last from the last, no other           DistilBERT's cosine loss, arXiv:1910.01108
-    of copying, M of N
+        top       only the last from the last                DistilBERT's cosine loss, arXiv:1910.01108
+    for copying, M layers of N
         first     0, 1, ..., M - 1                           PKD; Theseus, arXiv:2002.02925
         last      N - M, ..., N - 1
-        uniform   M layers at equal distances, the first and the last among them: 0, 2, 4, 7, 9, 11 of 12, as in
+        uniform   M evenly spaced layers, including the first and the last: 0, 2, 4, 7, 9, 11 of 12, as in
                   DistilBERT's released extraction
         skip      the last of each of M equal blocks
 """
@@ -37,7 +37,7 @@ def layer_map(wanted: MapName | Sequence[Sequence[int]], *, student: int, teache
 
     Args:
         wanted: a name, or the pairs themselves.
-        student, teacher: their layers, M and N.
+        student, teacher: their numbers of layers, M and N.
 
     Raises:
         UsageError: a pair out of range, a student deeper than its teacher, or a name that gives no pair.
@@ -47,7 +47,7 @@ def layer_map(wanted: MapName | Sequence[Sequence[int]], *, student: int, teache
     if student > teacher:
         raise UsageError(
             f"layers: {wanted!r} maps a student of {student} layers to a teacher of {teacher}, which has fewer; write"
-            " the pairs as a list, such as [[1, 1], [2, 1]], or take a student that is no deeper"
+            " the pairs as a list, such as [[1, 1], [2, 1]], or use a student that is no deeper"
         )
     each = range(1, student + 1)
     pairs: dict[str, list[tuple[int, int]]] = {
@@ -68,7 +68,7 @@ def chosen_layers(wanted: ChoiceName | Sequence[int], *, of: int, keep: int | No
     Args:
         wanted: a name, or the layers themselves in the order in which they are stacked.
         of: the number of layers.
-        keep: how many are kept; optional if `wanted` is a list.
+        keep: number of layers kept; optional if `wanted` is a list.
 
     Raises:
         UsageError: no such layer, or too many.
@@ -78,7 +78,7 @@ def chosen_layers(wanted: ChoiceName | Sequence[int], *, of: int, keep: int | No
         if strange or not wanted or (keep is not None and keep != len(wanted)):
             raise UsageError(
                 f"layers: {list(wanted)} for {len(wanted) if keep is None else keep} of {of} layers; they are counted"
-                f" from 0 to {of - 1}, one for each layer of the student; or say first, last, uniform or skip"
+                f" from 0 to {of - 1}, one for each layer of the student; or use first, last, uniform or skip"
             )
         return list(wanted)
     if keep is None or not 1 <= keep <= of:
@@ -93,7 +93,7 @@ def chosen_layers(wanted: ChoiceName | Sequence[int], *, of: int, keep: int | No
 
 
 def _share(layer: int, teacher: int, student: int) -> int:
-    """m N / M, to the nearest layer, halves down: where N is a multiple of M, the last layer of the m-th block."""
+    """m N / M, rounded to the nearest layer, halves down. If N is a multiple of M: the last layer of the m-th block."""
     return -(-(2 * layer * teacher - student) // (2 * student))
 
 

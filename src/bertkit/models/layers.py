@@ -28,10 +28,10 @@ from bertkit.models.recorder import Scope
 Activation = Literal[
     "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "relu", "relu2", "silu", "swish", "tanh"
 ]
-"""Names of the Hub's `hidden_act`; several are one formula: three are GELU's tanh approximation, two the exact one."""
+"""Values of the Hub's `hidden_act`. Some are synonyms: three are GELU's tanh approximation, two its exact form."""
 
 NORMS = (nn.LayerNorm, nn.RMSNorm)
-"""Modules whose weights start at one and have no weight decay."""
+"""Modules whose weights are initialised to one and have no weight decay."""
 
 SubLayer = Callable[[Tensor], Tensor]
 """(T, D) to (T, D)."""
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
     """Two linear maps with an activation between them.
 
     Attributes:
-        at_once: computes the whole layer where none of its points is needed; None: map by map. Quantised maps have one.
+        at_once: computes the whole layer if none of its points is needed; None: map by map. Set for quantised maps.
     """
 
     at_once: Callable[[FeedForward, Tensor], Tensor] | None = None
@@ -80,13 +80,13 @@ class FeedForward(nn.Module):
 
 
 def _in_float32(norm: nn.Module, residual_TD: Tensor) -> bool:
-    """Whether this is a layer norm with a weight and a bias whose arithmetic is in float32."""
+    """Whether this is a layer norm with weight and bias, and its arithmetic is in float32."""
     parameters = (norm.weight, norm.bias) if type(norm) is nn.LayerNorm else (None,)
     return all(each is not None and each.dtype == torch.float32 for each in (residual_TD, *parameters))
 
 
 class _Layer(nn.Module, ABC):
-    """Attention and feed-forward, each with a norm and a residual connection; the order is the subclass's."""
+    """Attention and feed-forward, each with a norm and a residual connection; subclasses define the order."""
 
     attention_norm: nn.Module
     feed_forward_norm: nn.Module
@@ -103,15 +103,15 @@ class _Layer(nn.Module, ABC):
 
     @abstractmethod
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """(T, D) to (T, D), with `attention` in its place; to (M, D) of these tokens where it gives no others."""
+        """(T, D) to (T, D), with `attention` in place of the module's; to (M, D) if it returns the tokens `index_M`."""
 
     @abstractmethod
     def read(self, hidden_TD: Tensor) -> Tensor:
-        """What attention reads of the layer's input, (T, D)."""
+        """Attention's input, computed from the layer's, (T, D)."""
 
 
 class PostNorm(_Layer):
-    """norm(x + sublayer(x)), as in the original Transformer and BERT; what attention reads is the subclass's."""
+    """norm(x + sublayer(x)), as in the original Transformer and BERT. A subclass supplies the attention's input."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
@@ -124,7 +124,7 @@ class PostNorm(_Layer):
     def normed_sum(self, norm: nn.Module, residual_TD: Tensor, branch_TD: Tensor) -> Tensor:
         """norm(residual + dropout(branch)): (T, D)."""
         if torch.compiler.is_compiling() and branch_TD.dtype == torch.bfloat16:
-            # The graph adds and norms in float32, and what it writes has the precision of the branches.
+            # The graph adds and normalises in float32, and writes its output in the branches' precision.
             narrow_TD: Tensor = norm(residual_TD.float() + self.dropout(branch_TD)).to(branch_TD.dtype)
             return narrow_TD
         kernels = active(branch_TD)
@@ -158,12 +158,12 @@ class PreNorm(_Layer):
 
 
 class _PlainAttention(_Layer):
-    """A layer whose attention has no input but the states."""
+    """A layer whose attention reads only the states."""
 
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
 
         def attention(states_TD: Tensor) -> Tensor:
             attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M)
@@ -172,7 +172,7 @@ class _PlainAttention(_Layer):
         return self.around(hidden_TD, attention, scope, index_M)
 
     def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
-        """What `forward` gives one token of every sequence, (B, D); see `SelfAttention.at`."""
+        """Output of `forward` for one token of every sequence, (B, D); see `SelfAttention.forward_summary_token`."""
         read_TD = self.read(hidden_TD)
 
         def attention(states_BD: Tensor) -> Tensor:
@@ -186,4 +186,4 @@ class PostNormLayer(_PlainAttention, PostNorm):
 
 
 class PreNormLayer(_PlainAttention, PreNorm):
-    """Megatron's."""
+    """Megatron's layer."""

@@ -1,7 +1,7 @@
-"""Longformer: RoBERTa with windowed attention, but for global tokens, which attend to all and are attended to by all.
+"""Longformer: RoBERTa with windowed attention, and global tokens that attend to all tokens and all attend to.
 
-Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 5; details as in the Hub's class. Global tokens have query, key
-and value maps of their own; tokens that attend to them use the ordinary ones. Global tokens are those of
+Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 5; details as in the Hub's class. Global tokens have their own
+query, key and value maps; tokens that attend to them use the ordinary ones. Global tokens are those of
 `PackedBatch.global_T`, or depend on the heads, as in the Hub's classes: the first token for a sequence classifier, the
 question (up to the first separator) for a span, the choice (after the pair of separators) for multiple choice, and none
 for a language model.
@@ -36,7 +36,7 @@ _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
 
 
 class LongformerConfig(RobertaLikeConfig):
-    """Longformer; defaults are the base model's."""
+    """Longformer; defaults are those of the base model."""
 
     family: Literal["longformer"] = "longformer"
     max_position_embeddings: int = Field(
@@ -60,7 +60,7 @@ class LongformerConfig(RobertaLikeConfig):
         super().model_post_init(context)
         if len(self.windows) != self.num_hidden_layers:
             raise ValueError(
-                f"attention_window names {len(self.windows)} layers; num_hidden_layers is {self.num_hidden_layers}"
+                f"attention_window names {len(self.windows)} layers, but num_hidden_layers is {self.num_hidden_layers}"
             )
         faulty = [window for window in self.windows if window < 2 or window % 2]
         if faulty:
@@ -77,7 +77,7 @@ class LongformerConfig(RobertaLikeConfig):
 
 
 class LongformerAttention(SelfAttention):
-    """Attention among near tokens, with global ones."""
+    """Attention to nearby tokens and to global tokens."""
 
     def __init__(self, config: LongformerConfig, window: int) -> None:
         width = config.hidden_size
@@ -91,8 +91,8 @@ class LongformerAttention(SelfAttention):
         return keys_in_window(length, self.each_side)
 
     def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (what they
-        hold in the rows of global tokens is not used), and `hook_global_pattern`, (B, N, G, S)."""
+        """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (their
+        rows of global tokens are not used), and `hook_global_pattern`, (B, N, G, S)."""
         rate = self.dropout_rate if self.training else 0.0
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class LongformerAttention(SelfAttention):
     def _see_all(
         self, near_TNH: Tensor, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens, scope: Scope
     ) -> Tensor:
-        """Replace the global tokens' local attention outputs by their global ones."""
+        """Replace the global tokens' local attention outputs with their global ones."""
         if recorded(scope):
             sequences = sequences.as_one_block()
         rate = self.dropout_rate if self.training else 0.0
@@ -141,7 +141,7 @@ class LongformerAttention(SelfAttention):
 
 
 class _Renamed(Scope):
-    """Global tokens' probabilities have a point of their own."""
+    """A scope that records global tokens' probabilities as a separate point."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope.recorder, scope.prefix)
@@ -154,7 +154,7 @@ class _Renamed(Scope):
 
 
 class LongformerLayer(PostNorm):
-    """RoBERTa's layer around that attention."""
+    """RoBERTa's layer with `LongformerAttention`."""
 
     attention: LongformerAttention
 
@@ -211,7 +211,7 @@ class Longformer(Encoder):
             self.sep_token_id = tokenizer.sep_id
 
     def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
-        """Global tokens of any of the heads, unless the batch has its own."""
+        """The batch with the global tokens of all heads, unless it already has its own."""
         if batch.global_T is not None:
             return batch
         rules = {"sequence_classification": _first, "span": self._question, "multiple_choice": self._choice}
@@ -230,13 +230,13 @@ class Longformer(Encoder):
         return (self._separators_before(batch) == 0) & (batch.ids_T != self.sep_token_id)
 
     def _choice(self, batch: PackedBatch) -> Tensor:
-        """Behind the first separator and the one token that follows it, which is the second."""
+        """Tokens after the first separator and the token that follows it, which is the second separator."""
         before_T = self._separators_before(batch)
         behind_T = before_T.roll(1) > 0
         return behind_T & (batch.positions_T > 1)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
         scope = Scope(recorder, "")
         tokens = None
         if batch.global_T is not None and bool(batch.global_T.any()):
@@ -248,7 +248,7 @@ class Longformer(Encoder):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's rows are zero, and global projections equal the ordinary ones: section 5."""
+        """Set padding rows to zero, and global projections to the ordinary ones: section 5."""
         for table in (self.embeddings.word, self.embeddings.position):
             table.weight[self.embeddings.pad_id].zero_()
         for layer in self.layers:

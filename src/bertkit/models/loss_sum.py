@@ -1,6 +1,7 @@
-"""A loss as a sum and a count, never a mean: the training step divides once, so how a batch is cut changes nothing.
+"""A loss as a sum and a count, never a mean: the training step divides once, however the batch is split.
 
-Own design; the result of objectives, tasks and terms of distillation. Sibling vocabulary.py computes the loss of words.
+Not from a paper. Returned by objectives, tasks and distillation terms. Sibling vocabulary.py computes the loss of
+words.
 
 Shapes: M predictions, K classes.
 """
@@ -18,13 +19,13 @@ from bertkit.models.vocabulary import VocabularyProjection
 
 @dataclass(frozen=True)
 class LossSum:
-    """One term over one micro-batch.
+    """One loss term over one micro-batch.
 
     Attributes:
         sum: summed loss in nats, a scalar that carries the gradient.
         count: number of predictions.
         correct: number of correct predictions, a scalar without gradient.
-        counters: other numbers of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
+        counters: other counts of predictions, by name, scalars without gradient; `Objective.figures` reads their sums.
     """
 
     sum: Tensor
@@ -33,7 +34,7 @@ class LossSum:
     counters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def detached(self) -> LossSum:
-        """The same numbers without the graph that they came from."""
+        """The same numbers, detached from the graph."""
         return replace(self, sum=self.sum.detach())
 
     @classmethod
@@ -46,7 +47,7 @@ class LossSum:
         weight_M: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> LossSum:
-        """Cross-entropy of the word of each prediction, without keeping the logits: `VocabularyProjection`."""
+        """Cross-entropy of the word of each prediction, without keeping the logits; see `VocabularyProjection`."""
         loss, correct = projection.cross_entropy(
             id_M, z_loss=z_loss, weight_M=weight_M, label_smoothing=label_smoothing
         )
@@ -54,11 +55,11 @@ class LossSum:
 
     @classmethod
     def cross_entropy(cls, logits_MK: Tensor, label_M: Tensor) -> LossSum:
-        """Of one class in K for each prediction, in nats, computed in float32; correct if the label's logit is largest.
+        """Cross-entropy over K classes, in nats, computed in float32; correct if the label's logit is the largest.
 
         Args:
-            logits_MK: of any floating-point type.
-            label_M: the class of each.
+            logits_MK: logits in any floating-point type.
+            label_M: class of each prediction.
         """
         logits_MK = logits_MK.float()
         loss = functional.cross_entropy(logits_MK, label_M, reduction="sum")

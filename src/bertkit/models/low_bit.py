@@ -1,8 +1,8 @@
-"""Weights of two to eight bits, packed: files of a tenth of the size, dequantised to floats when read.
+"""Packed weights of two to eight bits: files a tenth of the size, dequantised to floats when read.
 
-Shen et al. 2020, Q-BERT, arXiv:1909.05840: the rows of a matrix fall into groups, and each group has 2^k equal steps
-from its smallest weight to its largest. Sibling int8.py computes in integers of eight bits; nothing is faster here,
-since no processor multiplies numbers of three bits, and what is saved is disk.
+Shen et al. 2020, Q-BERT, arXiv:1909.05840: the rows of a matrix are divided into groups, and each group has 2^k equally
+spaced values from its smallest weight to its largest. This saves disk space only, not time: no processor multiplies
+numbers of three bits. Sibling int8.py computes with 8-bit integers.
 
 Shapes: F outputs, D inputs, G groups of outputs, N numbers.
 """
@@ -24,12 +24,12 @@ _SMALLEST_STEP = 1e-30
 
 
 def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
-    """The group of each output, (F,): as equal as possible, none of them across two heads.
+    """The group of each output, (F,). Groups are as equal as possible, and none spans two heads.
 
     Args:
         outputs: F, a multiple of `heads`.
-        groups: how many, at least one per head and at most one per output.
-        heads: whose outputs are concatenated.
+        groups: number of groups, at least one per head and at most one per output.
+        heads: number of heads whose outputs are concatenated.
     """
     each = outputs // heads
     per_head = max(1, min(each, groups // heads))
@@ -38,7 +38,7 @@ def row_groups(outputs: int, groups: int, heads: int = 1) -> Tensor:
 
 
 def group_ranges(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Of each group, its smallest weight and the step, (G,)."""
+    """Smallest weight and step of each group, both (G,)."""
     groups = int(group_F[-1]) + 1
     low_F, high_F = weight_FD.amin(dim=1), weight_FD.amax(dim=1)
     low_G = low_F.new_zeros(groups).scatter_reduce(0, group_F, low_F, "amin", include_self=False)
@@ -47,14 +47,14 @@ def group_ranges(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor,
 
 
 def codes_of(weight_FD: Tensor, group_F: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each weight's step, (F, D) of whole numbers from 0, with its group's smallest weight and step, (G,)."""
+    """Each weight as a whole number of steps, (F, D), and the smallest weight and step of each group, both (G,)."""
     low_G, step_G = group_ranges(weight_FD, group_F, bits)
     code_FD = ((weight_FD - low_G[group_F, None]) / step_G[group_F, None]).round().clamp(0, 2**bits - 1)
     return code_FD, low_G, step_G
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers of this many bits each, end to end in bytes, the lowest bit first; the last byte is filled up."""
+    """Pack integers of this many bits end to end into bytes, lowest bit first; the last byte is padded."""
     numbers_N = codes.flatten().to(torch.uint8).numpy()
     bits_Nb = (numbers_N[:, None] >> np.arange(bits, dtype=np.uint8)) & 1
     return torch.from_numpy(np.packbits(bits_Nb, bitorder="little"))
@@ -68,19 +68,19 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def packed_bytes(outputs: int, inputs: int, bits: int) -> int:
-    """What `pack_bits` needs for a matrix."""
+    """Number of bytes that `pack_bits` needs for a matrix."""
     return -(-outputs * inputs * bits // 8)
 
 
 class LowBitLinear(QuantisedModule, nn.Linear):
-    """A linear map with packed weights; its input is quantised by a threshold found in training.
+    """A linear map with packed weights; its input is quantised with a threshold found in training.
 
     Args:
         inputs, outputs: D and F.
-        bias: whether it has one; a float.
+        bias: whether the map has a bias, in floats.
         groups: G.
-        bits: of a weight.
-        activation_bits: of an input.
+        bits: bits per weight.
+        activation_bits: bits per input value.
     """
 
     PACKED: ClassVar[str] = "weight_packed"
@@ -110,7 +110,7 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     def like(
         cls, linear: nn.Linear, tensors: Mapping[str, Tensor], bits: int | None, *, activation_bits: int
     ) -> LowBitLinear:
-        """In the shape of a linear map, for the tensors of a file.
+        """An empty map with the shape of `linear`, for the tensors of a file.
 
         Raises:
             DataError: the bits per weight are not given, or differ from the file's.
@@ -120,7 +120,7 @@ class LowBitLinear(QuantisedModule, nn.Linear):
         if bits is None or wanted != found:
             raise DataError(
                 f"quantization_config.bits: a map of {linear.out_features} x {linear.in_features} weights has {found}"
-                f" bytes, where {bits} bits a weight take {wanted}; the file and config.json do not belong together"
+                f" bytes, but {bits} bits per weight take {wanted}; the file and config.json do not belong together"
             )
         return cls(
             linear.in_features,
@@ -136,7 +136,7 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     def of(
         cls, linear: nn.Linear, group_F: Tensor, bits: int, threshold: Tensor, *, activation_bits: int = 8
     ) -> LowBitLinear:
-        """A map's weights in this many bits, and its input's threshold."""
+        """The map `linear` with weights of `bits` bits and this threshold for its input."""
         code_FD, low_G, step_G = codes_of(linear.weight.detach().cpu(), group_F, bits)
         made = cls(
             linear.in_features,
@@ -160,8 +160,8 @@ class LowBitLinear(QuantisedModule, nn.Linear):
         return self.out_features * self.in_features
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of what is kept, where nn.Linear has a parameter
-        """The weights as floats, (F, D), kept from the first use on."""
+    def weight(self) -> Tensor:  # type: ignore[override]  # a float copy of the packed weights, not a parameter
+        """The weights as floats, (F, D), cached on first use."""
         found: Tensor = self.cached.get("weight", self._unpacked)
         return found
 

@@ -1,7 +1,7 @@
-"""The memory of Transformer-XL and XLNet: each layer's input of earlier text, without gradient.
+"""The memory of Transformer-XL and XLNet: each layer's inputs for earlier text, without gradient.
 
-Dai et al. 2019, Transformer-XL, arXiv:1901.02860, section 3.2; Yang et al. 2019, XLNet, arXiv:1906.08237, section 2.4,
-whose released code remembers the first tokens of a sequence alone.
+Dai et al. 2019, Transformer-XL, arXiv:1901.02860, section 3.2; Yang et al. 2019, XLNet, arXiv:1906.08237, section 2.4.
+XLNet's released code remembers only the first tokens of a sequence.
 
 Shapes: T packed tokens, B sequences, S tokens of each, D width.
 """
@@ -17,7 +17,7 @@ from bertkit.data.batch import PackedBatch
 
 
 def layer_name(number: int) -> str:
-    """The memory of a layer, by name."""
+    """The name of a layer's memory."""
     return f"memory.{number}"
 
 
@@ -29,14 +29,14 @@ def remembered(
     reused: int | None,
     kept: int,
 ) -> dict[str, Tensor]:
-    """The memory for the text that follows each sequence: a tensor (B, memory, D) per layer, by name.
+    """The memory for the text that follows each sequence: one tensor (B, memory, D) per layer, by name.
 
     Args:
-        inputs: of the layers, (T, D) each.
-        batch: sequences of one length.
-        previous: the memory before it.
-        reused: the first tokens of each sequence that are remembered; None: all.
-        kept: the longest memory; 0: all there was.
+        inputs: inputs of the layers, (T, D) each.
+        batch: sequences of equal length.
+        previous: the memory before this batch.
+        reused: how many of the first tokens of each sequence are remembered; None: all.
+        kept: maximum length of the memory; 0: unlimited.
 
     Raises:
         ValueError: sequences differ in length.
@@ -52,8 +52,8 @@ def remembered(
 
 
 def check_memory(batch: PackedBatch, memory: Sequence[Tensor] | None = None) -> None:
-    """A memory needs sequences of one length, as many as it has; ValueError otherwise."""
+    """Raise ValueError unless the batch's sequences have one length and are as many as those of the memory."""
     if batch.num_sequences * batch.sequences.max_length != batch.num_tokens:
-        raise ValueError("a memory needs sequences of one length in a batch")
+        raise ValueError("with a memory, all sequences of a batch must have the same length")
     if memory and memory[0].shape[0] != batch.num_sequences:
-        raise ValueError(f"the memory is of {memory[0].shape[0]} sequences, the batch has {batch.num_sequences}")
+        raise ValueError(f"the memory is for {memory[0].shape[0]} sequences, but the batch has {batch.num_sequences}")

@@ -1,11 +1,11 @@
 """MobileBERT and its teacher: thin layers between bottlenecks.
 
 Sun et al. 2020, arXiv:2004.02984, sections 3.1 to 3.3 and table 1; details as in google-research/mobilebert. A layer of
-width F between two maps from and to width D has several feed-forward networks, queries and keys have an input map of
-their own, and norms are a scale and a shift. With `layer_norm` and a wide inside it is IB-BERT, the teacher.
+width F, between maps from and to width D, has several feed-forward networks. Queries and keys have their own input map,
+and norms are a scale and a shift. With `layer_norm` and a large width F it is IB-BERT, the teacher.
 
-Quirks: embeddings combine a token and its two neighbours; beyond the ends of a sequence there are zeros, while the
-Hub's class has the padding's embedding after a padded sequence (zero, unless it was trained). The norms of the
+Quirks: embeddings combine a token and its two neighbours. Neighbours beyond the ends of a sequence are zeros; in the
+Hub's class, a padded sequence is followed by the padding's embedding (zero, unless it was trained). The norms of the
 embeddings and after the last feed-forward network ignore `layer_norm_eps`. The paper's plain IB-BERT, whose queries and
 keys read width D, has no class on the Hub unless D equals F.
 
@@ -43,7 +43,7 @@ Normalisation = Literal["no_norm", "layer_norm"]
 
 
 class MobileBertConfig(BertLikeConfig):
-    """MobileBERT; defaults are the paper's model."""
+    """MobileBERT; defaults are those of the paper's model."""
 
     family: Literal["mobilebert"] = "mobilebert"
     embedding_size: int = Field(128, ge=1, description="Width E of the word embeddings.")
@@ -136,7 +136,7 @@ class MobileBertConfig(BertLikeConfig):
 
 
 class WideMaskedLMHead(MaskedLMHead):
-    """BERT's head, with D - E columns of its own beside the E of the word embeddings."""
+    """BERT's head, with D - E columns of its own in addition to the E of the word embeddings."""
 
     def __init__(self, shape: HeadShape, *, activation: Activation, norm_eps: float) -> None:
         super().__init__(shape.width, shape.vocab_size, activation=activation, norm_eps=norm_eps)
@@ -149,7 +149,7 @@ class WideMaskedLMHead(MaskedLMHead):
 
 
 class NoNorm(nn.LayerNorm):
-    """A scale and a shift: section 3.3. A layer norm by type, so that it is initialised and decayed as one."""
+    """A scale and a shift: section 3.3. Its type is LayerNorm, to be initialised and weight-decayed like one."""
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         return hidden_TD * self.weight + self.bias
@@ -161,7 +161,7 @@ def _norm(config: MobileBertConfig, width: int, *, eps: float | None = None) -> 
 
 
 class MobileBertEmbeddings(Embeddings):
-    """Words with their neighbours, widened, plus position and segment type, normalised."""
+    """Word embeddings with their neighbours, projected to width D, plus position and segment type, normalised."""
 
     def __init__(self, config: MobileBertConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
@@ -184,7 +184,7 @@ class MobileBertEmbeddings(Embeddings):
 
 
 def with_neighbours(words_TE: Tensor, positions_T: Tensor) -> Tensor:
-    """The next token's embedding, the token's own, the one before; zeros beyond a sequence's ends. (T, 3E)."""
+    """Embeddings of the next token, the token itself and the previous one, (T, 3E); zeros beyond a sequence's ends."""
     is_first_T1 = (positions_T == 0)[:, None]
     next_TE = functional.pad(words_TE[1:].masked_fill(is_first_T1[1:], 0.0), (0, 0, 0, 1))
     previous_TE = functional.pad(words_TE[:-1], (0, 0, 1, 0)).masked_fill(is_first_T1, 0.0)
@@ -192,7 +192,7 @@ def with_neighbours(words_TE: Tensor, positions_T: Tensor) -> Tensor:
 
 
 class NormedLinear(nn.Module):
-    """A linear map and a norm: a bottleneck."""
+    """A bottleneck: a linear map and a norm."""
 
     def __init__(self, config: MobileBertConfig) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class NormedLinear(nn.Module):
 
 
 class BottleneckAttention(SelfAttention):
-    """Heads over width F whose queries and keys may read the states through a bottleneck of their own."""
+    """Attention of width F whose queries and keys may read the states through a separate bottleneck."""
 
     def __init__(self, config: MobileBertConfig) -> None:
         inner = config.inner_size
@@ -216,7 +216,7 @@ class BottleneckAttention(SelfAttention):
         self.query = Linear(inner if own else read, inner)
         self.key = Linear(inner if own else read, inner)
         self.value = Linear(read, inner)
-        # The Hub's class has this bottleneck even where it does not use it.
+        # The Hub's class has this bottleneck even if it does not use it.
         if config.use_bottleneck and config.key_query_shared_bottleneck:
             self.bottleneck = NormedLinear(config)
         self.uses_bottleneck = own
@@ -224,8 +224,7 @@ class BottleneckAttention(SelfAttention):
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
     ) -> Tensor:
-        """The states that are read, (T, D) or (T, F), to (T, F), or (M, F) of these tokens. Points as in
-        `SelfAttention`."""
+        """(T, D) or (T, F) to (T, F), or to (M, F) for the tokens `index_M`. Points as in `SelfAttention`."""
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         shared = self.bottleneck(hidden_TD) if self.uses_bottleneck else hidden_TD
         query_TNH = scope.tap("hook_q", self.query(shared).view(heads_TNH))
@@ -253,7 +252,7 @@ class FeedForwardBlock(nn.Module):
 
 
 class MobileBertLayer(nn.Module):
-    """Attention and several feed-forward networks, between two maps where there is a bottleneck."""
+    """Attention and several feed-forward networks; with a bottleneck, between two maps."""
 
     def __init__(self, config: MobileBertConfig) -> None:
         super().__init__()
@@ -261,7 +260,7 @@ class MobileBertLayer(nn.Module):
         self.attention = BottleneckAttention(config)
         self.attention_norm = _norm(config, config.inner_size)
         self.blocks = nn.ModuleList(FeedForwardBlock(config) for _ in range(config.num_feedforward_networks - 1))
-        # Inside a bottleneck nothing is dropped out.
+        # There is no dropout inside a bottleneck.
         inner_rate = 0.0 if config.use_bottleneck else config.hidden_dropout_prob
         self.last_block = FeedForwardBlock(config, norm_eps=_UNHEEDED_NORM_EPS, dropout_rate=inner_rate)
         self.inner_dropout = Dropout(inner_rate)
@@ -273,8 +272,8 @@ class MobileBertLayer(nn.Module):
             self.norm = _norm(config, config.hidden_size)
 
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: those of BERT's layers; `hook_attn_out`, `hook_resid_mid` are (T, F), and each
-        feed-forward network but the last has its own, `mlp.0.hook_pre` and so on."""
+        """(T, D) to (T, D). Points: those of BERT's layers, with `hook_attn_out` and `hook_resid_mid` of shape (T, F);
+        each feed-forward network except the last has its own, `mlp.0.hook_pre` and so on."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         inner_TF = self.narrow(hidden_TD) if self.has_bottleneck else hidden_TD
         read = inner_TF if self.attention_reads_bottleneck else hidden_TD
@@ -323,5 +322,5 @@ class MobileBert(BertStack):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's row is zero, since the Hub's class reads it after the end of a padded sequence."""
+        """Set the padding's row to zero, since the Hub's class reads it after the end of a padded sequence."""
         self.embeddings.word.weight[self.pad_id].zero_()

@@ -1,8 +1,9 @@
-"""A model's directory and the files in it: found by name, and weights read whatever format they come in.
+"""Finds a model's directory by name and reads its weights in any supported format.
 
 Formats of `transformers` and `sentence-transformers`: config.json, model.safetensors or pytorch_model.bin, either of
-them in several shards (`*.index.json`: `weight_map` from tensor to file). A .bin file is a pickle, which could run
-code; it is read by torch's restricted reader, which refuses anything but tensors. Sibling hub.py builds the model.
+them possibly in several shards (`*.index.json`: `weight_map` from tensor to file). A .bin file is a pickle, which could
+run code; it is read with torch's restricted reader, which refuses anything but tensors. Sibling hub.py builds the
+model.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def find_weights(directory: Path) -> Path:
     for name in WEIGHT_FILES:
         if (directory / name).is_file():
             return directory / name
-    raise DataError(f"{directory}: no weights here, expected one of {', '.join(WEIGHT_FILES)}")
+    raise DataError(f"{directory}: no weights here; expected one of {', '.join(WEIGHT_FILES)}")
 
 
 def weights_hash(directory: Path) -> str:
-    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, since an index holds no values.
+    """sha256 (hex) of the weights: of their file, or of the hashes of all shards, since an index contains no values.
 
     Raises:
         DataError: there are none, or a shard is missing.
@@ -65,20 +66,21 @@ def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor
         ignored: suffixes of names to leave out.
 
     Raises:
-        DataError: a file is missing, damaged, or holds more than tensors.
+        DataError: a file is missing, damaged, or contains more than tensors.
     """
     files = [path] if path.suffix != ".json" else _shards(path)
     endings = tuple(ignored)
     found: dict[str, Tensor] = {}
     for file in files:
         tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
-        # Some files name a base model's own tensors without a dot before the ending.
+        # In files of a base model, a name may be the ignored ending alone, without its leading dot.
         found |= {name: tensor for name, tensor in tensors.items() if not f".{name}".endswith(endings)}
     return {_with_new_norm(name): tensor for name, tensor in found.items()}
 
 
 def _with_new_norm(name: str) -> str:
-    """Checkpoints converted from TensorFlow call a norm's weight gamma, and its bias beta."""
+    """The current name of a tensor; checkpoints converted from TensorFlow name a norm's weight gamma and its bias
+    beta."""
     match = _OLD_NORM_NAME.fullmatch(name)
     return match[1] + _OLD_NORM[match[2]] if match else name
 
@@ -86,11 +88,11 @@ def _with_new_norm(name: str) -> str:
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
-        raise DataError(f"{index}: not an index of weight files: weight_map has to name a file for each tensor")
+        raise DataError(f"{index}: not an index of weight files: weight_map must name a file for each tensor")
     files = {name: file_within(index.parent, name, index) for name in sorted(set(weight_map.values()))}
     for name, file in files.items():
         if file.parent != index.parent:
-            raise DataError(f"{index}: names {name!r}, which is not a file beside it")
+            raise DataError(f"{index}: names {name!r}, which is not a file in the same directory")
         if not file.is_file():
             raise DataError(f"{index}: names {name}, which is missing; fetch the model again")
     return list(files.values())
@@ -107,14 +109,14 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name; each has memory of its own.
+    """Write tensors by name; they must not share memory.
 
     Raises:
-        DataError: the disk refused.
+        DataError: the file cannot be written.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:  # the library wraps errors of the disk
+    except (OSError, SafetensorError) as error:  # the library wraps disk errors
         raise DataError(f"{path}: cannot be written: {error}; free some space, or choose another disk") from error
 
 
@@ -123,12 +125,12 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         contents: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path}: refused, for it holds more than tensors and could run code when it is opened"
-            f" ({first_line(error)}); ask for the model as {SAFETENSORS}"
+            f"{path}: refused, because it contains more than tensors and could run code when it is opened"
+            f" ({first_line(error)}); get the model as {SAFETENSORS}"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DataError(
-            f"{path}: cannot be read as a file of torch: {first_line(error)}; if it is damaged: {_remedy(path)}"
+            f"{path}: cannot be read as a torch file: {first_line(error)}; if it is damaged: {_remedy(path)}"
         ) from error
     if not isinstance(contents, dict) or not all(isinstance(tensor, Tensor) for tensor in contents.values()):
         raise DataError(f"{path}: expected tensors by name, found {type(contents).__name__}")
@@ -136,13 +138,13 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _remedy(path: Path) -> str:
-    """The Hub's cache links to files elsewhere, and fetches again only what is missing there."""
+    """How to replace a damaged file. The Hub's cache links to files elsewhere and only fetches those missing there."""
     return f"delete {path.resolve()} and fetch the model again"
 
 
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"
-"""Of a sentence-transformers directory, whose encoder may be in a directory of its own."""
+"""File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
 _SMALL_FILES = ["*.json", "*.txt", "*.model"]
 _SAFE_WEIGHTS = ["*.safetensors"]
 _PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
@@ -155,13 +157,13 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
 
     Args:
         model: a model directory, a run directory, either of them on a store (`s3://BUCKET/KEY`), or a Hub id, which may
-            name a revision: `ORG/NAME@main`.
-        revision: a branch, tag or commit of the Hub's; overrides the one that `model` names.
-        offline: use the local cache alone.
+            include a revision: `ORG/NAME@main`.
+        revision: a branch, tag or commit on the Hub; overrides the one in `model`.
+        offline: use only the local cache.
 
     Raises:
-        DataError: there is no such directory, and the Hub has no such model or cannot be reached; the message names
-            runs and models of similar names.
+        DataError: there is no such directory, and the Hub has no such model or cannot be reached; the message lists
+            runs and models with similar names.
     """
     if has_scheme(model):
         return _fetched_from_store(StoreUrl.parse(model), offline=offline)
@@ -180,11 +182,11 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         near = close_names(path)
         if not near:
             raise
-        raise DataError(f"{error}; near this name on disk: {', '.join(near)}") from error
+        raise DataError(f"{error}; similar names on disk: {', '.join(near)}") from error
 
 
 def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:
-    """The copy of a model's files in the cache; of a run directory, those of its model."""
+    """The cached copy of a model's files; for a run directory, the files of its model."""
     check_online(url, offline)
     names = Store(url).list()
     for below in ("", "model/"):
@@ -194,13 +196,12 @@ def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:
 
 
 def is_model(directory: Path) -> bool:
-    """Whether a directory holds a model: an encoder's, or a sentence encoder's with its modules in directories of their
-    own."""
+    """Whether a directory contains a model: an encoder, or a sentence encoder with its modules in subdirectories."""
     return (directory / CONFIG_FILE).is_file() or (directory / MODULES_FILE).is_file()
 
 
 def encoder_directory(directory: Path) -> Path:
-    """Where config.json, weights and tokenizer are: old sentence encoders have them in 0_Transformer."""
+    """The directory of config.json, weights and tokenizer; old sentence encoders have them in 0_Transformer."""
     inner = directory / "0_Transformer"
     return inner if not (directory / CONFIG_FILE).is_file() and (inner / CONFIG_FILE).is_file() else directory
 

@@ -1,10 +1,10 @@
-"""ModernBERT: pre-norm, rotary positions, gated feed-forward layers, and a global layer among local ones.
+"""ModernBERT: pre-norm, rotary positions, gated feed-forward layers, and local layers with a global one in between.
 
 Warner et al. 2024, arXiv:2412.13663, section 2.1 and table 4 (appendix A); rotary positions of Su et al. 2021,
 arXiv:2104.09864, section 3.2.2; GeGLU of Shazeer 2020, arXiv:2002.05202. There are no segment types, no position table,
-no biases but the decoder's, and no norm before the first attention, since the embeddings are normalised already.
+no biases except the decoder's, and no norm before the first attention, since the embeddings are already normalised.
 
-Quirk: local layers rotate positions with another base than global ones, whose base was raised for long sequences.
+Quirk: the rotary base differs between local and global layers; that of global ones was raised for long sequences.
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, M selected tokens, B
 sequences, V vocabulary, K outputs.
@@ -41,7 +41,7 @@ _SMALLER = ("attention.output.weight", "feed_forward.outer.weight", "dense.weigh
 
 
 class ModernBertConfig(TransformerConfig):
-    """ModernBERT; defaults are the base model's."""
+    """ModernBERT; defaults are those of the base model."""
 
     family: Literal["modernbert"] = "modernbert"
     num_hidden_layers: int = Field(22, ge=1, description="Number of layers.")
@@ -102,11 +102,11 @@ class ModernBertConfig(TransformerConfig):
         head_width = self.hidden_size // self.num_attention_heads
         if head_width % 2:
             raise ValueError(
-                f"hidden_size / num_attention_heads is {head_width}; rotary positions turn pairs, so it must be even"
+                f"hidden_size / num_attention_heads is {head_width}; rotary positions rotate pairs, so it must be even"
             )
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
-                f"layer_types names {len(self.layer_types)} layers; num_hidden_layers is {self.num_hidden_layers}"
+                f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers is {self.num_hidden_layers}"
             )
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -122,7 +122,7 @@ class ModernBertConfig(TransformerConfig):
 
     @property
     def kinds(self) -> tuple[LayerType, ...]:
-        """Each layer's kind."""
+        """The attention type of each layer."""
         if self.layer_types is not None:
             return self.layer_types
         every = self.global_attn_every_n_layers
@@ -132,15 +132,15 @@ class ModernBertConfig(TransformerConfig):
 
     @property
     def theta(self) -> dict[LayerType, float]:
-        """The longest wave of the rotary positions of each kind of layer."""
+        """The base theta of the rotary positions for each type of layer."""
         return {"full_attention": self.global_rope_theta, "sliding_attention": self.local_rope_theta}
 
     def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
         return ModernBert(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Truncated normal; what adds to the residual stream, and a classifier's dense layer, is smaller by the root of
-        twice the layers."""
+        """Truncated normal. For weights that add to the residual stream and for a classifier's dense layer, the
+        standard deviation is divided by the square root of twice the number of layers."""
         if self.initializer == "normal":
             super().draw(name, parameter, generator)
             return
@@ -180,8 +180,8 @@ class ModernBertConfig(TransformerConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> ModernBertConfig:
-        """Both generations of config.json: rotary bases and kinds of layers as numbers, or in `rope_parameters` and
-        `layer_types`.
+        """The settings in both versions of config.json: rotary bases and layer types given as numbers, or in
+        `rope_parameters` and `layer_types`.
 
         Raises:
             ValueError: an unsupported model, or an invalid value.
@@ -200,7 +200,7 @@ class ModernBertConfig(TransformerConfig):
         return super().from_hub({**contents, **rates})
 
     def to_hub(self) -> dict[str, Any]:
-        """Both generations' keys; kinds of layers that no one number gives are in the newer ones alone."""
+        """The keys of both versions. Layer types that a single number cannot express are only in the newer keys."""
         contents = super().to_hub()
         if self.layer_types is not None:
             del contents["global_attn_every_n_layers"]
@@ -224,7 +224,7 @@ class ModernBertTransform(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(M, D) or (B, D), to the same."""
+        """(M, D) or (B, D), to the same shape."""
         normed: Tensor = self.norm(self.activation(self.dense(states)))
         return normed
 
@@ -261,7 +261,7 @@ class ModernBertClassifier(nn.Module):
 
 
 class ModernBertAttention(SelfAttention):
-    """Attention over turned queries and keys, of all tokens or of near ones."""
+    """Attention over rotated queries and keys, to all tokens or to nearby ones."""
 
     def __init__(self, config: ModernBertConfig, kind: LayerType) -> None:
         width, bias = config.hidden_size, config.attention_bias
@@ -282,8 +282,8 @@ class ModernBertAttention(SelfAttention):
         scope: Scope,
         index_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, queries and keys not yet
-        turned."""
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, with queries and
+        keys before rotation."""
         rate = self.dropout_rate if self.training else 0.0
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ class ModernBertAttention(SelfAttention):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(x A) * (x B), then a linear map; A and B are in one matrix."""
+    """activation(x A) * (x B), then a linear map; A and B share one matrix."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ class ModernBertLayer(PreNorm):
         scope: Scope,
         index_M: Tensor | None = None,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
 
         def attention(states_TD: Tensor) -> Tensor:
             return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
@@ -386,14 +386,14 @@ class ModernBert(Encoder):
         return self.word
 
     def tensor_layouts(self) -> list[TensorLayout]:
-        """Queries, keys and values are one matrix on the Hub."""
+        """Queries, keys and values share one matrix on the Hub."""
         return [
             stacked(f"{_LAYER}attn.Wqkv.{leaf}", [f"{_LAYER}attn.{part}.{leaf}" for part in ("query", "key", "value")])
             for leaf in ("weight", "bias")
         ]
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
+        """(T, D). Points: `hook_embed`, those of each layer below `blocks.N.`, and `ln_final.hook_normalized`."""
         return self._states(batch, Scope(recorder, ""), None)
 
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""MosaicBERT: BERT with linear attention biases (ALiBi) for distances, with gated feed-forward layers.
+"""MosaicBERT: BERT with linear attention biases (ALiBi) for distances, and gated feed-forward layers.
 
-Portes et al. 2023, arXiv:2312.17482, section 2; details as in mosaicml/examples, benchmarks/bert/src/bert_layers.py. A
-head's scores fall by a fixed slope with each token of distance (Press et al. 2022, arXiv:2108.12409, section 3; here in
-both directions), so there is no table of positions. Gated linear units of Shazeer 2020, arXiv:2002.05202.
+Portes et al. 2023, arXiv:2312.17482, section 2; details as in mosaicml/examples, benchmarks/bert/src/bert_layers.py.
+Each head's scores decrease by a fixed slope per token of distance (Press et al. 2022, arXiv:2108.12409, section 3; here
+in both directions), so there is no position table. Gated linear units of Shazeer 2020, arXiv:2002.05202.
 
-Quirks: dropout is inside the feed-forward layer, behind the gate, and not behind its second map; the masked-LM
-head's norm adds 1e-12 whatever `layer_norm_eps` is. Hub: the published config.json calls the family `bert` and is known
-by its `alibi_starting_size`; `transformers` itself has no such class.
+Quirks: dropout is inside the feed-forward layer, after the gate, and not after its second map; the epsilon of the
+masked-LM head's norm is 1e-12 for any `layer_norm_eps`. Hub: the published config.json names the family `bert` and is
+recognised by its `alibi_starting_size`; `transformers` itself has no such class.
 
 Shapes: T packed tokens, D width, F width of the feed-forward layer, N heads, H head width, S longest sequence of a
 block, b its sequences, V vocabulary.
@@ -34,14 +34,14 @@ from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding
 
 HUB_MARK = "alibi_starting_size"
-"""The key of config.json by which a published MosaicBERT differs from a BERT."""
+"""The key of config.json that distinguishes a published MosaicBERT from a BERT."""
 
 _LAYER = "encoder.layer.{n}."
 _HEAD_NORM_EPS = 1e-12
 
 
 class MosaicBertConfig(BertLikeConfig):
-    """MosaicBERT; defaults are the base model's."""
+    """MosaicBERT; defaults are those of the base model."""
 
     family: Literal["mosaicbert"] = "mosaicbert"
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
@@ -61,7 +61,7 @@ class MosaicBertConfig(BertLikeConfig):
         return MosaicBert(self, vocab_size, pad_id=pad_id)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, not cut off, as in the Hub's BERT class that the code inherits from."""
+        """Normal, not truncated, as in the Hub's BERT class that the released code inherits from."""
         nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
 
     def heads(self) -> dict[str, HeadPlan]:
@@ -85,10 +85,10 @@ class MosaicBertConfig(BertLikeConfig):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """By how much each head's scores fall with one token of distance.
+    """By how much each head's scores decrease per token of distance.
 
-    For a power of two, N heads have 2^(-8/N), 2^(-16/N), ..., 2^-8; otherwise those of the next smaller power, then
-    every second one of the next larger (the authors' code of Press et al. 2022).
+    If N is a power of two, N heads have 2^(-8/N), 2^(-16/N), ..., 2^-8. Otherwise they have the slopes of the next
+    smaller power, then every second slope of the next larger one (the authors' code of Press et al. 2022).
     """
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * number / power) for number in range(1, power + 1)]
@@ -113,7 +113,7 @@ class MosaicBertEmbeddings(nn.Module):
 
 
 class MosaicBertFeedForward(nn.Module):
-    """activation(x A) * (x B), dropout, then a linear map; A and B are in one matrix without bias."""
+    """activation(x A) * (x B), dropout, then a linear map; A and B share one matrix without bias."""
 
     def __init__(self, config: MosaicBertConfig) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class MosaicBertFeedForward(nn.Module):
 
 
 class MosaicBertLayer(PostNorm):
-    """BERT's layer with biased scores; its two dropouts are the attention's and the gate's own."""
+    """BERT's layer with biased scores; dropout is applied after attention and after the gate."""
 
     def __init__(self, config: MosaicBertConfig) -> None:
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
@@ -147,7 +147,7 @@ class MosaicBertLayer(PostNorm):
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope, index_M: Tensor | None = None
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone."""
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
         within = scope.within("attn.")
         rate = self.attention.dropout_rate if self.training else 0.0
 
@@ -191,7 +191,7 @@ class MosaicBert(Encoder):
         return self.embeddings.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
         return self._through(batch, Scope(recorder, ""))
 
     def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class MosaicBert(Encoder):
         return last.get_submodule("attention.output"), last.get_submodule("feed_forward")
 
     def _through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """The last layer's states, (T, D), or (M, D) of these tokens alone."""
+        """The last layer's states, (T, D), or (M, D) for the tokens `index_M` alone."""
         bias = self._bias()
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
         for number, layer in enumerate(self.layers):
@@ -211,7 +211,7 @@ class MosaicBert(Encoder):
         return hidden_TD
 
     def _bias(self) -> Bias:
-        """Of each length, the bias is made once for all layers."""
+        """The bias, computed once per length for all layers."""
         made: dict[int, Tensor] = {}
 
         def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
@@ -225,7 +225,7 @@ class MosaicBert(Encoder):
         return bias
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
-        """Queries, keys and values are one matrix on the Hub."""
+        """Queries, keys and values share one matrix on the Hub."""
         whole, parts = _LAYER + "attention.self.", ("query", "key", "value")
         return [
             stacked(f"{whole}Wqkv.{kind}", [f"{whole}{part}.{kind}" for part in parts]) for kind in ("weight", "bias")
@@ -233,5 +233,5 @@ class MosaicBert(Encoder):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's row is zero, as in the Hub's class."""
+        """Set the padding's row to zero, as in the Hub's class."""
         self.embeddings.word.weight[self.pad_id].zero_()

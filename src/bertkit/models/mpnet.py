@@ -1,10 +1,10 @@
-"""MPNet: BERT's layers with one learnt bias for each relative distance, shared by all layers.
+"""MPNet: BERT's layers with a trained bias for each relative distance, shared by all layers.
 
-Song et al. 2020, arXiv:2004.09297, section 3; details as in fairseq and the Hub's class. Distances fall into Raffel et
-al.'s buckets (2020, arXiv:1910.10683, section 2.1); positions are counted as RoBERTa's; there are no segment types.
+Song et al. 2020, arXiv:2004.09297, section 3; details as in fairseq and the Hub's class. Distances use the buckets of
+Raffel et al. (2020, arXiv:1910.10683, section 2.1); positions are counted as in RoBERTa; there are no segment types.
 
-Quirks: the padding's id is 1 and there are 32 buckets, regardless of config.json, since the Hub's class hard-codes
-both; further rows of the table are never read.
+Quirks: the padding id is 1 and there are 32 buckets, regardless of config.json, since the Hub's class hard-codes both;
+further rows of the table are never read.
 
 Shapes: T packed tokens, D width, V vocabulary, N heads, S longest sequence of a block.
 """
@@ -37,7 +37,7 @@ _LAYER = "encoder.layer.{n}."
 
 
 class MPNetConfig(TransformerConfig):
-    """MPNet; defaults are the base model's."""
+    """MPNet; defaults are those of the base model."""
 
     family: Literal["mpnet"] = "mpnet"
     max_position_embeddings: int = Field(
@@ -164,7 +164,7 @@ class MPNet(Encoder):
         return self.embeddings.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
         scope = Scope(recorder, "")
         bias = self._bias()
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
@@ -173,7 +173,7 @@ class MPNet(Encoder):
         return hidden_TD
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: the bias of distances is made within the first layer, for all of them."""
+        """None: the distance bias is computed within the first layer, for all layers."""
         return ()
 
     def _bias(self) -> Bias:
@@ -181,6 +181,6 @@ class MPNet(Encoder):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's rows are zero, as in fairseq."""
+        """Set the padding's rows to zero, as in fairseq."""
         for table in (self.embeddings.word, self.embeddings.position):
             table.weight[PAD_ID].zero_()

@@ -1,6 +1,6 @@
-"""What a missing model's name may have meant: is it a path, and which runs and models on disk have similar names?
+"""Hints for a model that was not found: whether its name is a path, and runs and models on disk with similar names.
 
-Nothing here follows a paper. Sibling model_files.py finds models.
+Sibling model_files.py finds models.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from bertkit.errors import DataError
 from bertkit.run.directory import RECORD, RunDirectory
 
 _MARKS = (RECORD, "config.json", "modules.json")
-"""A directory with one of these is a run or a model."""
+"""A directory that contains one of these files is a run or a model."""
 _MOST = 3
 
 
 def looks_local(model: str) -> bool:
-    """Whether a name can only be a path: what begins like one, has more parts than a Hub id, or is below a directory
-    of runs or models."""
+    """Whether a name can only be a path: it begins like one, has more parts than a Hub id, or is below a directory of
+    runs or models."""
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         return True
     parent, slash, _ = model.partition("/")
@@ -27,7 +27,7 @@ def looks_local(model: str) -> bool:
 
 
 def near_models(path: Path) -> str:
-    """Which runs and models are near a path that does not exist, as the end of an error."""
+    """Runs and models similar to a path that does not exist, as the end of an error message."""
     near = close_names(path)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -39,7 +39,7 @@ def near_models(path: Path) -> str:
 
 
 def close_names(path: Path) -> list[str]:
-    """Runs and models beside a path, and runs, whose names are close to its own; the closest first."""
+    """Runs and models with names similar to the path's, in its directory and in the runs directory; closest first."""
     named = _named(path)
     candidates: dict[str, str] = {}
     for directory in (_runs_root(), named.parent):
@@ -48,7 +48,7 @@ def close_names(path: Path) -> list[str]:
 
 
 def unfinished_run(path: Path) -> str:
-    """That a directory is a run without a model, as the end of an error; empty where it is none."""
+    """States that a directory is a run without a model, as the end of an error message; empty if it is not a run."""
     if not (path / RECORD).is_file():
         return ""
     try:
@@ -60,7 +60,7 @@ def unfinished_run(path: Path) -> str:
 
 
 def _named(path: Path) -> Path:
-    """RUN for RUN/model."""
+    """The path itself, or RUN for RUN/model."""
     return path.parent if path.name == "model" else path
 
 
@@ -69,7 +69,7 @@ def _runs_root() -> Path:
 
 
 def _children(directory: Path) -> list[Path]:
-    """The runs and models in a directory, the newest first."""
+    """The runs and models in a directory, newest first."""
     try:
         found = [each for each in directory.iterdir() if any((each / mark).is_file() for mark in _MARKS)]
         return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)

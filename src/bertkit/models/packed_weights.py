@@ -1,8 +1,8 @@
-"""Products of a few rows with weights that are multiplied again and again: those of a model that writes token by token.
+"""Products of a few rows with the same weights many times, for generation token by token.
 
-Nothing here follows a paper. oneDNN multiplies fastest with weights in a blocked layout of its own. torch packs them
-anew for each product in bfloat16, and in float32 asks another library, which is slower for few rows. Weights that are
-packed once are in memory twice.
+Not from a paper. oneDNN is fastest with weights in its own blocked layout. In bfloat16, torch repacks them for each
+product; in float32, it uses another library, which is slower for few rows. Weights that are packed once are in memory
+twice.
 
 Measured on an AMD processor with AVX-512, torch 2.13, one thread, 31M weights (a layer of GPT-2 and its words), in ms:
 
@@ -12,7 +12,7 @@ Measured on an AMD processor with AVX-512, torch 2.13, one thread, 31M weights (
 | 2 | 18.5 | 9.8 | 10.0 | 6.8 | 4.8 |
 | 16 | 27.9 | 17.5 | 11.9 | 11.1 | 6.4 |
 
-Packing GPT-2's 124M weights takes 0.3 s in float32, half of it in bfloat16.
+Packing GPT-2's 124M weights takes 0.3 s in float32, half of that in bfloat16.
 
 Shapes: R rows, D width, V vocabulary.
 """
@@ -34,13 +34,13 @@ from bertkit.models.products import has_onednn, is_plain_linear
 from bertkit.models.vocabulary import VocabularyHead
 
 WORTH_STEPS = 32
-"""Packing costs as much as it saves in fewer steps."""
+"""With fewer steps, packing costs as much as it saves."""
 MOST_ROWS = 64
 """More rows are multiplied as usual."""
 _PACKED_FOR_ROWS = 16
-"""The layout is the one that oneDNN chooses for so many rows."""
+"""The packed layout is the one that oneDNN chooses for this many rows."""
 _MEMORY_SHARE = 0.25
-"""Of the memory that is free, for the second copy."""
+"""Share of the free memory that the second copy may take."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class OneDnnProduct:
 
 @dataclass
 class _Products:
-    """Those of a model's linear maps, and of the words of its head once they were needed."""
+    """The products of a model's linear maps, and that of its head's words, once needed."""
 
     maps: dict[nn.Linear, OneDnnProduct]
     is_packed: bool
@@ -73,12 +73,12 @@ class _Products:
 
 
 class StepProducts:
-    """The products of steps in which a model reads a row or a few; the model itself stays as it is.
+    """The products of steps in which a model reads one row or a few; the model itself is not changed.
 
     Args:
-        model: read, and not trained meanwhile.
-        head: that the states are given to.
-        steps: how many there will be at most.
+        model: only read; it must not be trained meanwhile.
+        head: name of the head that reads the states.
+        steps: maximum number of steps.
     """
 
     def __init__(self, model: HeadedModel, head: str, steps: int) -> None:
@@ -90,7 +90,7 @@ class StepProducts:
 
     @contextlib.contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """Within, linear maps and `logits` multiply so many rows as fast as is known."""
+        """Within this context, linear maps and `logits` use the fastest known product for this many rows."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         if rows == 1 and dtype is torch.bfloat16:
             with products_of_one_row(rows):
@@ -98,7 +98,7 @@ class StepProducts:
             return
         products = self._products(rows, dtype)
         for part, product in products.maps.items():
-            part.forward = product  # type: ignore[method-assign, assignment]  # of a state to a state, as the map's own
+            part.forward = product  # type: ignore[method-assign, assignment]  # states to states, like the map's own
         self._active = products
         try:
             yield
@@ -108,7 +108,7 @@ class StepProducts:
                 del part.forward
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """What the head gives these states, (R, V), in float32."""
+        """The head's logits for these states, (R, V), in float32."""
         module = self.model.get_submodule(self.head)
         active = self._active
         if active is None or not active.maps or not isinstance(module, VocabularyHead):
@@ -125,7 +125,7 @@ class StepProducts:
         words = self.model.encoder.word_embedding.weight
         is_plain = (
             rows > MOST_ROWS
-            or (dtype is torch.bfloat16 and not is_packed)  # then oneDNN is torch's choice, too
+            or (dtype is torch.bfloat16 and not is_packed)  # torch then uses oneDNN, too
             or words.device.type != "cpu"
             or words.dtype is not dtype
             or not has_onednn(dtype)

@@ -1,8 +1,8 @@
-"""Matrix products in float32 by the faster of the two libraries that torch brings for a processor.
+"""Matrix products in float32 by the faster of the two libraries that torch includes for a processor.
 
-Nothing here follows a paper. torch multiplies float32 by MKL, which gives AMD's processors its code for AVX2; oneDNN,
-which torch keeps for bfloat16, uses AVX-512 there. GFLOP/s of two threads of a Zen 5 processor, torch 2.13, the best of
-sixteen products:
+Not from a paper. torch multiplies float32 with MKL, which runs its AVX2 code on AMD's processors; oneDNN, which torch
+uses for bfloat16, uses AVX-512 there. GFLOP/s of two threads of a Zen 5 processor, torch 2.13, the best of sixteen
+products:
 
 | rows x inputs x outputs | states times weights: MKL, oneDNN | gradient of the states | gradient of the weights |
 |---|---|---|---|
@@ -12,9 +12,9 @@ sixteen products:
 | 430 x 384 x 1,536 | 219, 480 | 217, 501 | 213, 466 |
 | 570 x 256 x 30,522 (words) | 123, 217 | 203, 351 | 196, 371 |
 
-On Intel's processors both use the same instructions, and torch's choice stays. The rule asks for the processor, not for
-a measurement: the same machine always computes the same bits. Sibling packed_weights.py is for the few rows of a model
-that writes; bfloat16 is oneDNN's everywhere.
+On Intel's processors both use the same instructions, and torch's choice is kept. The rule depends on the processor, not
+on a measurement: results on the same machine are always bit-identical. Sibling packed_weights.py: the few rows of a
+model that generates text. bfloat16 products use oneDNN everywhere.
 
 Shapes: R rows, D inputs, F outputs.
 """
@@ -37,21 +37,22 @@ from bertkit.models.row_blocks import goes_in_blocks, linear_in_blocks
 
 LEAST_SIDE = 256
 LEAST_WEIGHTS = 1 << 20
-"""A map has both sides at least so wide, or so many weights. oneDNN compiles a product for each shape in half a
-millisecond, which smaller maps do not save again: BERT tiny took 1.7 times as long for one text after another."""
+"""oneDNN is used for maps with both sides at least this wide, or this many weights. It compiles a product for each
+shape in half a millisecond, which smaller maps do not recover: BERT tiny took 1.7 times as long for single texts."""
 LEAST_ROWS = 8
-"""Fewer stay with MKL, which computes a row of so few in other bits than of more anyway. How many more there are
-decides nothing, so that a row has the same bits in any company (`inference/independent_batches.py`)."""
+"""Fewer rows stay with MKL, whose results for so few rows are not bit-identical to those for more in any case. Above
+this limit the number of rows has no influence, so a row's result is bit-identical in any batch
+(`inference/independent_batches.py`)."""
 _WIDE = 512
-"""A gradient of weights that is as wide is computed as it is stored; a narrower one with its longer side inside, at up
-to three times the speed, and transposed, which costs as much as it wins for wide ones."""
+"""A weight gradient at least this wide is computed as it is stored. A narrower one is computed with its longer side
+inside, up to three times faster, and then transposed; for wide ones, transposing costs as much as this saves."""
 
 _torch_alone = False
 
 
 @contextmanager
 def products_by_torch(wanted: bool = True) -> Iterator[None]:
-    """Within the context torch's choice of library stays, if wanted."""
+    """Within this context torch chooses the library, if `wanted`."""
     global _torch_alone
     before = _torch_alone
     _torch_alone = wanted
@@ -81,28 +82,28 @@ def _is_amd() -> bool:
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return "AuthenticAMD" in platform.processor()  # as Windows has it
+        return "AuthenticAMD" in platform.processor()  # on Windows
 
 
 class Linear(nn.Linear):
-    """torch's linear map, multiplied by the faster library."""
+    """torch's linear map, computed by the faster library."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 def is_plain_linear(part: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether this is a linear map and no subclass with weights of another kind."""
+    """Whether this is a linear map, and not a subclass with weights of another kind."""
     return type(part) in (Linear, nn.Linear)
 
 
 def float32_library() -> str:
-    """Which library multiplies float32 within the context: oneDNN, or torch's choice."""
+    """The library that currently multiplies float32: oneDNN, or torch's choice."""
     return "oneDNN" if onednn_is_faster() and not _torch_alone else "torch"
 
 
 def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
-    """states W^T + b, as `torch.nn.functional.linear`: (..., D) to (..., F)."""
+    """states W^T + b, like `torch.nn.functional.linear`: (..., D) to (..., F)."""
     if goes_in_blocks(states, weight_FD):
         return linear_in_blocks(states, weight_FD, bias_F)
     if not by_onednn(states, weight_FD):
@@ -113,12 +114,12 @@ def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> T
 
 
 def by_onednn(states: Tensor, weight_FD: Tensor) -> bool:
-    """Whether `linear` multiplies these by oneDNN."""
+    """Whether `linear` uses oneDNN for these tensors."""
     return weight_FD.dtype is torch.float32 and _is_by_onednn(states, *weight_FD.shape)
 
 
 def _is_by_onednn(states: Tensor, outputs: int, inputs: int) -> bool:
-    """Whether oneDNN multiplies these states by a map's weights, and what belongs to them in the backward pass."""
+    """Whether oneDNN multiplies these states by a map's weights, in the forward and the backward pass."""
     if torch.compiler.is_compiling() or states.device.type != "cpu" or not onednn_is_faster():
         return False
     return (
@@ -128,23 +129,23 @@ def _is_by_onednn(states: Tensor, outputs: int, inputs: int) -> bool:
         and states.numel() >= LEAST_ROWS * inputs
         and not _torch_alone
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0  # forward-mode derivatives are torch's
+        and forward_ad._current_level < 0  # torch computes forward-mode derivatives
         and bool(torch.backends.mkldnn.enabled)
     )
 
 
 def states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
-    """gradient W, (R, D): what `linear` gives back to its states."""
+    """gradient W, (R, D): the gradient of `linear` with respect to its states."""
     if not by_onednn(gradient_RF, weight_FD.t()):
         return gradient_RF @ weight_FD
     return _states_gradient(gradient_RF, weight_FD)
 
 
 def weight_gradient(gradient_RF: Tensor, states_RD: Tensor, total_FD: Tensor | None) -> Tensor:
-    """gradient^T states, (F, D), what `linear` gives back to its weight.
+    """gradient^T states, (F, D): the gradient of `linear` with respect to its weight.
 
     Args:
-        total_FD: of the rows before, to which it is added in place; None: there are none.
+        total_FD: gradient of earlier rows, to which this one is added in place; None if there are none.
     """
     if _is_by_onednn(states_RD, gradient_RF.shape[1], states_RD.shape[1]):
         product_FD = _weight_gradient(gradient_RF, states_RD)
@@ -159,7 +160,7 @@ def _states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient_RF: Tensor, states_RD: Tensor) -> Tensor:
-    """(F, D), maybe in the layout of its transpose; see `_WIDE`."""
+    """(F, D), possibly in the layout of its transpose; see `_WIDE`."""
     left_FR, right_DR = gradient_RF.contiguous().t(), states_RD.contiguous().t()
     outputs, inputs = left_FR.shape[0], right_DR.shape[0]
     if inputs >= min(outputs, _WIDE):
@@ -168,13 +169,13 @@ def _weight_gradient(gradient_RF: Tensor, states_RD: Tensor) -> Tensor:
 
 
 def _product(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Of matrices that are contiguous or transposed: for other strides oneDNN has nothing but its reference code."""
+    """Product of contiguous or transposed matrices; for other strides oneDNN only has its reference code."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(states_RD, weight_FD, bias_F, "none", [], "")
     return product
 
 
 class _Linear(torch.autograd.Function):
-    """The second derivative is that of torch's products."""
+    """`linear` by oneDNN; second derivatives use torch's products."""
 
     @staticmethod
     def forward(ctx: Any, states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
@@ -188,7 +189,7 @@ class _Linear(torch.autograd.Function):
         states_RD, weight_FD = ctx.saved_tensors
         (given_RF,) = gradients
         states_grad = weight_grad = None
-        if torch.is_grad_enabled():  # create_graph: the gradient is differentiated again
+        if torch.is_grad_enabled():  # create_graph: the gradient will be differentiated
             states_grad = None if weight_FD is None else given_RF @ weight_FD
             weight_grad = None if states_RD is None else given_RF.t() @ states_RD
         else:

@@ -1,10 +1,10 @@
-"""An LSTM whose output is a projection of its cell, with both kept within bounds, over sequences of any lengths.
+"""An LSTM whose output is a projection of its cell, both clipped, over sequences of different lengths.
 
-Sak et al. 2014, arXiv:1402.1128 (the projection); bounds and skip connection as in ELMo's released code
-(allenai/bilm-tf, bilm/training.py: TensorFlow's LSTMCell with cell_clip and proj_clip). Without bounds it is
-torch.nn.LSTM with proj_size, which has none. Sibling bilstm.py uses torch's.
+Sak et al. 2014, arXiv:1402.1128 (the projection); clipping and skip connection as in ELMo's released code
+(allenai/bilm-tf, bilm/training.py: TensorFlow's LSTMCell with cell_clip and proj_clip). Without clipping it is
+torch.nn.LSTM with proj_size, which does not clip. Sibling bilstm.py uses torch's LSTM.
 
-Quirk: TensorFlow adds 1 to the forget gate; here its bias begins at 1.
+Quirk: TensorFlow adds 1 to the forget gate; here the gate's bias is initialised to 1.
 
 Shapes: T tokens in the order of their positions, b_s sequences that have a position s, E width of the input, H width of
 the cell, P width of the projection, B sequences.
@@ -21,7 +21,7 @@ from bertkit.models.products import Linear
 
 GATES = 4
 FORGET = 1
-"""The forget gate among the gates: input, forget, cell, output, in torch's order."""
+"""Index of the forget gate in torch's order of gates: input, forget, cell, output."""
 
 
 class ProjectedLstm(nn.Module):
@@ -31,7 +31,7 @@ class ProjectedLstm(nn.Module):
         width: E.
         cell_width: H.
         projection: P.
-        cell_clip, projection_clip: largest value of either, and smallest with the other sign; None: no bound.
+        cell_clip, projection_clip: largest absolute value of the cell and of the projection; None: no limit.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ProjectedLstm(nn.Module):
         """Outputs, (T, P), and the last output and cell of each sequence, (B, P) and (B, H).
 
         Args:
-            states_TE: the tokens of the first position of all sequences, the longest first, then those of the second.
-            running_S: b_s of each position, not ascending.
+            states_TE: tokens at the first position of all sequences, longest sequence first, then at the second, ...
+            running_S: b_s of each position, in non-increasing order.
             start: output and cell before the first token; None: zeros.
         """
         gates_TG = self.input(states_TE)

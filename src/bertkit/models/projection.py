@@ -1,6 +1,6 @@
-"""Queries, keys and values of attention from the states: linear maps that all read the same, one by one or at once.
+"""Queries, keys and values of attention: linear maps that all read the same states, one by one or in one product.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sibling attention.py has what is done with them.
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sibling attention.py: the attention computed from them.
 
 Shapes: T packed tokens, D width, F outputs of a map.
 """
@@ -18,7 +18,7 @@ from bertkit.kernels.loading import loaded_kernels
 from bertkit.models.products import is_plain_linear, linear
 
 Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
-"""Linear maps and what they all read, (T, D), to the output of each, (T, F)."""
+"""Linear maps and the states that they all read, (T, D), to the output of each, (T, F)."""
 
 
 def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
@@ -27,8 +27,8 @@ def project_separately(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence
 
 
 def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Tensor]:
-    """The same in one product on a GPU, and on a CPU in bfloat16 where the compiled kernel reads what it gives as it
-    lies: the states are read once, and their gradient is added up within the product."""
+    """`project_separately` in one product, on a GPU, or on a CPU in bfloat16 if the compiled kernel reads the outputs
+    in place. The states are read once, and their gradient is summed within the product."""
     in_kernel = _is_read_by_kernel(hidden_TD)
     rows_TF = project_to_columns(maps, hidden_TD) if hidden_TD.is_cuda or in_kernel else None
     if rows_TF is None:
@@ -41,7 +41,7 @@ def project_at_once(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Sequence[Te
 
 
 def project_to_columns(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Tensor | None:
-    """The outputs of all maps side by side, (T, sum of F), by one product; None where not all are plain linear maps."""
+    """The outputs of all maps side by side, (T, sum of F), in one product; None if some are not plain linear maps."""
     plain = [each for each in maps if is_plain_linear(each) and not _has_hooks(each)]
     if len(plain) < len(maps):
         return None
@@ -53,12 +53,12 @@ def project_to_columns(maps: Sequence[nn.Module], hidden_TD: Tensor) -> Tensor |
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    """Whether somebody waits for a module's own call, as the search for the first value that is not finite does."""
+    """Whether the module must itself be called, because of hooks such as those of the search for non-finite values."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 def _is_read_by_kernel(states: Tensor) -> bool:
-    """Whether the compiled kernel attends to what a linear map makes of these states."""
+    """Whether the compiled attention kernel reads the output of a linear map of these states."""
     kernels = loaded_kernels()
     if kernels is None or states.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return False
@@ -67,7 +67,7 @@ def _is_read_by_kernel(states: Tensor) -> bool:
 
 
 class _Columns(torch.autograd.Function):
-    """`torch.split` of the columns; gradients that lie beside each other are not copied to be joined."""
+    """`torch.split` of the columns; gradients that are adjacent in memory are joined without a copy."""
 
     @staticmethod
     def forward(ctx: Any, rows_TF: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:

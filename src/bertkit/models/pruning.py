@@ -1,14 +1,14 @@
-"""Pruning: attention heads and whole layers removed from a model, and the smallest weights of its linear maps set to 0.
+"""Pruning: removes attention heads and whole layers from a model, or sets the smallest weights of linear maps to 0.
 
 Heads: Michel, Levy and Neubig 2019, arXiv:1905.10650, section 2.3. A head whose gate is 0 adds nothing to the input of
-the output map, so its rows of query, key and value and its columns of the output map can go; the map's bias stays.
-probing/heads measures which heads matter least. Weights: by magnitude (of BERT: Gordon, Duh and Andrews 2020,
-arXiv:2002.08307), each matrix on its own, along the cubic schedule of Zhu and Gupta 2017, arXiv:1710.01878, equation 1.
-Sibling conversion.py makes a model deeper.
+the output map, so its rows of query, key and value and its columns of the output map can be removed; the map's bias
+stays. probing/heads measures which heads matter least. Weights: by magnitude (for BERT: Gordon, Duh and Andrews 2020,
+arXiv:2002.08307), per matrix, on the cubic schedule of Zhu and Gupta 2017, arXiv:1710.01878, equation 1. Sibling
+conversion.py makes a model deeper.
 
-Pruned heads are in config.json as `pruned_heads`, {layer: [heads]}, by their numbers in the whole model, as
-`transformers` 4 wrote them. Version 5 has no such key, and its classes have heads of hidden_size / num_attention_heads
-in every layer: it loads the dense form, in which the heads are zeros (`dense`).
+Pruned heads are in config.json as `pruned_heads`, {layer: [heads]}, by their numbers in the unpruned model, as written
+by `transformers` 4. Version 5 has no such key, and its classes have heads of width hidden_size / num_attention_heads in
+every layer; it can load the dense form, in which the heads are zeros (`dense`).
 
 Shapes: N heads of a layer, H head width.
 """
@@ -35,9 +35,9 @@ from bertkit.models.mosaicbert import MosaicBertLayer
 from bertkit.models.mpnet import MPNetLayer
 
 PRUNED_HEADS = "pruned_heads"
-"""The key of config.json, and the attribute of an attention that lacks heads."""
+"""The key of config.json, and the attribute of an attention with pruned heads."""
 HeadChoice = Mapping[int, Collection[int]]
-"""Heads by their layer, both counted from 0; heads have the numbers of the model that lacks none."""
+"""Heads by layer, both counted from 0; heads have their numbers in the unpruned model."""
 
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 _OTHERWISE = "method.magnitude sets single weights of any family to 0"
@@ -50,29 +50,29 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
     found = [attention for attention in attentions if isinstance(attention, SelfAttention)]
     reason = None
     if not layers:
-        reason = "its layers share their weights, so a head would go from all of them"
+        reason = "its layers share their weights, so a head would be removed from all of them"
     elif len(found) < len(layers):
-        reason = "its heads have weights beside those of queries, keys, values and output"
+        reason = "its heads have other weights than those of queries, keys, values and output"
     elif any(isinstance(layer, MPNetLayer) for layer in layers):
         reason = "all layers read one table with a bias for every head"
     elif any(isinstance(layer, MosaicBertLayer) for layer in layers):
-        reason = "a head's slope of distances follows from its number"
+        reason = "a head's distance slope depends on its number"
     elif any(isinstance(attention, BigBirdAttention) and attention.is_sparse for attention in found):
-        reason = "the blocks that a head draws follow from its number"
+        reason = "the random blocks of a head depend on its number"
     elif any(isinstance(attention, KeysWithoutBias) for attention in found):
-        reason = "its files hold one matrix for equally many heads of queries, keys and values"
+        reason = "its files contain one matrix for equally many heads of queries, keys and values"
     elif getattr(encoder.config, "value_embeddings", 0):
         reason = "its value_embeddings hold those of all heads together"
     elif any(isinstance(attention, GptBertAttention) for attention in found):
         reason = "a norm over the outputs of all heads follows them"
     if reason is not None:
         kind = _family(encoder)
-        raise UsageError(f"heads cannot be taken out of a model of the family {kind}: {reason}; {_OTHERWISE}")
+        raise UsageError(f"heads cannot be removed from a model of the family {kind}: {reason}; {_OTHERWISE}")
     return found
 
 
 def pruned_heads(encoder: Encoder) -> dict[int, tuple[int, ...]]:
-    """The pruned heads, by layer; unpruned layers are left out."""
+    """The pruned heads by layer, without unpruned layers."""
     gone = {number: _gone(getattr(layer, "attention", None)) for number, layer in enumerate(_layers(encoder))}
     return {number: heads for number, heads in gone.items() if heads}
 
@@ -84,15 +84,15 @@ def pruned_to_hub(encoder: Encoder) -> dict[str, Any]:
 
 
 def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: str) -> None:
-    """Give an encoder without weights yet the shapes of its config.json's pruned heads.
+    """Give an encoder that has no weights yet the shapes for the pruned heads in config.json.
 
     Args:
         encoder: unpruned.
-        contents: of config.json.
+        contents: contents of config.json.
         source: the file, for messages.
 
     Raises:
-        DataError: heads that the model does not have, or all of a layer's.
+        DataError: config.json names heads that the model does not have, or all heads of a layer.
     """
     saved = contents.get(PRUNED_HEADS)
     if not saved:
@@ -122,9 +122,9 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
 
 
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
-    """Restore pruned heads as zeros, in place; the outputs stay the same. Returns the heads.
+    """Restore pruned heads as zeros, in place, without changing the outputs. Returns the heads.
 
-    All weights of such a head are 0, so no gradient reaches them: they are 0 after further training, too.
+    All weights of such a head are 0, so no gradient reaches them: they stay 0 in further training.
     """
     gone = pruned_heads(model.encoder)
     for layer in gone:
@@ -133,7 +133,7 @@ def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
 
 
 def dense(model: HeadedModel) -> HeadedModel:
-    """The model with zeros where heads were taken out: a copy, or the model itself where it lacks none."""
+    """The model with zeros in place of pruned heads: a copy, or the model itself if none are pruned."""
     if not pruned_heads(model.encoder):
         return model
     whole = copy.deepcopy(model)
@@ -143,10 +143,10 @@ def dense(model: HeadedModel) -> HeadedModel:
 
 @torch.no_grad()
 def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
-    """A model of some layers of another; embeddings, norms after the last layer and heads are copied.
+    """A model with some of another's layers; embeddings, norms after the last layer and heads are copied.
 
     Args:
-        model: it is not changed.
+        model: the other model, which is not changed.
         kept: numbers of the layers, from 0, ascending.
 
     Raises:
@@ -156,7 +156,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
     depth = len(_layers(encoder))
     if not depth:
         raise UsageError(
-            f"layers cannot be taken out of a model of the family {_family(encoder)}: they share their weights; its"
+            f"layers cannot be removed from a model of the family {_family(encoder)}: they share their weights; its"
             f" num_hidden_layers may be set lower in config.json, and {_OTHERWISE}"
         )
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < depth:
@@ -181,7 +181,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
 
 
 def prunable_maps(model: HeadedModel) -> dict[str, nn.Linear]:
-    """The linear maps that are pruned by magnitude: all of the encoder, by name; embeddings and heads are not.
+    """The linear maps that are pruned by magnitude: all of the encoder's, by name, but not embeddings or heads.
 
     Raises:
         UsageError: there are none.
@@ -193,7 +193,7 @@ def prunable_maps(model: HeadedModel) -> dict[str, nn.Linear]:
 
 
 def sparsity(model: HeadedModel) -> tuple[int, int]:
-    """How many weights of the prunable maps are 0, and of how many; biases are not counted."""
+    """Number of zero weights in the prunable maps, and of all weights; biases are not counted."""
     weights = [part.weight for part in prunable_maps(model).values()]
     return sum(int((weight == 0).sum()) for weight in weights), sum(weight.numel() for weight in weights)
 
@@ -202,7 +202,7 @@ def sparsity(model: HeadedModel) -> tuple[int, int]:
 def smallest_to_zero(weight: Tensor, share: float) -> None:
     """Set a matrix's smallest weights by absolute value to 0, in place: `share` of all, to the nearest weight.
 
-    Weights that are 0 already count, so that a larger share extends a smaller one.
+    Weights that are already 0 count, so a larger share extends a smaller one.
     """
     size = weight.abs().flatten().cpu().numpy()
     count = round(share * size.size)
@@ -217,9 +217,9 @@ def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 
 
     Args:
         final: s_f.
-        step: updates done.
-        ramp_steps: r, updates over which the share grows; 0: it is final from the start.
-        every_steps: t is `step` rounded down to a multiple of this; after the ramp the share is final at any step.
+        step: number of updates done.
+        ramp_steps: r, number of updates over which the share grows; 0: the final share from the start.
+        every_steps: t is `step` rounded down to a multiple of this; after the ramp the share is always the final one.
     """
     if step >= ramp_steps:
         return final
@@ -227,7 +227,7 @@ def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 
 
 
 def _layers(encoder: Encoder) -> Sequence[nn.Module]:
-    """The encoder's layers, where each has weights of its own; else none."""
+    """The encoder's layers if each has its own weights; otherwise none."""
     layers = getattr(encoder, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
 
@@ -242,11 +242,11 @@ def _gone(attention: Any) -> tuple[int, ...]:
 
 def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
     """Raises:
-    ValueError: a choice that the layers do not allow.
+    ValueError: the choice is impossible for these layers.
     """
     for layer, heads in sorted(chosen.items()):
         if not 0 <= layer < len(attentions):
-            raise ValueError(f"layer {layer} is not there; layers are counted from 0 to {len(attentions) - 1}")
+            raise ValueError(f"there is no layer {layer}; layers are counted from 0 to {len(attentions) - 1}")
         gone = set(_gone(attentions[layer]))
         every = attentions[layer].heads + len(gone)
         strange = sorted(set(heads) - set(range(every)))
@@ -256,7 +256,7 @@ def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
             raise ValueError(f"layer {layer}: head {min(gone & set(heads))} is pruned already")
         if len(gone) + len(set(heads)) == every:
             raise ValueError(
-                f"layer {layer} would have none of its {every} heads left; keep one, or take out the whole layer"
+                f"layer {layer} would have none of its {every} heads left; keep one, or remove the whole layer"
                 " (method.layers)"
             )
     for layer, heads in chosen.items():
@@ -266,7 +266,7 @@ def _take_out(attentions: Sequence[SelfAttention], chosen: HeadChoice) -> None:
 
 @torch.no_grad()
 def _narrow(attention: SelfAttention, heads: set[int]) -> None:
-    """Take rows and columns out of an attention."""
+    """Remove the rows and columns of these heads from an attention."""
     gone = _gone(attention)
     present = [head for head in range(attention.heads + len(gone)) if head not in gone]
     width = attention.query.out_features // attention.heads
@@ -301,15 +301,15 @@ def _put_back(attention: SelfAttention) -> None:
 
 
 def _maps_by_head(attention: SelfAttention) -> Iterator[nn.Linear]:
-    """The linear maps whose outputs belong to heads: all of the attention's but the last, also those of global tokens
-    or of positions."""
+    """The linear maps whose outputs belong to heads: all of the attention's except the last, including those for global
+    tokens or positions."""
     for name, part in attention.named_children():
         if isinstance(part, nn.Linear) and name != "output":
             yield part
 
 
 def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Other weights of other shapes in a linear map's place."""
+    """Replace a linear map's weights with others, possibly of a different shape."""
     trained = linear.weight.requires_grad
     linear.out_features, linear.in_features = weight.shape
     linear.weight = nn.Parameter(weight.clone(), requires_grad=trained)
@@ -318,10 +318,10 @@ def _set(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
-    """The settings of a model of these layers, with the entries of these layers where a setting has one per layer.
+    """The settings of a model with these layers; settings with one entry per layer keep the entries of these layers.
 
     Raises:
-        UsageError: a layer depends on its number.
+        UsageError: a layer depends on its number, so it cannot move or be removed.
     """
     settings = config.model_dump()
     update: dict[str, Any] = {"num_hidden_layers": len(kept)}
@@ -333,20 +333,20 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
         )
     if moved and settings.get("attention_type") == "block_sparse":
         raise UsageError(
-            f"layers: {list(kept)}; the blocks that a layer of BigBird draws follow from its number, so its layers"
-            " cannot move; keep the first ones (method.layers=first)"
+            f"layers: {list(kept)}; the random blocks of a BigBird layer depend on its number, so its layers cannot"
+            " move; keep the first ones (method.layers=first)"
         )
     if config.model_type == "modernbert" and kept[0] != 0:
         raise UsageError(f"layers: {list(kept)}; ModernBERT's first layer alone has no norm before it: keep layer 0")
     if moved and config.model_type == "gpt-bert":
         raise UsageError(
-            f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all before it, so they cannot move;"
-            " keep the first ones (method.layers=first)"
+            f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all earlier ones, so they cannot"
+            " move; keep the first ones (method.layers=first)"
         )
     if (settings.get("skips") or settings.get("value_embeddings")) and len(kept) != settings["num_hidden_layers"]:
         raise UsageError(
-            f"layers: {list(kept)}; by its skips or value_embeddings, what a layer of this model reads follows from its"
-            " number, so that none can be removed; train a smaller one (--set model.num_hidden_layers=N)"
+            f"layers: {list(kept)}; with skips or value_embeddings, the inputs of a layer depend on its number, so none"
+            " can be removed; train a smaller model (--set model.num_hidden_layers=N)"
         )
     lists = {"attention_window": getattr(config, "windows", ()), "layer_types": getattr(config, "kinds", ())}
     for name, values in lists.items():

@@ -1,10 +1,10 @@
 """The likelihood of a text: log-likelihood from left to right, or pseudo-log-likelihood with masks.
 
-Salazar et al. 2020, arXiv:1910.14659, section 2; sibling scoring_rules.py has the rules by which a text is scored.
+Salazar et al. 2020, arXiv:1910.14659, section 2; sibling scoring_rules.py: the rules by which a text is scored.
 
-Special tokens surround the text and are never scored. Temperature is 1, log-probabilities are computed in fp32 and
-summed in fp64. Copies are made a batch at a time and batches hold texts of one length, so memory depends on the token
-budget alone; equal texts are scored once, and which texts share a batch does not depend on their order.
+Special tokens surround the text and are never scored. Temperature is 1; log-probabilities are computed in fp32 and
+summed in fp64. Copies are made one batch at a time, and the texts of a batch have one length, so memory depends only on
+the token budget. Equal texts are scored once, and which texts share a batch does not depend on their order.
 
 Shapes: K texts of N tokens each, N tokens of a text.
 """
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TextScore:
-    """The log-probability of each scored token of a text, in nats, and the number of its words between white space."""
+    """The log-probability of each scored token of a text, in nats, and the text's number of whitespace-split words."""
 
     log_p_N: Floats
     words: int
@@ -61,15 +61,15 @@ def score_texts(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[TextScore]:
-    """The score of each text, or of the end of each, in their order.
+    """The score of each text, or of the end of each, in the order of `texts`.
 
     Args:
-        model: with a masked-LM or a causal-LM head, or one whose config.json names its rule.
-        texts: scored as they are; a special token written out in one is just text.
-        rule: a name in SCORING_RULES; by the model's config.json or head where None.
-        starts: for each text the character at which the part that is scored begins; all before it is context. A token
-            that reaches beyond this character is scored, though it may begin before it. The whole text where None.
-        max_batch_tokens: tokens computed at once, at least those of one text; changes memory and speed alone.
+        model: with a masked-LM or a causal-LM head, or with a rule in its config.json.
+        texts: scored verbatim; a special token written out in a text is ordinary text.
+        rule: a name in SCORING_RULES; None: determined by the model's config.json or head.
+        starts: for each text, the character at which the scored part begins; everything before it is context. A token
+            that extends beyond this character is scored, even if it begins before it. None: the whole text.
+        max_batch_tokens: tokens computed at once, at least those of one text; only affects memory and speed.
         device: where to compute.
         progress: the display, in scored tokens.
 
@@ -80,7 +80,7 @@ def score_texts(
     scoring = choose_rule(model, rule)(tokenizer)
     if scoring.needs_words and tokenizer.backend.pre_tokenizer is None:
         raise DataError(
-            f"the tokenizer does not cut text into words, which the rule {scoring.name} needs; use the rule original"
+            f"the tokenizer does not split text into words, which the rule {scoring.name} needs; use the rule original"
         )
     encodings = tokenizer.encodings_plain(texts)
     ids = [each.ids for each in encodings]
@@ -106,10 +106,10 @@ def score_ids(
 
     Args:
         predict: the model and its head.
-        rule: which copies of a text are made.
-        ids: of each text, without special tokens and no longer than the model reads.
-        words: for each token the number of its word.
-        first: of each text the first token that is scored; all are where None.
+        rule: determines which copies of a text are made.
+        ids: ids of each text, without special tokens and no longer than the model's maximum.
+        words: for each token, the number of its word.
+        first: for each text, the first token that is scored; None: all tokens are scored.
         max_batch_tokens: tokens computed at once, at least those of one copy.
     """
     length_of = np.array([len(row) for row in ids])
@@ -117,7 +117,7 @@ def score_ids(
     found: list[Floats] = [np.empty(0, np.float32)] * len(ids)
     done = 0
     with progress("score", int(length_of.sum()), "tokens") as meter:
-        for length in np.unique(length_of)[::-1].tolist():  # the longest first, so that too large a batch fails at once
+        for length in np.unique(length_of)[::-1].tolist():  # longest first: a batch that is too large fails at once
             members = np.flatnonzero(length_of == length).tolist()
             rows = np.array([[*ids[k], *words[k], first[k]] for k in members], dtype=np.int64)
             distinct, row_of = np.unique(rows, axis=0, return_inverse=True)
@@ -136,7 +136,7 @@ def score_ids(
 def _score_one_length(
     texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor | EnergyPredictor, max_batch_tokens: int
 ) -> Iterator[Floats]:
-    """Log-probabilities in the order of texts and tokens, a batch at a time."""
+    """Log-probabilities in the order of texts and tokens, one batch at a time."""
     length = texts.ids_KN.shape[1]
     copy_C = rule.scored_copies(texts)
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
@@ -147,7 +147,7 @@ def _score_one_length(
 
 
 def _token_at(encoding: Encoding, start: int) -> int:
-    """The first token that reaches beyond this character; the number of tokens where none does."""
+    """The first token that extends beyond this character; the number of tokens if none does."""
     return next((number for number, (_, end) in enumerate(encoding.offsets) if end > start), len(encoding.ids))
 
 
@@ -161,8 +161,8 @@ def _check_lengths(
     for number, (row, text) in enumerate(zip(ids, texts, strict=True)):
         if len(row) + scoring.special_tokens > max_tokens:
             raise DataError(
-                f"{text[:40]!r}... has {len(row)} tokens and {scoring.special_tokens} special ones around, the model"
-                f" reads at most {max_tokens}; shorten it"
+                f"{text[:40]!r}... has {len(row)} tokens and {scoring.special_tokens} special ones, but the model reads"
+                f" at most {max_tokens}; shorten it"
             )
         if len(row) <= max(scoring.unscored_tokens, 0 if first is None else first[number]):
             raise DataError(f"{text!r} has no token to score")

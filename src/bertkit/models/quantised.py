@@ -1,7 +1,7 @@
-"""Quantised linear maps and tables in a model: putting them in, and reading a directory that has them.
+"""Quantised linear maps and tables in a model: inserts them, and restores them from a model directory.
 
-Nothing here follows a paper. int8.py, calibrated.py and low_bit.py compute; `quantise` converts any model to eight
-bits, compression/q8bert.py and qbert.py convert what they trained.
+Not from a paper. int8.py, calibrated.py and low_bit.py define the modules. `quantise` converts any model to eight bits;
+compression/q8bert.py and qbert.py convert the models that they train.
 
 config.json describes the quantisation under `quantization_config`; the tensors of a quantised module replace its
 `weight` in the file.
@@ -47,18 +47,18 @@ from bertkit.models.weights import Names, to_hub_names
 from bertkit.models.word_embedding import is_plain_embedding
 
 QUANTISATION = "quantization_config"
-"""Key of config.json, one of a model's `extras`: that and how its weights are quantised."""
+"""Key of config.json, one of a model's `extras`: whether and how its weights are quantised."""
 METHOD = "bertkit"
-"""Its `quant_method`."""
+"""The value of its `quant_method`."""
 _LEAVES = (WEIGHT, SCALE, INPUT_THRESHOLD, OUTPUT_THRESHOLD, INPUT_RANGE, INPUT_FACTOR, *LowBitLinear.LEAVES)
 
 
 def quantise(model: HeadedModel, ranges: Mapping[str, InputRange] | None = None) -> list[str]:
-    """Replace all linear maps and tables by int8 ones; returns their names.
+    """Replace all linear maps and tables with int8 ones; returns their names.
 
     Args:
-        model: whose they are.
-        ranges: of the inputs of maps, by name, which are fixed from then on; the others quantise each row as it comes.
+        model: changed in place.
+        ranges: fixed input ranges of maps, by name; the other maps quantise each row by its own range.
     """
     model.extras[QUANTISATION] = {
         "quant_method": METHOD,
@@ -72,8 +72,8 @@ def quantise(model: HeadedModel, ranges: Mapping[str, InputRange] | None = None)
 
 
 def _calibrated(model: nn.Module, ranges: Mapping[str, InputRange]) -> dict[str, CalibratedLinear]:
-    """The maps whose inputs have a range. Maps of one input share factors; what a feed-forward layer's outer map reads
-    has none."""
+    """The maps whose inputs have a range. Maps that read the same input share smoothing factors; the input of a
+    feed-forward layer's outer map has none."""
     parts = {name: part for name in ranges if is_plain_linear(part := model.get_submodule(name))}
     readers, unsmoothed = {part: [part] for part in parts.values()}, set()
     for owner in model.modules():
@@ -99,11 +99,11 @@ def _quantised(part: nn.Module) -> nn.Module | None:
 
 
 def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.Module | None]) -> list[str]:
-    """Replace modules by others, shared ones once; returns the names of those that were replaced.
+    """Replace modules with others, shared ones only once; returns the names of those that were replaced.
 
     Args:
-        model: whose modules they are.
-        replacement: from name and module to what replaces it; None: it stays.
+        model: changed in place.
+        replacement: from name and module to the new module; None: keep the old one.
     """
     found = {name: replacement(name, part) for name, part in model.named_modules() if name}
     changed = {model.get_submodule(name): new for name, new in found.items() if new is not None}
@@ -116,8 +116,8 @@ def replace_parts(model: nn.Module, replacement: Callable[[str, nn.Module], nn.M
 
 
 def join_maps(model: nn.Module) -> None:
-    """Have attentions with maps of int8 compute queries, keys and values in one product, all others separately, and
-    feed-forward layers with fixed ranges keep their inner states in bytes."""
+    """Set how maps are combined: attentions with int8 maps compute queries, keys and values in one product, all others
+    separately; feed-forward layers with fixed ranges keep their inner states in bytes."""
     for part in model.modules():
         if isinstance(part, SelfAttention):
             part.projection = _joint_projection([part.query, part.key, part.value])
@@ -135,18 +135,18 @@ def _joint_projection(maps: list[nn.Linear]) -> Projection:
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether any part is."""
+    """Whether any part of the model is quantised."""
     return any(isinstance(part, QuantisedModule) for part in model.modules())
 
 
 def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, settings: Mapping[str, Any]) -> None:
-    """Give a model the modules of a quantised file; their numbers are loaded afterwards.
+    """Give a model the modules of a quantised file; their weights are loaded afterwards.
 
     Args:
-        model: as its family builds it, on any device.
-        tensors: of the file.
+        model: as built by its family, on any device.
+        tensors: tensors of the file.
         names: from the model's modules to the file's.
-        settings: QUANTISATION of config.json.
+        settings: QUANTISATION in config.json.
 
     Raises:
         DataError: the settings are damaged, or do not match the tensors.
@@ -155,8 +155,8 @@ def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, s
     bits, bits_by_map = settings.get("activation_bits", 8), settings.get("bits", {})
     if bits not in range(2, 9) or not isinstance(bits_by_map, Mapping):
         raise DataError(
-            f"{QUANTISATION}: activation_bits is {bits!r} and bits {bits_by_map!r}; expected a number from 2 to 8, and"
-            " numbers by the names of linear maps; export the model again"
+            f"{QUANTISATION}: activation_bits is {bits!r} and bits is {bits_by_map!r}; expected a number from 2 to 8,"
+            " and numbers by the names of linear maps; export the model again"
         )
 
     def made(name: str, part: nn.Module) -> nn.Module | None:
@@ -184,14 +184,14 @@ def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, s
 
 
 def with_plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors, those of quantised weights under the names of plain ones, too."""
+    """A file's tensors, with those of quantised weights also under the names of plain weights."""
     quantised = (f".{WEIGHT}", f".{LowBitLinear.PACKED}")
     plain = {f"{name.rpartition('.')[0]}.weight": tensors[name] for name in tensors if name.endswith(quantised)}
     return {**tensors, **plain}
 
 
 def module_names(model: nn.Module, names: Names, *, without: Collection[str] = ()) -> dict[str, str]:
-    """What a file calls the linear maps and tables, by their names here; `without` are left out."""
+    """The names of linear maps and tables in a file, by their names here; those in `without` are left out."""
     kinds = (nn.Linear, nn.Embedding)
     parts = [name for name, part in model.named_modules() if isinstance(part, kinds) and name not in without]
     full = to_hub_names((f"{name}.weight" for name in parts), names)

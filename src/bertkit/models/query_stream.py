@@ -1,8 +1,8 @@
-"""Texts with missing tokens as XLNet reads them: its query stream predicts those from the tokens that are there.
+"""Texts with missing tokens for XLNet, whose query stream predicts them from the tokens that are present.
 
-Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3. XLNet is trained without masks: a token that is missing is one
-that no other attends to, and is predicted from those that are there. Objective permutation_lm.py draws the orders of
-training; here the special tokens, which have a place in the order there, too, come before all that is predicted.
+Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3. XLNet is trained without masks: a missing token is one that no
+other token attends to, and is predicted from those that are present. In training, objective permutation_lm.py draws the
+order of all tokens, including the special ones; here the special tokens precede all predicted tokens.
 
 Shapes: T packed tokens, M predicted tokens.
 """
@@ -19,16 +19,17 @@ from bertkit.data.batch import PackedBatch, TokenTargets
 from bertkit.models.xlnet import PERMUTATION
 
 _PRESENT, _SPECIAL, _MISSING = (-1, 0), (0, 1), (1, 1)
-"""Ranks as key and as query (`PermutationOrder`): a missing token sees the present and the special ones, and no other
-missing one."""
+"""Ranks as key and as query (`PermutationOrder`): a missing token attends to present and special tokens, but not to
+other missing ones."""
 
 
 def with_missing_tokens(
     batch: PackedBatch, index_M: Tensor, *, mask_id: int, special_ids: Sequence[int]
 ) -> PackedBatch:
-    """The batch, of which the query stream predicts the tokens `index_M`, (M,), in ascending order.
+    """The batch, set up for the query stream to predict the tokens `index_M`, (M,), in ascending order.
 
-    They and all masks are missing: no other token sees them. `special_ids` are of the tokens around a text.
+    These tokens and all masks are missing: no other token attends to them. `special_ids` are those of the special
+    tokens around a text.
     """
     is_missing_T = batch.ids_T == mask_id
     is_missing_T[index_M] = True

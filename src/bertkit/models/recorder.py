@@ -1,7 +1,7 @@
 """Hook points: where a recorder reads and edits the tensors of a forward pass.
 
-A model passes the tensor of every named point to the recorder, if there is one, and continues with what it returns;
-without one the fast path runs untouched. Points have TransformerLens's names: `hook_embed`,
+A model passes the tensor of every named point to the recorder, if there is one, and continues with the returned tensor;
+without a recorder the fast path runs unchanged. Points have TransformerLens's names: `hook_embed`,
 `blocks.3.attn.hook_pattern`, `blocks.3.hook_resid_post`.
 """
 
@@ -20,7 +20,7 @@ class Recorder:
 
     Args:
         wanted: names of the points to keep.
-        edits: functions that replace a point's tensor, by name; they run before it is kept.
+        edits: functions that replace a point's tensor, by name; they run before the tensor is kept.
 
     Attributes:
         kept: tensors of the last forward pass, by name, still attached to the graph.
@@ -38,7 +38,7 @@ class Recorder:
         return other
 
     def needs(self, point: str) -> bool:
-        """Whether a point must be computed: the fast path has no attention maps."""
+        """Whether a point must be computed; the fast path does not compute attention maps, for example."""
         return point in self.wanted or point in self.edits
 
     def needs_within(self, prefix: str) -> bool:
@@ -67,5 +67,5 @@ class Scope:
         return tensor if self.recorder is None else self.recorder(self.prefix + point, tensor)
 
     def within(self, prefix: str) -> Scope:
-        # Without a recorder no name is read, and one graph of a compiled layer serves all of them.
+        # Without a recorder names are unused, and all layers can share one compiled graph.
         return self if self.recorder is None else Scope(self.recorder, self.prefix + prefix)

@@ -1,4 +1,4 @@
-"""The encoder families, by the name that recipes and config.json give them; a new family is one file and one entry."""
+"""The encoder families, by their names in recipes and config.json; a new family is one file and one entry."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ AnyEncoderConfig = Annotated[
 ]
 
 FAMILIES: dict[str, type[EncoderConfig]] = {kind.model_type: kind for kind in get_args(get_args(AnyEncoderConfig)[0])}
-"""By `model_type`."""
+"""Settings classes by `model_type`."""

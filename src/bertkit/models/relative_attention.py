@@ -1,8 +1,8 @@
-"""Attention by content, relative distance and segment: Transformer-XL's, XLNet's.
+"""Attention by content, relative distance and segment, for Transformer-XL and XLNet.
 
 Dai et al. 2019, Transformer-XL, arXiv:1901.02860, section 3.3 and appendix B; Yang et al. 2019, XLNet,
-arXiv:1906.08237, sections 2.3 to 2.5. Differs from attention.py in that queries may represent tokens without their
-content, that keys may come from a memory of earlier tokens, and that scores have three parts:
+arXiv:1906.08237, sections 2.3 to 2.5. Differences from attention.py: queries may represent tokens without their
+content, keys may come from a memory of earlier tokens, and scores have three parts:
 
     (q_i + r_w) k_j  +  (q_i + r_r) W R_(i-j)  +  (q_i + r_s) s_(same segment or not)
 
@@ -36,7 +36,7 @@ class PairBlock:
 
     Attributes:
         block: the rectangle.
-        members_b: its sequences' numbers in the batch.
+        members_b: the numbers of its sequences in the batch.
         other_segment_b1SK: whether key and query are in different segments.
         visible_b1SK: which keys a query attends to; None: all.
     """
@@ -53,13 +53,13 @@ class Pairs:
 
     Attributes:
         num_tokens: T.
-        sequences: of the batch.
-        blocks: one for each of theirs.
-        waves_CPD: an embedding of every distance from the farthest key before a token to the farthest after it; in each
-            direction of reading if there are two.
-        direction_B: the direction of each sequence; None if there is one.
-        memory_length: keys before the first token.
-        biases_NH: r_w and r_r, where all layers share them.
+        sequences: sequences of the batch.
+        blocks: one for each block of `sequences`.
+        waves_CPD: an embedding of every distance from the farthest key before a token to the farthest after it, for
+            each direction of reading if there are two.
+        direction_B: the direction of each sequence; None if there is only one direction.
+        memory_length: number of keys before the first token.
+        biases_NH: r_w and r_r, if all layers share them.
     """
 
     num_tokens: int
@@ -71,7 +71,7 @@ class Pairs:
     biases_NH: tuple[Tensor, Tensor] | None = None
 
     def distances(self, relative_CPNH: Tensor, block: PairBlock) -> Tensor:
-        """The rows of a table over all distances that a block needs, for each of its sequences or for all alike: (b or
+        """The rows that a block needs from a table of all distances, for each of its sequences or shared by all: (b or
         1, P, N, H)."""
         length = block.block.length
         first = self.sequences.max_length - length
@@ -83,9 +83,9 @@ class Pairs:
 class PermutationOrder:
     """The order in which tokens are predicted, as two ranks per token: i attends to j if query_rank[i] > key_rank[j].
 
-    A token visible to all has key rank -1. A target has its place in the order, from 0, as either rank, so that it
-    attends to the targets before it and not to itself. Any other token (a separator that is not predicted) attends to
-    itself, with a query rank one above its key rank. The content stream always attends to its own token.
+    A token visible to all has key rank -1. Both ranks of a target are its place in the order, counted from 0: it
+    attends to earlier targets but not to itself. Any other token (a separator that is not predicted) attends to itself,
+    with a query rank one above its key rank. The content stream always attends to its own token.
 
     Attributes:
         key_rank_T, query_rank_T: int64, compared within a sequence.
@@ -106,10 +106,10 @@ def pair_blocks(
     """The pairs of each block.
 
     Args:
-        sequences: of the batch.
+        sequences: sequences of the batch.
         token_types_T: segments; the memory is in segment 0.
-        order: which keys are visible; None: all of the sequence.
-        memory_length: keys before the first token, visible to all.
+        order: determines which keys are visible; None: all of the sequence.
+        memory_length: number of keys before the first token, visible to all.
         sees_itself: whether a token attends to itself regardless of the order.
     """
     numbers_T = torch.repeat_interleave(sequences.cu_seqlens_B1.diff().long(), output_size=token_types_T.numel())
@@ -146,9 +146,9 @@ def waves(width: int, *, keys: int, queries: int, clamp: int, directions: int, d
         width: D, even.
         keys: K, memory and tokens.
         queries: S.
-        clamp: larger distances count as this one; none if 0 or less.
+        clamp: larger distances are clamped to this one; 0 or less: no limit.
         directions: C; 2 for both signs of the distances.
-        device: of the result.
+        device: device of the result.
     """
     distance_P = torch.arange(keys, -queries, -1, device=device).float()
     if clamp > 0:
@@ -160,10 +160,10 @@ def waves(width: int, *, keys: int, queries: int, clamp: int, directions: int, d
 
 
 def aligned(scores_bNSP: Tensor, keys: int) -> Tensor:
-    """Scores by distance to scores by key: (b, N, S, K).
+    """Convert scores by distance to scores by key: (b, N, S, K).
 
-    Query i has key j at distance K - S + i - j, in column j + S - i. Without the first S numbers and in rows one
-    shorter, the same memory has it in row i, column j: nothing is copied.
+    For query i, key j is at distance K - S + i - j, in column j + S - i. If the first S numbers are dropped and rows
+    are one shorter, the same memory has it in row i, column j, so nothing is copied.
     """
     queries, distances = scores_bNSP.shape[-2:]
     shifted = scores_bNSP.flatten(2)[..., queries:]
@@ -180,11 +180,11 @@ class Keys:
 
 
 class DistanceAttention(nn.Module, ABC):
-    """Multi-head attention by content and distance; arguments as of `SelfAttention`."""
+    """Multi-head attention by content and distance; arguments as in `SelfAttention`."""
 
     position_maps: ClassVar[tuple[str, ...]] = ("relative",)
     products_per_pair: ClassVar[int] = 4
-    """As in `SelfAttention`, and query with distance, of which there are twice as many as keys."""
+    """As in `SelfAttention`, plus queries with distances, of which there are twice as many as keys."""
     products_per_token: ClassVar[int] = 0
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
@@ -210,7 +210,7 @@ class DistanceAttention(nn.Module, ABC):
 
         Args:
             known_TD: the input of keys and values.
-            pairs: which keys there are, and how far away.
+            pairs: the keys and their distances.
             memory_BKD: states before each sequence's first token.
             scope: points, each (T, N, H): `hook_k`, `hook_v`.
         """
@@ -233,15 +233,15 @@ class DistanceAttention(nn.Module, ABC):
     def forward(
         self, asking_MD: Tensor, keys: Keys, pairs: Pairs, scope: Scope, *, tokens_M: Tensor | None = None
     ) -> Tensor:
-        """The output of each query, (M, D), from zeros if no key is visible to it.
+        """The output of each query, (M, D), computed from zeros if no key is visible to it.
 
         Args:
             asking_MD: the input of the queries.
-            keys: as of `keys`.
+            keys: as returned by `keys`.
             pairs: which of the keys are visible.
             scope: points: `hook_q` and `hook_z`, each (M, N, H); `hook_attn_scores` and `hook_pattern`, each (B, N, S,
                 K).
-            tokens_M: the token of each query; None: all tokens in their order.
+            tokens_M: the token of each query; None: all tokens in order.
         """
         query_TNH = scope.tap("hook_q", self._by_heads(self.query(asking_MD)))
         if tokens_M is not None:
@@ -268,7 +268,7 @@ class DistanceAttention(nn.Module, ABC):
         block: PairBlock,
         biases_NH: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """The scaled sum of the parts, (b, N, S, K)."""
+        """The scaled sum of the parts of the scores, (b, N, S, K)."""
         bias_N1H, relative_bias_N1H = (bias[:, None] for bias in biases_NH)
         by_content = (query_bNSH + bias_N1H) @ key_bNKH.transpose(-1, -2)
         by_distance = (query_bNSH + relative_bias_N1H) @ relative_bPNH.permute(0, 2, 3, 1)
@@ -276,16 +276,16 @@ class DistanceAttention(nn.Module, ABC):
         return self.further_parts(parts, query_bNSH, block) * (1 / math.sqrt(query_bNSH.shape[-1]))
 
     def further_parts(self, parts_bNSK: Tensor, query_bNSH: Tensor, block: PairBlock) -> Tensor:
-        """What else is added to the scores before they are scaled."""
+        """Add further parts to the scores before they are scaled."""
         return parts_bNSK
 
     def gather(self, scores_bNSK: Tensor, value_bNKH: Tensor, block: PairBlock, scope: Scope) -> Tensor:
-        """Values by the softmax of the scores of visible keys, (b, N, S, H)."""
+        """Values weighted by the softmax of the scores of visible keys, (b, N, S, H)."""
         if block.visible_b1SK is not None:
             scores_bNSK = scores_bNSK.masked_fill(~block.visible_b1SK, torch.finfo(scores_bNSK.dtype).min)
         pattern_bNSK = torch.softmax(scores_bNSK, dim=-1)
         if block.visible_b1SK is not None:
-            # All others are zero already, but for queries that see nothing: there the softmax is even.
+            # Invisible keys are already zero, except for queries without visible keys, whose softmax is uniform.
             pattern_bNSK = pattern_bNSK * block.visible_b1SK
         pattern_bNSK = scope.tap("hook_pattern", pattern_bNSK)
         return dropout(pattern_bNSK, self.dropout_rate, training=self.training).to(value_bNKH.dtype) @ value_bNKH
@@ -295,7 +295,7 @@ class DistanceAttention(nn.Module, ABC):
 
 
 class SharedBiasAttention(DistanceAttention):
-    """Transformer-XL's: all layers have the same biases, those of the pairs."""
+    """Transformer-XL's attention: all layers share the biases, those of the pairs."""
 
     def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         assert pairs.biases_NH is not None, "the encoder gives them"
@@ -303,7 +303,7 @@ class SharedBiasAttention(DistanceAttention):
 
 
 class RelativeAttention(DistanceAttention):
-    """XLNet's: by segment, too, with biases of each layer."""
+    """XLNet's attention: also by segment, and with separate biases in each layer."""
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)

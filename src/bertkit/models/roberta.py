@@ -1,8 +1,8 @@
-"""RoBERTa and models of its shape: XLM-R, CamemBERT, DistilRoBERTa.
+"""RoBERTa and models with its architecture: XLM-R, CamemBERT, DistilRoBERTa.
 
 Liu et al. 2019, arXiv:1907.11692, section 3.1 and table 9; details as in fairseq and the Hub's class. The layers are
-BERT's; positions are counted from the padding's id plus one, there is one segment type, the language-model head's GELU
-is always exact, and a classifier has a dense layer of its own in place of the pooler. Conneau et al. 2020,
+BERT's; positions are counted from the padding id plus one, there is one segment type, the language-model head's GELU
+is always exact, and a classifier has its own dense layer in place of the pooler. Conneau et al. 2020,
 arXiv:1911.02116 (XLM-R).
 
 Shapes: T packed tokens, D width, V vocabulary.
@@ -29,7 +29,7 @@ from bertkit.models.weights import Names
 
 
 class RobertaLikeConfig(BertLikeConfig):
-    """What RoBERTa and its multilingual and French twins have in common; defaults are RoBERTa base's."""
+    """Settings shared by RoBERTa and its multilingual and French versions; defaults are those of RoBERTa base."""
 
     max_position_embeddings: int = Field(
         514, ge=3, description="Rows of the position table: the maximum sequence length plus the padding id plus one."
@@ -42,7 +42,7 @@ class RobertaLikeConfig(BertLikeConfig):
     )
 
     classes: ClassVar[str]
-    """What the names of the Hub's classes begin with."""
+    """Prefix of the names of the Hub's classes."""
 
     hub_prefix: ClassVar[str] = "roberta"
     pooler_hub_name: ClassVar[str | None] = "roberta.pooler.dense"
@@ -97,7 +97,7 @@ class RobertaLikeConfig(BertLikeConfig):
 
 
 class RobertaConfig(RobertaLikeConfig):
-    """RoBERTa; DistilRoBERTa is this with six layers."""
+    """RoBERTa; DistilRoBERTa is this model with six layers."""
 
     family: Literal["roberta"] = "roberta"
 
@@ -107,7 +107,7 @@ class RobertaConfig(RobertaLikeConfig):
 
 
 class XLMRobertaConfig(RobertaLikeConfig):
-    """XLM-R: RoBERTa over a hundred languages and 250,002 tokens."""
+    """XLM-R: RoBERTa for a hundred languages, with 250,002 tokens."""
 
     family: Literal["xlm-roberta"] = "xlm-roberta"
 
@@ -117,7 +117,7 @@ class XLMRobertaConfig(RobertaLikeConfig):
 
 
 class CamembertConfig(RobertaLikeConfig):
-    """CamemBERT: RoBERTa in French."""
+    """CamemBERT: RoBERTa for French."""
 
     family: Literal["camembert"] = "camembert"
 
@@ -127,14 +127,14 @@ class CamembertConfig(RobertaLikeConfig):
 
 
 class RobertaEmbeddings(NormedEmbeddings):
-    """Word, position and segment-type embeddings, normalised; positions are counted from the padding's id."""
+    """Word, position and segment-type embeddings, normalised; positions are counted from the padding id."""
 
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config, vocab_size)
         self.pad_id = pad_id
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D), with the points of BERT's."""
+        """(T, D), with the points of BERT's embeddings."""
         return super().forward(replace(batch, positions_T=self.positions_T(batch)), scope)
 
     def positions_T(self, batch: PackedBatch) -> Tensor:
@@ -143,9 +143,9 @@ class RobertaEmbeddings(NormedEmbeddings):
 
 
 def positions_behind_padding(batch: PackedBatch, pad_id: int) -> Tensor:
-    """Rows of the position table, (T,): each sequence's tokens counted from the padding's id plus one.
+    """Rows of the position table, (T,): each sequence's tokens counted from the padding id plus one.
 
-    A padding token inside a sequence is not counted and has the padding's own row, as in fairseq's make_positions.
+    A padding token inside a sequence is not counted and has the padding's row, as in fairseq's make_positions.
     """
     if isinstance(batch.sequences, CachedSequences) and not batch.sequences.is_prompt:
         return batch.positions_T + pad_id + 1
@@ -177,6 +177,6 @@ class Roberta(BertStack):
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """The padding's rows are zero, as in fairseq."""
+        """Set the padding's rows to zero, as in fairseq."""
         for table in (self.embeddings.word, self.embeddings.position):
             table.weight[self.embeddings.pad_id].zero_()

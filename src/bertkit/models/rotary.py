@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are rotated by their position, so that scores depend on distance alone.
+"""Rotary positions: queries and keys are rotated by their position, which makes scores depend only on distance.
 
 Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2. Differs from the paper in the pairs of dimensions: i and i +
 H/2, as in GPT-NeoX, not neighbours.
@@ -15,8 +15,8 @@ from torch import Tensor
 
 
 class _Turn(torch.autograd.Function):
-    """Backward rotates the gradient the other way: a rotation's transpose is its inverse. autograd would repeat every
-    copy and half of the forward pass."""
+    """Rotation whose backward pass rotates the gradient the other way: a rotation's transpose is its inverse. autograd
+    would repeat every copy and half of the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
@@ -46,14 +46,14 @@ def _turned(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
 
 
 def _turned_by_halves(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) -> Tensor:
-    """The same without writing to what was computed before."""
+    """`_turned` without in-place operations."""
     (first, second), cosine_T1h = rows_TNH.float().chunk(2, dim=-1), cosine_T1H.chunk(2, dim=-1)[0]
     halves = [first * cosine_T1h - second * sine_T1H, second * cosine_T1h + first * sine_T1H]
     return torch.cat(halves, dim=-1).to(rows_TNH.dtype)
 
 
 class RotaryTable:
-    """The angle of each token's position: cosines (T, 1, H), of which the halves are equal, and sines (T, 1, H/2)."""
+    """The angle of each token's position: cosines (T, 1, H) with two equal halves, and sines (T, 1, H/2)."""
 
     def __init__(self, positions_T: Tensor, head_width: int, theta: float) -> None:
         pair = torch.arange(0, head_width, 2, device=positions_T.device).float()
@@ -62,8 +62,8 @@ class RotaryTable:
         self.cosine_T1H, self.sine_T1H = torch.cat([cosine_T1H, cosine_T1H], dim=-1), angle_T1H.sin()
 
     def turn(self, rows_TNH: Tensor) -> Tensor:
-        """Turn each pair (i, i + H/2) of queries or keys, in single precision: (T, N, H)."""
-        if torch.compiler.is_compiling():  # its graph joins the operations, and can hold no formula of their gradient
+        """Rotate each pair (i, i + H/2) of queries or keys, in single precision: (T, N, H)."""
+        if torch.compiler.is_compiling():  # its graph fuses the operations, but cannot contain a custom gradient
             return _turned_by_halves(rows_TNH, self.cosine_T1H, self.sine_T1H)
         turned: Tensor = _Turn.apply(rows_TNH, self.cosine_T1H, self.sine_T1H)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
         return turned

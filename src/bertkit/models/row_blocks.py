@@ -1,9 +1,9 @@
-"""Linear maps in bfloat16 over whole blocks of rows, so that oneDNN seldom meets a shape for the first time.
+"""Linear maps in bfloat16 over whole blocks of rows, to make new shapes rare for oneDNN.
 
-Nothing here follows a paper. oneDNN compiles a product for its exact shape, in half a millisecond to one, and a batch
-of whole sequences has another number of tokens each time: of an update of BERT at 256 x 4 with 32 sequences that was
-10%, with 8 sequences 17%. With rows of zeros behind the last token there are half a dozen numbers of rows in all. The
-zeros are written beside the states as these are turned to bfloat16; a row's product has the same bits with them.
+Not from a paper. oneDNN compiles a product for its exact shape, in half a millisecond to one, and each batch of whole
+sequences has a different number of tokens. In an update of BERT at 256 x 4, this took 10% of the time with 32 sequences
+and 17% with 8. With rows of zeros after the last token, only half a dozen different numbers of rows occur. The zeros
+are written when the states are converted to bfloat16; the products of the other rows are bit-identical.
 
 Shapes: R rows, D inputs, F outputs; P rows in whole blocks.
 """
@@ -22,20 +22,20 @@ from bertkit.kernels.loading import loaded_kernels
 
 MOST_WEIGHTS = 1 << 20
 MOST_ROWS = 1 << 13
-"""With more of either, the zeros and a copy of the states cost what compiling does."""
+"""With more of either, the zeros and a copy of the states cost as much as compiling."""
 LEAST_BLOCK = 16
 BLOCKS = 16
-"""From 256 rows on they are rounded up to the next of 16 to 32 blocks of a power of two: by 2% on average."""
+"""From 256 rows on, rows are rounded up to 16 to 32 blocks, each a power of two long: by 2% on average."""
 
 
 def whole_blocks(rows: int) -> int:
-    """The least number of rows in whole blocks: P."""
+    """P: the number of rows rounded up to whole blocks."""
     block = max(LEAST_BLOCK, 1 << max(rows // BLOCKS, 1).bit_length() - 1)
     return -(-rows // block) * block
 
 
 def goes_in_blocks(states: Tensor, weight_FD: Tensor) -> bool:
-    """Whether a run that computes with compiled kernels in bfloat16 multiplies these so."""
+    """Whether these are multiplied in blocks: in runs with compiled kernels in bfloat16, within the limits above."""
     kernels = loaded_kernels()
     return (
         kernels is not None
@@ -48,18 +48,18 @@ def goes_in_blocks(states: Tensor, weight_FD: Tensor) -> bool:
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
         and torch.bfloat16 in kernels.dtypes
-        and forward_ad._current_level < 0  # forward-mode derivatives are torch's
+        and forward_ad._current_level < 0  # torch computes forward-mode derivatives
     )
 
 
 def linear_in_blocks(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """states W^T + b in bfloat16, (R, F): a view, which no operator may write to in place."""
+    """states W^T + b in bfloat16, (R, F); a view that must not be written to in place."""
     rows_RF: Tensor = _InBlocks.apply(states_RD, weight_FD, bias_F)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return rows_RF
 
 
 def in_whole_blocks(rows_RD: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows as this type, with zeros behind the last one: (P, D)."""
+    """The rows in this dtype, with zeros after the last one: (P, D)."""
     rows, padded = rows_RD.shape[0], whole_blocks(rows_RD.shape[0])
     if rows == padded:
         return rows_RD.to(dtype).contiguous()

@@ -1,9 +1,9 @@
-"""The cross-entropy of a word against a sample of the vocabulary, in place of all of it.
+"""The cross-entropy of a word against a sample of the vocabulary instead of all words.
 
-Jean et al. 2015, arXiv:1412.2007, section 3, as TensorFlow's sampled_softmax_loss has it, which ELMo's released code
-trains with: words are drawn once for all rows, without repetition, the commoner ones more often (log-uniform over a
-vocabulary in the order of frequency), and each logit is lowered by the logarithm of how often its word is expected in
-such a sample. It is an estimate; evaluations compute the whole softmax (sibling vocabulary.py).
+Jean et al. 2015, arXiv:1412.2007, section 3, as in TensorFlow's sampled_softmax_loss, which ELMo's released code trains
+with. Words are drawn once for all rows, without repetition, frequent ones more often (log-uniform over a vocabulary
+sorted by frequency). Each logit is reduced by the logarithm of its word's expected count in such a sample. The result
+is an estimate; evaluations compute the full softmax (sibling vocabulary.py).
 
 Shapes: M rows, V vocabulary, N drawn words.
 """
@@ -21,7 +21,7 @@ from bertkit.models.vocabulary import VocabularyProjection
 
 
 def draw_words(count: int, vocab_size: int) -> tuple[Tensor, int]:
-    """N different words, log-uniform, and how many draws it took to find as many; by torch's generator.
+    """N different words, drawn log-uniformly with torch's generator, and the number of draws needed to find them.
 
     Args:
         count: N, at most V.
@@ -30,7 +30,7 @@ def draw_words(count: int, vocab_size: int) -> tuple[Tensor, int]:
     draws = count
     uniform = torch.rand(0, dtype=torch.float64)
     while True:
-        # Further draws behind those that were made: the sample does not depend on how many come at once.
+        # Further draws are appended: the sample does not depend on how many are drawn at once.
         uniform = torch.cat([uniform, torch.rand(draws, dtype=torch.float64)])
         word = (torch.exp(uniform * math.log(vocab_size + 1)) - 1).long().clamp(max=vocab_size - 1)
         values, inverse = torch.unique(word, return_inverse=True)
@@ -44,7 +44,7 @@ def draw_words(count: int, vocab_size: int) -> tuple[Tensor, int]:
 
 
 def expected_counts(word: Tensor, vocab_size: int, tries: int) -> Tensor:
-    """The chance that a word is among this many draws, in float64."""
+    """The probability that a word is among this many draws, in float64."""
     word = word.double()
     chance = ((word + 2) / (word + 1)).log() / math.log(vocab_size + 1)
     return -torch.expm1(tries * torch.log1p(-chance))
@@ -55,7 +55,7 @@ def sampled_cross_entropy(projection: VocabularyProjection, id_M: Tensor, negati
     among them.
 
     Args:
-        projection: of the whole vocabulary, of which some words' logits are computed.
+        projection: projection onto the whole vocabulary; only the logits of some words are computed.
         id_M: the word of each row.
         negatives: N, at most V.
     """

@@ -1,18 +1,23 @@
-"""How a text is scored: which copies of it a model reads, and where each token is predicted in them.
+"""Rules for scoring a text: which copies of it a model reads, and where each token is predicted in them.
 
 Salazar et al. 2020, arXiv:1910.14659, section 2: the pseudo-log-likelihood is the sum of the log-probabilities of the
-tokens, each predicted from a copy of the text in which it alone is masked (`original`). Kauf and Ivanova 2023,
-arXiv:2305.10588: since the later tokens of a rare word give the earlier ones away, they are masked with them
+tokens, each predicted from a copy of the text in which only that token is masked (`original`). Kauf and Ivanova 2023,
+arXiv:2305.10588: the later tokens of a rare word give the earlier ones away, so they are masked with them
 (`within_word_l2r`). Sibling rule `left_to_right` is the plain likelihood of a causal model.
 
-A model is scored by the rules that match its training. Masked next-token prediction (Charpentier and Samuel 2024,
-arXiv:2410.24159) predicts a masked token from the state before it: `masked_next_token`; a bidirectional encoder trained
-from left to right alone is scored by `encoder_left_to_right`, and XLNet, which has no mask, by `query_stream`. Where
-the head does not tell, the run that trained the model records its rule in config.json (`scoring_rule`), and rules that
-would read the wrong state are refused. Electric (Clark et al. 2020, arXiv:2012.08561, section 2.2) has no distribution
-over words but an energy for each token: `energy`, in one pass. Sibling pseudo_likelihood.py computes the scores.
+A model is scored by a rule that matches its training:
 
-Shapes: K texts of N tokens each, L = N and the special tokens around, R copies of a batch, M predicted tokens.
+- Masked next-token prediction (Charpentier and Samuel 2024, arXiv:2410.24159) predicts a masked token from the state
+  before it: `masked_next_token`.
+- A bidirectional encoder trained only from left to right is scored by `encoder_left_to_right`.
+- XLNet, which has no mask, is scored by `query_stream`.
+- Electric (Clark et al. 2020, arXiv:2012.08561, section 2.2) has no distribution over words but an energy for each
+  token: `energy`, in one pass.
+
+If the head does not determine the rule, the run that trained the model records it in config.json (`scoring_rule`), and
+rules that would read the wrong state are refused. Sibling pseudo_likelihood.py computes the scores.
+
+Shapes: K texts of N tokens each, L = N plus the special tokens around, R copies of a batch, M predicted tokens.
 """
 
 from __future__ import annotations
@@ -37,12 +42,12 @@ Floats = NDArray[np.float32]
 
 _CPU = torch.device("cpu")
 _STARTS = ("<|endoftext|>", "<s>", "<bos>")
-"""First tokens of texts in the training of causal models without a [CLS]."""
+"""First tokens of texts in training, for causal models without a [CLS]."""
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts of one length: their ids, for each token the number of its word, and of each the first that is scored."""
+    """Texts of one length: their ids, the number of each token's word, and the first scored token of each text."""
 
     ids_KN: Int64s
     word_KN: Int64s
@@ -59,7 +64,7 @@ class Copies:
 
 
 class ScoringRule(ABC):
-    """Which copies of a text its tokens are predicted from, and at which positions."""
+    """The copies of a text from which its tokens are predicted, and the positions of the predictions."""
 
     name: ClassVar[str]
     head: ClassVar[str]
@@ -69,17 +74,17 @@ class ScoringRule(ABC):
     causal: ClassVar[bool] = False
     """Whether a bidirectional encoder is run with causal attention."""
     needs_words: ClassVar[bool] = False
-    """Whether it uses the words of the tokenizer's pre-tokenizer."""
+    """Whether the rule uses the words of the tokenizer's pre-tokenizer."""
     shifted: ClassVar[bool] = False
-    """Whether a token is predicted from the state before it, not from its own."""
+    """Whether a token is predicted from the state before it instead of its own."""
     must_be_recorded: ClassVar[bool] = False
-    """Whether only a model whose config.json names the rule can be scored by it: the head alone does not tell."""
+    """Whether a model's config.json must name the rule, because the head does not determine it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor | EnergyPredictor:
-        """What gives the tokens of the copies their scores."""
+        """The predictor that scores the tokens of the copies."""
         return TokenPredictor(model, self.head, causal=self.causal, device=device)
 
     @property
@@ -89,7 +94,7 @@ class ScoringRule(ABC):
 
     @property
     def unscored_tokens(self) -> int:
-        """The number of first tokens of a text that are given, not predicted."""
+        """The number of tokens at the start of a text that are given, not predicted."""
         return 0
 
     @abstractmethod
@@ -97,11 +102,11 @@ class ScoringRule(ABC):
         """The copies with these numbers, counted from 0 over all texts, in the order of texts and tokens."""
 
     def scored_copies(self, texts: EncodedTexts) -> Int64s:
-        """The numbers of the copies that are needed, in order; here the one copy of each text."""
+        """The numbers of the copies that are needed, in order; here, the one copy of each text."""
         return np.arange(len(texts.ids_KN))
 
     def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
-        """Of each text the scores of its tokens from `first_K` on, from those of all its copies."""
+        """The scores of each text's tokens from `first_K` on, taken from those of all its copies."""
         log_p_KN = log_p_C.reshape(len(texts.ids_KN), -1)
         unscored = texts.ids_KN.shape[1] - log_p_KN.shape[1]
         skipped_K = np.maximum(texts.first_K - unscored, 0)
@@ -109,11 +114,11 @@ class ScoringRule(ABC):
 
 
 class MaskedRule(ScoringRule):
-    """A copy of the text for each of its tokens."""
+    """A rule with one copy of the text per token."""
 
     head = "masked_lm"
     special_before: ClassVar[int] = 1
-    """Special tokens before the text."""
+    """Number of special tokens before the text."""
 
     @property
     def special_tokens(self) -> int:
@@ -121,7 +126,7 @@ class MaskedRule(ScoringRule):
 
     @property
     def offset(self) -> int:
-        """From a token's position in its text to the one that predicts it, of all ids."""
+        """What to add to a token's position in its text to get the position, in all ids, that predicts it."""
         return self.special_before - self.shifted
 
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor:
@@ -156,11 +161,11 @@ class MaskedRule(ScoringRule):
 
     @abstractmethod
     def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
-        """Which tokens are masked in each copy when this token of it is predicted, (R, N)."""
+        """Which tokens of each copy are masked to predict its token `token_R`, (R, N)."""
 
 
 class Original(MaskedRule):
-    """Salazar et al. 2020: the token alone is masked."""
+    """Salazar et al. 2020: only the token is masked."""
 
     name = "original"
     statement = "each token masked in turn, alone (Salazar et al. 2020)"
@@ -170,9 +175,9 @@ class Original(MaskedRule):
 
 
 class MaskedNextTokenScoring(Original):
-    """Charpentier and Samuel 2024: the token alone is masked, and predicted from the state before it.
+    """Charpentier and Samuel 2024: only the token is masked, and it is predicted from the state before it.
 
-    The BabyLM challenge's evaluation of GPT-BERT as a masked model; its other way is `encoder_left_to_right`.
+    The BabyLM challenge evaluates GPT-BERT in this way as a masked model; the alternative is `encoder_left_to_right`.
     """
 
     name = "masked_next_token"
@@ -181,9 +186,9 @@ class MaskedNextTokenScoring(Original):
 
 
 class QueryStream(Original):
-    """Yang et al. 2019, XLNet: the token alone is not there, and the query stream predicts it from all others.
+    """Yang et al. 2019, XLNet: only the token is missing, and the query stream predicts it from all others.
 
-    There is no mask in its training: see models/query_stream.py. The special tokens are behind the text, as in XLNet's
+    XLNet is trained without masks: see models/query_stream.py. The special tokens follow the text, as in XLNet's
     template.
     """
 
@@ -205,9 +210,9 @@ class QueryStream(Original):
 
 
 class WithinWordLeftToRight(MaskedRule):
-    """Kauf and Ivanova 2023: the later tokens of its word are masked too.
+    """Kauf and Ivanova 2023: the later tokens of its word are masked, too.
 
-    Words are those of the tokenizer's pre-tokenizer, so a punctuation mark is a word of its own.
+    Words are those of the tokenizer's pre-tokenizer, so a punctuation mark is a separate word.
     """
 
     name = "within_word_l2r"
@@ -220,12 +225,12 @@ class WithinWordLeftToRight(MaskedRule):
 
 
 class LeftToRight(ScoringRule):
-    """The likelihood of a causal model: each token from those before it.
+    """The likelihood of a causal model: each token is predicted from those before it.
 
-    The first one is predicted from the tokenizer's token for the start of a text; where it has none, it is given.
+    The first token is predicted from the tokenizer's start token; if there is none, the first token is given.
 
     Attributes:
-        before: the id of that token; empty where there is none.
+        before: the id of the start token; empty if there is none.
     """
 
     name = "left_to_right"
@@ -249,13 +254,13 @@ class LeftToRight(ScoringRule):
     def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
         start_R1 = np.tile(np.array(self.before, dtype=np.int64), (copy_R.size, 1))
         ids_RL = np.concatenate([start_R1, texts.ids_KN[copy_R]], axis=1)
-        # The state of each token predicts the next one; the last one has none to predict.
+        # The state of each token predicts the next one; the last one predicts nothing.
         position_RM = np.tile(np.arange(ids_RL.shape[1] - 1), (copy_R.size, 1))
         return Copies(ids_RL, position_RM, ids_RL[:, 1:])
 
 
 class EncoderLeftToRight(LeftToRight):
-    """The same of an encoder trained for it: run with causal attention, and the head that also predicts masked tokens.
+    """`LeftToRight` for an encoder trained for it: run with causal attention and the head that predicts masked tokens.
 
     Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2.
     """
@@ -267,10 +272,10 @@ class EncoderLeftToRight(LeftToRight):
 
 
 class Energy(ScoringRule):
-    """Clark et al. 2020, Electric: minus the energy of every token of the text as it is, all in one pass.
+    """Clark et al. 2020, Electric: minus the energy of every token of the unchanged text, all in one pass.
 
-    The sum estimates the pseudo-log-likelihood: noise-contrastive estimation makes the energies normalise themselves,
-    as far as the model has learnt to.
+    The sum estimates the pseudo-log-likelihood: noise-contrastive estimation makes the energies self-normalised, to the
+    extent that training has succeeded.
     """
 
     name = "energy"
@@ -299,15 +304,15 @@ SCORING_RULES: dict[str, type[ScoringRule]] = {
         *(MaskedNextTokenScoring, QueryStream, Energy),
     )
 }
-"""The ways to score a text; the first one whose head the model has is the default, unless its config.json names one."""
+"""All rules; the default is the first one whose head the model has, unless its config.json names a rule."""
 
 
 def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "the model") -> type[ScoringRule]:
-    """The rule of this name, or the one that the model's config.json names, or the first that it has a head for.
+    """The rule of this name, or the one that the model's config.json names, or the first one whose head it has.
 
     Raises:
         UsageError: no rule has this name, or it reads a token from a state that was trained to predict the next one.
-        DataError: the model lacks the head.
+        DataError: the model does not have the head.
     """
     if name is not None and name not in SCORING_RULES:
         raise UsageError(f"no scoring rule {name!r}; one of: {', '.join(SCORING_RULES)}")
@@ -315,12 +320,12 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     if name is not None and fitting is not None and fitting.shifted and not SCORING_RULES[name].shifted:
         raise UsageError(
             f"{source}: its states were trained to predict the next token, and the rule {name} reads each token from"
-            f" its own state; take {fitting.name}, or leave the rule out"
+            f" its own state; use {fitting.name}, or leave the rule out"
         )
     if name is not None and SCORING_RULES[name].must_be_recorded and SCORING_RULES[name] is not fitting:
         raise UsageError(
-            f"{source}: was not trained for the rule {name}, which a run records in config.json (scoring_rule); leave"
-            " the rule out"
+            f"{source}: was not trained for the rule {name}; otherwise its config.json would contain it (scoring_rule);"
+            " leave the rule out"
         )
     if name is not None:
         wanted = [SCORING_RULES[name]]
@@ -334,43 +339,43 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     heads = f"{', '.join(others)} or {last}" if others else last
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
     raise DataError(
-        f"{source}: no {heads} head to score a text with ({has}); take a model as it was pretrained with that"
-        " objective, such as a run of `bertkit pretrain`, not one made for a task or for sentence vectors"
+        f"{source}: no {heads} head to score a text with ({has}); use a model that was pretrained with that objective,"
+        " such as a run of `bertkit pretrain`, not one that was trained for a task or for sentence vectors"
     )
 
 
 def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRule]:
-    """The rule by which a model predicts a token that is masked alone.
+    """The rule by which a model predicts a single masked token.
 
     Raises:
-        DataError: it does not fill in masks.
+        DataError: the model cannot fill in masks.
     """
     recorded = model.extras.get(SCORING_RULE)
     if recorded == EncoderLeftToRight.name:
         raise DataError(
-            f"{source} was trained from left to right alone and fills in no masks; take one that was pretrained with"
-            " masked_lm, or write with this one: bertkit generate --method sample, greedy or beam"
+            f"{source} was trained only from left to right and cannot fill in masks; use one that was pretrained with"
+            " masked_lm, or generate text with this one: bertkit generate --method sample, greedy or beam"
         )
     for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else Original, QueryStream):
         if rule.head in model.head_names:
             return rule
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
     raise DataError(
-        f"{source} has no head that fills in masks ({has}); take one that was pretrained with masked_lm or"
-        " permutation_lm, or write with a causal one: bertkit generate --method sample"
+        f"{source} has no head that fills in masks ({has}); use one that was pretrained with masked_lm or"
+        " permutation_lm, or generate text with a causal one: bertkit generate --method sample"
     )
 
 
 def check_distribution(rule: type[ScoringRule], *, source: str) -> None:
-    """Raise DataError if a model that is scored by this rule has no distribution over the words."""
+    """Raise DataError if a model that is scored by this rule has no distribution over words."""
     if HEAD_KINDS[rule.head] != "vocabulary":
         raise DataError(
-            f"{source}: it gives a token an energy and no distribution over the words, which is asked for here; take a"
-            " model with a masked-LM or causal-LM head"
+            f"{source}: it computes an energy for each token, but a distribution over words is needed here; use a model"
+            " with a masked-LM or causal-LM head"
         )
 
 
 def reads_causally(model: HeadedModel) -> bool:
-    """Whether an encoder was trained from left to right alone, by its config.json."""
+    """Whether an encoder was trained only from left to right, according to its config.json."""
     rule = SCORING_RULES.get(str(model.extras.get(SCORING_RULE)))
     return rule is not None and rule.causal and model.encoder.config.causal_attention

@@ -1,8 +1,8 @@
-"""Sentence encoders: an encoder, a pooling of its states, and modules after it.
+"""Sentence encoders: an encoder, a pooling of its states, and further modules.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
-modules.json lists the modules, the encoder is in the root or in 0_Transformer. Differs from a pooler in headed.py:
-all states can take part, and nothing here is trained for a task.
+modules.json lists the modules; the encoder is in the root or in 0_Transformer. Unlike the pooler in headed.py, pooling
+can use all states, and nothing here is trained for a task.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 """
@@ -34,7 +34,7 @@ _SETTINGS_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""The settings of an encoder among modules, by the names that `sentence-transformers` has had for them."""
+"""The settings of an encoder module, under all names that `sentence-transformers` has used for them."""
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -46,7 +46,7 @@ OLD_POOLING_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The one-switch-a-mode form of a pooling's config.json; where several are on, vectors are joined in this order."""
+"""Older keys in a pooling's config.json, one switch per mode; if several are on, vectors are joined in this order."""
 
 _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
     "torch.nn.modules.activation.Tanh": nn.Tanh,
@@ -59,8 +59,8 @@ _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
 def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
     """One vector per sequence from its states, (B, D).
 
-    `mean_sqrt_len_tokens` divides the sum by the root of the length, `weightedmean` weights a token by its position
-    from 1.
+    `mean_sqrt_len_tokens` divides the sum by the square root of the length; `weightedmean` weights a token by its
+    position, counted from 1.
     """
     if mode in ("cls", "lasttoken", "mean"):
         return summarise({"cls": "first", "lasttoken": "last", "mean": "mean"}[mode], hidden_TD, batch)  # type: ignore[arg-type]  # values of a dict lose their Literal
@@ -78,7 +78,7 @@ def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
 
 
 class Normalise(nn.Module):
-    """Vectors of length one."""
+    """Scales vectors to length one."""
 
     def forward(self, vectors_BE: Tensor) -> Tensor:
         return functional.normalize(vectors_BE, dim=-1)
@@ -98,15 +98,15 @@ class Dense(nn.Module):
 
 
 class SentenceModel(nn.Module):
-    """Texts as vectors.
+    """Computes vectors of texts.
 
     Args:
         model: the encoder.
-        pooling: modes, whose vectors are concatenated.
-        modules: what is applied to the pooled vectors, in order.
+        pooling: pooling modes, whose vectors are concatenated.
+        modules: modules applied to the pooled vectors, in order.
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
         lowercases: whether texts are lower-cased before they are tokenised.
-        prompt: what stands before every text.
+        prompt: prefix of every text.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SentenceModel(nn.Module):
 
 
 def load_sentence_model(directory: Path) -> SentenceModel:
-    """Read a directory of `sentence-transformers`; any other model directory is pooled by the mean.
+    """Read a directory of `sentence-transformers`; any other model directory gets mean pooling.
 
     Raises:
         DataError: a file is damaged, or a module is unknown.
@@ -171,40 +171,40 @@ def load_sentence_model(directory: Path) -> SentenceModel:
 
 
 def settings_file(root: Path) -> Path:
-    """The settings of an encoder among modules: the first of their names that is there, or the usual one."""
+    """The settings file of an encoder module: the first of its possible names that exists, or the usual one."""
     return next((root / name for name in _SETTINGS_FILES if (root / name).is_file()), root / SETTINGS_FILE)
 
 
 def read_prompts(path: Path) -> dict[str, str]:
-    """The prompts of a config_sentence_transformers.json by their names, empty ones left out.
+    """The prompts in a config_sentence_transformers.json by name, without empty ones.
 
     Raises:
-        DataError: they are no texts.
+        DataError: they are not texts.
     """
     prompts = _optional(path).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
-        raise DataError(f"{path}: prompts: expected texts by their names")
+        raise DataError(f"{path}: prompts: expected texts by name")
     return {name: text for name, text in prompts.items() if text}
 
 
 def _default_prompt(path: Path) -> str:
-    """What stands before every text by the directory's own word; empty where nothing does."""
+    """The directory's default prompt, the prefix of every text; empty if there is none."""
     name = _optional(path).get("default_prompt_name")
     return "" if name is None else read_prompts(path).get(str(name), "")
 
 
 def is_embedder(directory: Path) -> bool:
-    """Whether a directory of `sentence-transformers` pools states; a cross-encoder of its version 6 has modules.json,
-    too, with its Transformer alone."""
+    """Whether a directory of `sentence-transformers` pools states. A cross-encoder of version 6 also has modules.json,
+    but with only a Transformer."""
     listed = directory / MODULES_FILE
     return listed.is_file() and any(module.kind in ("Pooling", "StaticEmbedding") for module in read_modules(listed))
 
 
 def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, ...]]:
-    """The pooling of a directory of `sentence-transformers`, and the kinds of modules behind it.
+    """The pooling of a directory of `sentence-transformers`, and the kinds of modules after it.
 
     Raises:
-        DataError: a file is damaged, or it does not begin with an encoder and a pooling.
+        DataError: a file is damaged, or the modules do not begin with an encoder and a pooling.
     """
     listed = directory / MODULES_FILE
     modules = read_modules(listed)
@@ -215,21 +215,21 @@ def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, .
 
 
 class ModuleEntry(NamedTuple):
-    """A line of modules.json: its kind, such as Pooling, and its directory below the model's."""
+    """An entry of modules.json: its kind, such as Pooling, and its directory below the model's."""
 
     kind: str
     path: str
 
 
 def read_modules(path: Path) -> list[ModuleEntry]:
-    """The modules of a modules.json in their order; callers check the names of directories with `file_within`.
+    """The modules of a modules.json in order; callers check the names of directories with `file_within`.
 
     Raises:
-        DataError: it is no list of modules.
+        DataError: the file does not contain a list of modules.
     """
     steps = read_json_file(path)
     if not isinstance(steps, list) or not all(map(_is_module, steps)):
-        raise DataError(f"{path}: expected a list of modules, each with a type and a path of text and a whole idx")
+        raise DataError(f"{path}: expected a list of modules, each with a type and path (texts) and an idx (integer)")
     ordered = sorted(steps, key=lambda step: int(step.get("idx", 0)))
     return [ModuleEntry(step["type"].rpartition(".")[2], step.get("path", "")) for step in ordered]
 
@@ -248,13 +248,15 @@ def _step(kind: str, path: Path) -> nn.Module:
         return Normalise()
     if kind == "Dense":
         return _dense(path)
-    raise DataError(f"{path}: a step of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize")
+    raise DataError(
+        f"{path}: a module of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize"
+    )
 
 
 def _dense(path: Path) -> Dense:
     settings = read_json(path / CONFIG_FILE)
     if settings.get("use_residual", False):
-        raise DataError(f"{path / CONFIG_FILE}: use_residual is true; only a Dense step without it is supported")
+        raise DataError(f"{path / CONFIG_FILE}: use_residual is true; only a Dense module without it is supported")
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if name not in _DENSE_ACTIVATIONS:
         raise DataError(
@@ -262,7 +264,7 @@ def _dense(path: Path) -> Dense:
         )
     inputs, outputs = (_whole(settings, key, path / CONFIG_FILE) for key in ("in_features", "out_features"))
     if inputs is None or outputs is None:
-        raise DataError(f"{path / CONFIG_FILE}: in_features and out_features are needed")
+        raise DataError(f"{path / CONFIG_FILE}: in_features or out_features is missing; give both")
     dense = Dense(
         inputs,
         outputs,
@@ -280,7 +282,7 @@ def _dense(path: Path) -> Dense:
 def _pooling_modes(path: Path, *, has_prompt: bool = False) -> tuple[PoolingMode, ...]:
     settings = read_json(path)
     if has_prompt and not settings.get("include_prompt", True):
-        raise DataError(f"{path}: include_prompt is false, and the model has a prompt; this is not supported")
+        raise DataError(f"{path}: include_prompt is false, but the model has a prompt; this is not supported")
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key)] or ["mean"]
@@ -292,20 +294,20 @@ def _pooling_modes(path: Path, *, has_prompt: bool = False) -> tuple[PoolingMode
 
 
 def _tokenizer_limit(root: Path) -> int | None:
-    """Where sentence-transformers 6 keeps the greatest length; older versions name it in sentence_bert_config.json."""
+    """The maximum length where sentence-transformers 6 stores it; older versions use sentence_bert_config.json."""
     limit = _optional(root / "tokenizer_config.json").get("model_max_length")
     return int(limit) if isinstance(limit, int | float) and 1 <= limit < math.inf else None
 
 
 def _whole(settings: Mapping[str, Any], key: str, path: Path) -> int | None:
-    """A number of a file; None where it has none.
+    """A number in a file; None if the key is missing.
 
     Raises:
-        DataError: it is no whole number of at least 1.
+        DataError: it is not a whole number of at least 1.
     """
     value = settings.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise DataError(f"{path}: {key} is {value!r}, expected a whole number of at least 1")
+        raise DataError(f"{path}: {key} is {value!r}; expected a whole number of at least 1")
     return value
 
 

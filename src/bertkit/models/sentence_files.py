@@ -1,6 +1,6 @@
-"""Writing the files that make a model directory a sentence embedder: modules.json and what it names.
+"""Writes the files that make a model directory a sentence embedder: modules.json and the files it refers to.
 
-Formats of `sentence-transformers`; keys are those that its versions 2 to 6 read. Sibling sentence.py reads them.
+Formats of `sentence-transformers`, with keys that its versions 2 to 6 read. Sibling sentence.py reads them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.models.sentence import OLD_POOLING_KEYS, SETTINGS_FILE, VERSION_FILE, PoolingMode
 
 _OLDEST = "2.2.2"
-"""The oldest version whose keys these are; a reader looks at it to interpret them."""
+"""The oldest version that uses these keys; readers interpret them by it."""
 
 
 def write_sentence_files(
     directory: Path, *, width: int, pooling: Sequence[PoolingMode], normalise: bool, max_tokens: int
 ) -> None:
-    """Write the files beside an encoder's.
+    """Write the files next to an encoder's.
 
     Args:
-        directory: of the encoder, which is the first module.
-        width: of the encoder's states.
-        pooling: modes, whose vectors are joined.
-        normalise: whether vectors have length one.
-        max_tokens: texts are cut to this length.
+        directory: the encoder's directory; the encoder is the first module.
+        width: width of the encoder's states.
+        pooling: pooling modes, whose vectors are concatenated.
+        normalise: whether vectors are scaled to length one.
+        max_tokens: texts are truncated to this length.
     """
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalise else [])]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
@@ -45,6 +45,6 @@ def write_sentence_files(
 
 
 def version_settings() -> dict[str, Any]:
-    """The contents of the file that names the version."""
+    """The contents of the file with the version."""
     settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
     return {"__version__": {"sentence_transformers": _OLDEST}, **settings}

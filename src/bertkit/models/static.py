@@ -1,7 +1,7 @@
-"""A table of token vectors as an encoder: no layers, so that a text's vector is the mean of its tokens' rows.
+"""A table of token vectors as an encoder without layers: a text's vector is the mean of its tokens' rows.
 
-The `StaticEmbedding` of sentence-transformers, and model2vec (Tulkens and van Dongen 2024). One is made of an encoder
-by distillation/static_table.py; sibling sentence.py pools it.
+The `StaticEmbedding` of sentence-transformers, and model2vec (Tulkens and van Dongen 2024).
+distillation/static_table.py makes a table from an encoder; sibling sentence.py pools its rows.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -27,7 +27,7 @@ from bertkit.models.weights import Names
 
 TABLE = "embedding.weight"
 _OLD_TABLE = "embeddings"
-"""Its name in files of model2vec."""
+"""The table's name in files of model2vec."""
 
 
 class StaticConfig(EncoderConfig):
@@ -46,7 +46,7 @@ class StaticConfig(EncoderConfig):
 
     @property
     def max_tokens(self) -> int:
-        """There is no longest sequence."""
+        """There is no maximum length."""
         return sys.maxsize
 
     def heads(self) -> dict[str, HeadPlan]:
@@ -54,12 +54,12 @@ class StaticConfig(EncoderConfig):
 
     @torch.no_grad()
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """As torch draws an embedding."""
+        """Standard normal, as torch initialises an embedding."""
         parameter.normal_(generator=generator)
 
 
 class StaticEncoder(Encoder):
-    """The row of each token."""
+    """Returns the row of each token."""
 
     hub_names: ClassVar[Names] = {"embeddings": "embedding"}
 
@@ -78,10 +78,10 @@ class StaticEncoder(Encoder):
 
 
 def load_static(directory: Path) -> HeadedModel:
-    """The encoder of a module StaticEmbedding.
+    """The encoder of a StaticEmbedding module.
 
     Raises:
-        DataError: its file has no table, or maps tokens to rows in another way.
+        DataError: its file has no table, or maps tokens to rows in a different way.
     """
     path = find_weights(directory)
     tensors = read_weights(path)

@@ -1,13 +1,13 @@
-"""T5: an encoder-decoder that knows distances from biases on its scores, with norms before the sub-layers.
+"""T5: an encoder-decoder with distance biases on its attention scores and norms before the sub-layers.
 
 Raffel et al. 2020, arXiv:1910.10683, section 2.1; details as in the released mesh-tensorflow. It loads and saves
-`T5Model` and `T5ForConditionalGeneration`. Against sibling transformer.py: no position is embedded, no map has a bias,
-norms divide by the root mean square alone (Zhang and Sennrich 2019, arXiv:1910.07467), scores are not scaled, and the
-width of a head is a size of its own.
+`T5Model` and `T5ForConditionalGeneration`. Compared with sibling transformer.py, there are no position embeddings and
+no biases in linear maps; norms only divide by the root mean square (Zhang and Sennrich 2019, arXiv:1910.07467); scores
+are not scaled; and the width of a head is a separate setting.
 
 T5 1.1 (google-research/text-to-text-transfer-transformer, released_checkpoints.md) is `feed_forward_proj: gated-gelu`
-with `tie_word_embeddings: false`. Quirk kept: tied states are divided by the root of the width before the output words,
-untied ones are not.
+with `tie_word_embeddings: false`. Quirk kept: with tied embeddings, states are divided by the square root of the width
+before the output projection; with untied ones they are not.
 
 Shapes: S source tokens, U target tokens, D width, F width of the feed-forward layer, N heads, V vocabulary.
 """
@@ -47,13 +47,13 @@ _SCALED = "scale_decoder_outputs"
 
 
 def _side_names(layers: str, side: str, last: int) -> Names:
-    """The Hub's names of one stack, in whose blocks the feed-forward layer has the number `last`."""
+    """The Hub's names of one stack; `last` is the number of the feed-forward layer in its blocks."""
     block = f"{side}.block.{{n}}.layer"
     here = f"{layers}.{{n}}."
     return {
         **{f"{here}attention.{name}": f"{block}.0.SelfAttention.{hub}" for name, hub in _MAPS.items()},
         f"{here}attention_norm": f"{block}.0.layer_norm",
-        # Of T5 1.0 `wi`; of T5 1.1 the activated map is the first.
+        # `wi` in T5 1.0; in T5 1.1, `wi_0` is the map with the activation.
         f"{here}feed_forward.inner": f"{block}.{last}.DenseReluDense.wi",
         f"{here}feed_forward.gate": f"{block}.{last}.DenseReluDense.wi_0",
         f"{here}feed_forward.gated": f"{block}.{last}.DenseReluDense.wi_1",
@@ -63,7 +63,7 @@ def _side_names(layers: str, side: str, last: int) -> Names:
 
 
 class T5Config(EncoderDecoderConfig):
-    """T5; defaults are the small model's."""
+    """T5; defaults are those of the small model."""
 
     family: Literal["t5"] = "t5"
     head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not equal hidden_size.")
@@ -108,13 +108,13 @@ class T5Config(EncoderDecoderConfig):
     }
     hub_ignored: ClassVar[tuple[str, ...]] = (
         *EncoderDecoderConfig.hub_ignored,
-        # Of old files: attention to the source has no biases.
+        # In old files; attention to the source has no biases.
         ".EncDecAttention.relative_attention_bias.weight",
     )
 
     @property
     def max_tokens(self) -> int:
-        """There is no limit: far distances share a bucket."""
+        """There is no limit: large distances share a bucket."""
         return sys.maxsize
 
     def model_post_init(self, _context: Any) -> None:
@@ -122,7 +122,7 @@ class T5Config(EncoderDecoderConfig):
         if self.relative_attention_max_distance <= exact:
             raise ValueError(
                 f"relative_attention_max_distance ({self.relative_attention_max_distance}) must be above half of"
-                f" relative_attention_num_buckets ({exact}), which hold one distance each"
+                f" relative_attention_num_buckets ({exact}), which contain one distance each"
             )
 
     def heads(self) -> dict[str, HeadPlan]:
@@ -137,17 +137,19 @@ class T5Config(EncoderDecoderConfig):
         tied = contents.get("tie_word_embeddings") is not False
         scaled = contents.get(_SCALED, tied)
         if scaled and not tied:
-            raise ValueError(f"{_SCALED} is {scaled!r} with tie_word_embeddings false; only tied states are scaled")
-        # transformers 5 writes tie_word_embeddings true for T5 1.1, too, whose states are not scaled.
+            raise ValueError(
+                f"{_SCALED} is {scaled!r}, but tie_word_embeddings is false; only states with tied words are scaled"
+            )
+        # transformers 5 also writes tie_word_embeddings true for T5 1.1, whose states are not scaled.
         return super().from_hub({**contents, "tie_word_embeddings": bool(scaled)})
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> T5:
         return T5(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal with the inverse root of the inputs, as in mesh-tensorflow; queries with that of the head width, too,
-        in place of scaled scores; words, which are read one at a time, with 1. Biases of distances as in
-        `transformers`, with the inverse root of the width."""
+        """Normal with standard deviation 1 / sqrt(inputs), as in mesh-tensorflow. For queries it is also divided by the
+        square root of the head width, in place of scaled scores; for words, which are read one at a time, it is 1. For
+        distance biases it is 1 / sqrt(width), as in `transformers`."""
         inputs = parameter.shape[-1]
         if name.endswith(("source_distance.weight", "target_distance.weight")):
             inputs = self.hidden_size
@@ -159,14 +161,14 @@ class T5Config(EncoderDecoderConfig):
 
 
 class ScaledDecoder(VocabularyHead):
-    """The transposed word embedding, of states over the root of the width."""
+    """The transposed word embedding, applied to states divided by the square root of the width."""
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
 
 
 class OwnWords(VocabularyHead):
-    """Output words with weights of their own."""
+    """An output projection with its own weights."""
 
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__()
@@ -177,7 +179,7 @@ class OwnWords(VocabularyHead):
 
 
 class T5Attention(SelfAttention):
-    """Self-attention with unscaled scores and a bias on them, in the decoder from left to right."""
+    """Self-attention with unscaled scores and a bias on them; causal in the decoder."""
 
     def __init__(self, config: T5Config, *, is_causal: bool) -> None:
         super().__init__(
@@ -217,7 +219,7 @@ class T5Attention(SelfAttention):
 
 
 class T5FeedForward(nn.Module):
-    """Two maps without biases and an activation with dropout between them. Points, each (T, F): `hook_pre`,
+    """Two maps without biases, with an activation and dropout between them. Points, each (T, F): `hook_pre`,
     `hook_post`."""
 
     def __init__(self, config: T5Config) -> None:
@@ -234,7 +236,7 @@ class T5FeedForward(nn.Module):
 
 
 class GatedT5FeedForward(nn.Module):
-    """The same with a second map, by which the activated first one is multiplied (Shazeer 2020, arXiv:2002.05202)."""
+    """`T5FeedForward` with a second map that multiplies the first map's activation (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -242,7 +244,7 @@ class GatedT5FeedForward(nn.Module):
         self.gated = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
-        # What `gated-gelu` means is the tanh approximation.
+        # `gated-gelu` means the tanh approximation.
         self.activation = ACTIVATIONS["gelu_new"]
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
@@ -315,7 +317,7 @@ class T5(StackedEncoderDecoder):
         return embedded_TD
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: the bias of distances is made within the first layer, for all of them."""
+        """None: the distance bias is computed within the first layer, for all layers."""
         return ()
 
     def source_biases(self) -> Mapping[str, Bias]:

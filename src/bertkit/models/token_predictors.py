@@ -1,6 +1,6 @@
-"""What a head says of single tokens: log-probabilities of a vocabulary head, or the energies of Electric's.
+"""A head's predictions for single tokens: log-probabilities of a vocabulary head, or energies of Electric's head.
 
-Which tokens are asked for, and in which copies of a text, is decided by the rules of models/scoring_rules.py.
+The rules in models/scoring_rules.py decide which tokens are predicted, and in which copies of a text.
 
 Shapes: T tokens of a packed batch, M predicted tokens, D width, V vocabulary.
 """
@@ -25,14 +25,14 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 MAX_LOGITS = 1 << 24
-"""Logits held at once: with a causal model every token of a batch has V of them."""
+"""Maximum number of logits in memory at once: with a causal model every token of a batch has V of them."""
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The log-probability (nats) of M tokens, and whether each is the most probable of the vocabulary."""
+    """The log-probability (nats) of M tokens, and whether each is the most probable in the vocabulary."""
 
     log_p_M: Floats
     is_first_M: NDArray[np.bool_]
@@ -41,18 +41,18 @@ class TokenScores:
 class TokenPredictor:
     """Log-probabilities of the head `masked_lm` or `causal_lm` at given positions, in fp32.
 
-    The model is put on the device and out of training mode; if `causal`, it is run with causal attention.
+    The model is moved to the device and set to evaluation mode; if `causal`, it is run with causal attention.
     """
 
     def __init__(self, model: HeadedModel, head: str, *, causal: bool = False, device: torch.device = _CPU) -> None:
-        assert HEAD_KINDS[head] == "vocabulary", "check_distribution tells the user"
+        assert HEAD_KINDS[head] == "vocabulary", "check_distribution reports this to the user"
         self.model = model.to(device).eval()
         self.head = head
         self.causal = causal
         self.device = device
 
     def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
-        """The scores of the target tokens; arguments and errors as of `distributions`."""
+        """The scores of the target tokens; arguments and errors as in `distributions`."""
         log_p, is_first = [], []
         for log_p_MV, target_M1 in self.distributions(ids, index_M, target_M):
             log_p.append(log_p_MV.gather(1, target_M1)[:, 0].cpu())
@@ -66,9 +66,9 @@ class TokenPredictor:
         """Log-probabilities of the vocabulary, (M, V), with the target ids, (M, 1), some rows at a time.
 
         Args:
-            ids: of each sequence, special tokens included.
+            ids: ids of each sequence, including special tokens.
             index_M: positions to predict at, counted over all sequences end to end.
-            target_M: ids of the tokens.
+            target_M: ids of the target tokens.
 
         Raises:
             DataError: a log-probability of a target is not a number.
@@ -91,12 +91,12 @@ class TokenPredictor:
         return hidden_TD.index_select(0, index_M)
 
     def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
-        """The sequences as the model reads them to predict at these positions."""
+        """The batch that the model reads to predict at these positions."""
         return PackedBatch.from_ids(ids, causal=self.causal).to(self.device)
 
 
 class RightToLeftPredictor(TokenPredictor):
-    """The same of a model that reads from both ends, for sequences that are given from their last token to their first.
+    """`TokenPredictor` for a model that reads from both ends, for sequences given from last token to first.
 
     The head reads the half of a state that comes from the right (`EncoderConfig.reads_backward`).
     """
@@ -110,12 +110,12 @@ class RightToLeftPredictor(TokenPredictor):
 
 
 class QueryStreamPredictor(TokenPredictor):
-    """The same of XLNet's head `permutation_lm`: the query stream predicts, and no token sees those that are masked or
-    predicted.
+    """`TokenPredictor` for XLNet's head `permutation_lm`: the query stream predicts, and no token attends to masked or
+    predicted ones.
 
     Args:
-        mask_id: of the tokens that are not there.
-        special_ids: of those around a text.
+        mask_id: id of missing tokens.
+        special_ids: ids of the special tokens around a text.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class QueryStreamPredictor(TokenPredictor):
 
 class EnergyPredictor:
     """Minus the energies of a model trained by `bertkit.objectives.noise_contrastive`, in fp32: estimates of the
-    log-probabilities of tokens given all others, without a softmax. Arguments as of `TokenPredictor`."""
+    log-probabilities of tokens given all others, without a softmax. Arguments as in `TokenPredictor`."""
 
     def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
         self.model = model.to(device).eval()
@@ -142,7 +142,7 @@ class EnergyPredictor:
 
     @torch.inference_mode()
     def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
-        """The scores of the tokens at these positions; which words would have scored more is not known.
+        """The scores of the tokens at these positions; it is unknown which words would have scored higher.
 
         Raises:
             DataError: an energy is not a number.

@@ -1,11 +1,11 @@
-"""The Transformer: an encoder-decoder with sinusoidal positions, and the norm after each residual sum.
+"""The Transformer: an encoder-decoder with sinusoidal positions and the norm after each residual sum.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3. Its directories load as `MarianMTModel`, the Hub's class of this
-architecture (Junczys-Dowmunt et al. 2018, arXiv:1804.00344). Sibling bart.py has learnt positions and normed
+architecture (Junczys-Dowmunt et al. 2018, arXiv:1804.00344). Sibling bart.py: trained positions and normalised
 embeddings.
 
 Quirk kept from tensor2tensor and the Hub: sines fill the first half of a position's dimensions and cosines the second,
-where the paper's formula has them in turn; the maps that read them make no difference between the two.
+while they alternate in the paper's formula. For the maps that read them, this makes no difference.
 
 Shapes: S source tokens, U target tokens, D width, V vocabulary.
 """
@@ -56,12 +56,12 @@ STACK_NAMES = {
     "decoder_layers.{n}.cross_attention_norm": "decoder.layers.{n}.encoder_attn_layer_norm",
     **{f"decoder_layers.{{n}}.{here}": f"decoder.layers.{{n}}.{hub}" for here, hub in _FEED_FORWARD.items()},
 }
-"""The names that Marian and BART share."""
+"""Names shared by Marian and BART."""
 NORM_EPS = 1e-5
 
 
 class PostNormConfig(EncoderDecoderConfig):
-    """What the Transformer and BART have in common."""
+    """Settings shared by the Transformer and BART."""
 
     decoder_attention_heads: int | None = Field(
         None, ge=1, description="Attention heads per decoder layer; null: as in the encoder."
@@ -123,7 +123,7 @@ class PostNormConfig(EncoderDecoderConfig):
 
     @property
     def decoder_heads(self) -> int:
-        """Heads of the decoder's attentions."""
+        """Heads per attention of the decoder."""
         return self.num_attention_heads if self.decoder_attention_heads is None else self.decoder_attention_heads
 
     @property
@@ -138,7 +138,7 @@ class PostNormConfig(EncoderDecoderConfig):
 
 
 class TransformerSeq2SeqConfig(PostNormConfig):
-    """The Transformer; defaults are the base model's."""
+    """The Transformer; defaults are those of the base model."""
 
     family: Literal["transformer"] = "transformer"
     initializer: Literal["xavier", "normal"] = Field(
@@ -158,12 +158,12 @@ class TransformerSeq2SeqConfig(PostNormConfig):
     base_architecture: ClassVar[str] = "MarianModel"
     architecture: ClassVar[str] = "MarianMTModel"
     hub_fixed: ClassVar[Mapping[str, Any]] = {**PostNormConfig.hub_fixed, "share_encoder_decoder_embeddings": True}
-    # Sines, which are computed.
+    # Sinusoids, which are computed.
     hub_ignored: ClassVar[tuple[str, ...]] = (*PostNormConfig.hub_ignored, ".embed_positions.weight")
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.initializer == "xavier":
-            why = "model.initializer is xavier, which the sizes decide"
+            why = "model.initializer is xavier, which depends only on the sizes"
             yield UnreadKey("initializer_range", why, "write model.initializer: normal")
 
     def model_post_init(self, _context: Any) -> None:
@@ -173,7 +173,7 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         if self.fixed_heads and self.num_attention_heads <= PATTERNS:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be above {PATTERNS} with fixed_heads, which"
-                " leaves the others to be learnt; 8 is the paper's"
+                " trains only the other heads; the paper has 8"
             )
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> TransformerSeq2Seq:
@@ -197,7 +197,7 @@ class TransformerSeq2SeqConfig(PostNormConfig):
 
 
 class PostNormEncoderDecoder(StackedEncoderDecoder):
-    """Both stacks of the Transformer and of BART."""
+    """Both stacks of the Transformer or BART."""
 
     config: PostNormConfig
 

@@ -1,12 +1,13 @@
-"""Transformer-XL: a decoder with relative positions that goes on where the last segment of its text ended.
+"""Transformer-XL: a decoder with relative positions that continues where the previous segment of its text ended.
 
 Dai et al. 2019, arXiv:1901.02860, section 3; details as in kimiyoung/transformer-xl, pytorch/mem_transformer.py. A
-memory keeps each layer's input of earlier segments, without gradient. XLNet (sibling xlnet.py) has this memory and
-these positions, and reads in any order. The words' embeddings are multiplied by the root of the width; the vocabulary
-head is an adaptive softmax, tied to them.
+memory keeps each layer's inputs for earlier segments, without gradient. XLNet (sibling xlnet.py) has the same memory
+and positions, and reads in any order. Word embeddings are multiplied by the square root of the width; the vocabulary
+head is an adaptive softmax tied to them.
 
-Quirks: `transformers` had this family until version 4; its names of weights are kept. Of the released models the base
-one on WikiText-103 has this form; the large one has narrower embeddings of rarer words (div_val 4), which are left out.
+Quirks: `transformers` had this family until version 4, whose names of weights are kept. Of the released models, the
+base one for WikiText-103 has this form; the large one has narrower embeddings for rarer words (div_val 4), which are
+not supported.
 
 Shapes: T packed tokens, B sequences, D width, V vocabulary, N heads, H head width.
 """
@@ -38,7 +39,7 @@ from bertkit.settings import UnreadKey
 
 
 class TransformerXlConfig(EncoderConfig):
-    """Transformer-XL; defaults are the base model's on WikiText-103."""
+    """Transformer-XL; defaults are those of the base model for WikiText-103."""
 
     family: Literal["transfo-xl"] = "transfo-xl"
     hidden_size: int = Field(410, ge=2, description="Width D of the hidden states; must be even.")
@@ -82,7 +83,7 @@ class TransformerXlConfig(EncoderConfig):
         words = 0 if tokenizer is None or tokenizer.path is not None else tokenizer.vocab_size
         if words and self.cutoffs and self.cutoffs[-1] >= words:
             why = f"a vocabulary of {words:,} has no words from {self.cutoffs[-1]:,} on"
-            yield UnreadKey("cutoffs", why, "write smaller numbers")
+            yield UnreadKey("cutoffs", why, "set smaller numbers")
 
     def model_post_init(self, _context: Any) -> None:
         if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
@@ -98,14 +99,14 @@ class TransformerXlConfig(EncoderConfig):
 
     @property
     def max_tokens(self) -> int:
-        """There is no limit: distances have no table."""
+        """There is no limit: there is no table of distances."""
         return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> TransformerXl:
         return TransformerXl(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, as in the released code; the biases of clusters are zero."""
+        """Normal, as in the released code; cluster biases are zero."""
         std = 0.0 if name.endswith("cluster_bias") else self.initializer_range
         nn.init.normal_(parameter, std=std, generator=generator)
 
@@ -141,7 +142,7 @@ class TransformerXlLayer(nn.Module):
         self.dropout = Dropout(rate)
 
     def forward(self, hidden_TD: Tensor, pairs: Pairs, memory_BKD: Tensor | None, scope: Scope) -> Tensor:
-        """One layer on. Points as in BERT's layers."""
+        """(T, D) to (T, D). Points as in BERT's layers."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         within = scope.within("attn.")
         keys = self.attention.keys(hidden_TD, pairs, memory_BKD, within)
@@ -184,13 +185,13 @@ class TransformerXl(Encoder):
         return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, and `blocks.N.` with each layer's."""
+        """(T, D). Points: `hook_embed`, and those of each layer below `blocks.N.`."""
         return self.forward_carried(batch, None, recorder)[0]
 
     def forward_carried(
         self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `forward`; the state is the memory of each layer, (B, memory, D)."""
+        """Like `forward`; the state is the memory of each layer, (B, memory, D)."""
         memory = None if state is None else [state[layer_name(number)] for number in range(len(self.layers))]
         scope = Scope(recorder, "")
         pairs = self._pairs(batch, 0 if memory is None else memory[0].shape[1], scope)
@@ -208,7 +209,7 @@ class TransformerXl(Encoder):
         )
 
     def _pairs(self, batch: PackedBatch, memory_length: int, scope: Scope) -> Pairs:
-        """Each token with those up to itself, and all of the memory."""
+        """Pairs of each token with the tokens up to itself and all of the memory."""
         if memory_length:
             check_memory(batch)
         layers = range(self.settings.num_hidden_layers)

@@ -1,14 +1,15 @@
-"""A two-tower cloze model: one transformer reads from left to right, another from right to left, and a token is
-predicted from both of its neighbours' states.
+"""A two-tower cloze model: one transformer reads from left to right, another from right to left, and each token is
+predicted from the states of both its neighbours.
 
 Clark et al. 2020, Electric, arXiv:2012.08561, section 2.3; as TwoTowerClozeTransformer of google-research/electra. No
-token is masked: the state before a token has seen those to its left, the state behind it those to its right, so that
-one pass gives every token's distribution given all others. Both towers are encoders of the same settings; the head on
-their joined states is a masked LM's, tied to the left tower's words. Sibling electra.py has the towers.
+token is masked: the state before a token depends on the tokens to its left, the state after it on those to its right.
+One pass therefore gives every token's distribution given all others. Both towers are encoders with the same settings;
+the head on their concatenated states is a masked-LM head, tied to the left tower's word embeddings. Sibling electra.py:
+the towers.
 
-Quirk honoured: at the ends of a sequence the states are rolled round, so that the first token is predicted from the
-last one's and the other way about; only special tokens stand there. Quirk left: in the released code they roll round
-the padded row, so that a short row's ends read padding.
+Quirk honoured: at the ends of a sequence states wrap around, so the first token is predicted from the last one's state
+and vice versa; only special tokens are there. Quirk left: in the released code they wrap around the padded row, so the
+ends of a short row read padding.
 
 Shapes: T packed tokens, D width of a tower.
 """
@@ -29,8 +30,8 @@ from bertkit.models.weights import Names
 
 @dataclass(frozen=True)
 class _Order:
-    """For each packed token, the one of its sequence that is before it, behind it (rolled round), and as far from the
-    other end."""
+    """For each packed token, the tokens of its sequence that are before it, after it (wrapping around), and equally far
+    from the other end."""
 
     before_T: Tensor
     behind_T: Tensor
@@ -53,9 +54,9 @@ class TwoTower(Encoder):
     """Two encoders in opposite directions; the states of all tokens are (T, 2 D).
 
     Args:
-        config: of one tower.
+        config: settings of one tower.
         vocab_size: V.
-        pad_id: the tokenizer's.
+        pad_id: padding id of the tokenizer.
     """
 
     hub_names: ClassVar[Names] = {}
@@ -76,14 +77,14 @@ class TwoTower(Encoder):
         return self.left_to_right.word_embedding
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, 2 D): the left tower's state of the token before, the right tower's of the token behind.
+        """(T, 2 D): the left tower's state of the previous token and the right tower's state of the next one.
 
-        Nothing is recorded.
+        No points are recorded.
         """
         order = _Order.of(batch)
         causal = replace(batch, sequences=batch.sequences.as_causal())
         left_TD: Tensor = self.left_to_right(causal)
-        # Positions stay those of the text; the order alone is turned round, so that a causal pass reads from the right.
+        # Positions stay those of the text; only the order is reversed, which makes a causal pass read from the right.
         mirrored = replace(
             causal,
             ids_T=batch.ids_T[order.mirrored_T],

@@ -1,14 +1,14 @@
-"""The Universal Transformer: an encoder-decoder that applies one layer again and again, for as long as a token needs.
+"""The Universal Transformer: an encoder-decoder that applies one layer repeatedly, for as many steps as a token needs.
 
 Dehghani et al. 2019, arXiv:1807.03819, sections 2.1 and 2.2; details as in universal_transformer_util.py of
-tensor2tensor. Before each application the position and the number of the step are added to the states. With adaptive
-halting (Graves 2016, arXiv:1603.08983) a token stops when its chances of halting add up to one; its state is then the
-mix of those of its steps. Sibling transformer.py has a layer of its own for each step; objectives/pondering.py is the
-term that makes steps cost something.
+tensor2tensor. Before each application the position and the step number are added to the states. With adaptive halting
+(Graves 2016, arXiv:1603.08983) a token halts when its halting probabilities add up to one; its final state is the
+weighted sum of the states of its steps. Sibling transformer.py has a separate layer for each step;
+objectives/pondering.py is the loss term that penalises steps.
 
-Choices where paper and code differ: norms come before the sub-layers, as in the code; the paper's formulas have them
-behind. A halted token's state is carried on, so that others still attend to it as it would go on, as in the code and in
-the paper's appendix; section 2.2 says that it is copied.
+Choices where paper and code differ: norms precede the sub-layers, as in the code; in the paper's formulas they follow
+them. A halted token's state continues to be updated, and others attend to the updated state, as in the code and the
+paper's appendix; according to section 2.2 it is copied.
 
 Shapes: T packed tokens of one side, S source tokens, U target tokens, D width.
 """
@@ -58,7 +58,7 @@ _CROSS = tuple(f"cross_{part}" for part in _PARTS[:5])
 
 
 class UniversalTransformerConfig(EncoderDecoderConfig):
-    """The Universal Transformer; defaults are the base model's, without halting."""
+    """The Universal Transformer; defaults are those of the base model, without halting."""
 
     family: Literal["universal-transformer"] = "universal-transformer"
     hidden_size: int = Field(1024, ge=2, description="Width D of the hidden states.")
@@ -115,7 +115,7 @@ class UniversalTransformerConfig(EncoderDecoderConfig):
         return UniversalTransformer(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Embeddings normal with the inverse root of the width; linear maps uniform (Glorot and Bengio 2010)."""
+        """Embeddings: normal with standard deviation 1 / sqrt(width); linear maps: uniform (Glorot and Bengio 2010)."""
         if name.endswith(("embeddings.word.weight", ".signal.weight")):
             nn.init.normal_(parameter, std=self.hidden_size**-0.5, generator=generator)
         else:
@@ -123,11 +123,11 @@ class UniversalTransformerConfig(EncoderDecoderConfig):
 
 
 class Recurrence(nn.Module):
-    """Applies a layer again and again to the states of one side.
+    """Applies a layer repeatedly to the states of one side.
 
     Args:
-        config: of the model.
-        steps: the most applications.
+        config: settings of the model.
+        steps: maximum number of applications.
     """
 
     def __init__(self, config: UniversalTransformerConfig, steps: int) -> None:
@@ -149,14 +149,14 @@ class Recurrence(nn.Module):
         all_steps: bool,
         scope: Scope,
     ) -> tuple[Tensor, Tensor | None]:
-        """The last states, (T, D), and with halting each token's steps and remainder together, (T,).
+        """The last states, (T, D), and, with halting, the sum of each token's steps and remainder, (T,).
 
         Args:
-            state_TD: what the first step reads.
-            positions_T: of the tokens.
-            apply: the layer, of states and the number of the step.
-            all_steps: take all steps though every token has halted, so that later tokens find keys of each.
-            scope: of the side. Point: `blocks.N.hook_halting`, (T,), the chance of halting before step N.
+            state_TD: input of the first step.
+            positions_T: positions of the tokens.
+            apply: the layer, a function of the states and the step number.
+            all_steps: take all steps even if every token has halted, because later tokens need the keys of each step.
+            scope: scope of the side. Point: `blocks.N.hook_halting`, (T,), probability of halting before step N.
         """
         if self.halting is None:
             for step in range(self.steps):
@@ -184,7 +184,7 @@ class Recurrence(nn.Module):
         return mixed_TD, updates_T + remainder_T
 
     def _signalled(self, state_TD: Tensor, positions_T: Tensor, step: int) -> Tensor:
-        """The states with their positions and the step's number."""
+        """The states plus the embeddings of their positions and of the step number."""
         position_TD = sinusoids(self.positions, self.width, state_TD.device).index_select(0, positions_T)
         if self.signal is None:
             step_D = sinusoids(self.steps, self.width, state_TD.device)[step]
@@ -194,7 +194,7 @@ class Recurrence(nn.Module):
 
 
 class UniversalTransformer(StackedEncoderDecoder):
-    """Both sides, each one layer; points `blocks.N.` count its applications."""
+    """Both sides, each with one layer; N in the points `blocks.N.` counts its applications."""
 
     config: UniversalTransformerConfig
     layers_run_once: ClassVar[bool] = False
@@ -225,7 +225,7 @@ class UniversalTransformer(StackedEncoderDecoder):
         self._pondered: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is one of the model, not of its last pass.
+        # A copy contains the model without the results of its last pass.
         return {**self.__dict__, "_pondered": {}}
 
     @property
@@ -237,13 +237,13 @@ class UniversalTransformer(StackedEncoderDecoder):
         return [self.decoder_layers[0]] * self.config.decoder_layer_count
 
     def executed_modules(self) -> Iterator[nn.Module]:
-        """The layers come as often as they are applied."""
+        """Yields layers as often as they are applied."""
         yield self.embeddings
         yield from self.source_layers
         yield from self.target_layers
 
     def take_pondering(self) -> Tensor | None:
-        """Steps and remainder of each token of the last pass, (T,), the source's first; None where it was taken."""
+        """Steps plus remainder of each token in the last pass, (T,), source first; None if already taken."""
         parts = [self._pondered[side] for side in ("source", "target") if side in self._pondered]
         self._pondered = {}
         return torch.cat(parts) if parts else None

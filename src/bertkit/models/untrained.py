@@ -1,7 +1,7 @@
-"""Messages for parts of a model that its file lacks: which part starts untrained, and what to do.
+"""Messages for parts of a model that are missing from its file: which part starts untrained, and what to do.
 
-Nothing here follows a paper. The weights of such a part are drawn at random, so its predictions mean nothing before it
-is trained; sibling weights.py reports which weights a file lacks.
+The weights of such a part are drawn at random, so its predictions are meaningless until it is trained. Sibling
+weights.py reports which weights are missing.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _PARTS = {
     "token_classification": _ModelPart("tagging head", "`predict` and `eval`", _FINETUNE),
     "span": _ModelPart("span head", "`predict` and `eval`", _FINETUNE),
     "multiple_choice": _ModelPart("multiple-choice head", "`predict` and `eval`", _FINETUNE),
-    POOLER: _ModelPart("pooler", "all that reads one vector a text", _FINETUNE),
+    POOLER: _ModelPart("pooler", "everything that reads one vector per text", _FINETUNE),
 }
 
 
 def _other_part(part: str) -> _ModelPart:
-    """A head of an objective that was added to the others, or a module."""
+    """The description of a head that an objective added, or of another module."""
     if part in HEAD_KINDS:
         return _ModelPart(f"{part.replace('_', '-')} head", "its predictions", _PRETRAIN)
     return _ModelPart(part.replace("_", " "), "what it predicts", _FINETUNE)
 
 
 def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source: str, is_trained: bool) -> list[str]:
-    """A sentence for each part of a model of which weights are drawn at random.
+    """One sentence for each part of a model with randomly drawn weights.
 
     Args:
         names: the Hub's name of each parameter.

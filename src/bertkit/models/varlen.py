@@ -1,10 +1,11 @@
-"""Attention of packed sequences in one kernel, without rectangles: on a GPU torch.nn.attention.varlen or, in a run
-that trains on Hopper or newer, Triton kernels (kernels/gpu_attention.py); on a processor the compiled one of a
-run that trains in bfloat16 (kernels/attention.py).
+"""Attention over packed sequences in one kernel, without rectangles.
 
-Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads queries, keys and values end to end and where sequences
-begin, so nothing is gathered and nothing padded. It computes in 16 bits, all of a sequence or a window of it, and drops
-probabilities inside; it takes no bias and records nothing. Whatever it cannot do goes through the rectangles of
+On a GPU this is torch.nn.attention.varlen or, in training runs on Hopper or newer, Triton kernels
+(kernels/gpu_attention.py); on a CPU, the compiled kernel of runs that train in bfloat16 (kernels/attention.py).
+
+Dao 2023, FlashAttention-2, arXiv:2307.08691. A kernel reads packed queries, keys and values and the offsets of the
+sequences, without gathering or padding. It computes in 16 bits, over a whole sequence or a window, and applies dropout
+to probabilities inside; it supports no bias and no recording. Everything else is computed in the rectangles of
 attention.py.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
@@ -36,19 +37,19 @@ _OLDEST_CAPABILITY = (8, 0)
 """Ampere; the kernel is not built for older ones."""
 _WIDEST_HEAD = 256
 _HEAD_STEP = 8
-"""The width of a head is a multiple of it."""
+"""The width of a head must be a multiple of this."""
 
 _reported: set[str] = set()
-"""What was logged so far of which attention is used; each is logged once."""
+"""Messages logged so far about the attention used; each is logged once."""
 
 
 @dataclass(frozen=True)
 class _Gpu:
-    """What a GPU runs.
+    """Kernels that a GPU can run.
 
     Attributes:
-        obstacle: why not torch's kernel; None: it does.
-        runs_triton: whether the Triton kernels.
+        obstacle: why it cannot run torch's kernel; None if it can.
+        runs_triton: whether it can run the Triton kernels.
     """
 
     obstacle: str | None
@@ -56,7 +57,7 @@ class _Gpu:
 
 
 _gpus: dict[int | None, _Gpu] = {}
-"""By the index of each. A graph that torch.compile traces reads it, and cannot ask the GPU."""
+"""GPUs by index. A graph traced by torch.compile reads this, because it cannot query the GPU."""
 
 
 def attend_packed(
@@ -71,14 +72,14 @@ def attend_packed(
     scale: float | None = None,
     dropout_rate: float = 0.0,
 ) -> Tensor | None:
-    """What every token reads of its own sequence, (T, N, H); None where the kernel cannot compute it.
+    """Attention of every token within its own sequence, (T, N, H); None if the kernel cannot compute it.
 
     Args:
-        obstacle: why the caller's attention is none of the kernel's; None: it may be.
-        causal: whether no token attends to those behind it, in any sequence.
+        obstacle: why the kernel does not support the caller's attention; None: it may support it.
+        causal: whether no token of any sequence attends to later ones.
         each_side: a token attends to at most this many on either side; None: to all.
-        scale: factor of the scores; None: one over the root of the head width.
-        dropout_rate: of the probabilities.
+        scale: factor of the scores; None: one over the square root of the head width.
+        dropout_rate: dropout on the probabilities.
     """
     side = -1 if each_side is None else each_side
 
@@ -106,12 +107,12 @@ def attend_packed(
 
 
 def in_compiled_kernel(heads: Heads, reach: Callable[[], Reach], dropout_rate: float) -> Tensor | None:
-    """What every query reads, in its shape, where this run has the compiled kernel and it serves these tensors.
+    """The attention output, in the queries' shape; None unless this run has the compiled kernel and it supports them.
 
     Args:
         heads: queries, keys and values.
-        reach: of the queries; asked for only where the kernel is used.
-        dropout_rate: of the probabilities.
+        reach: reach of the queries; only called if the kernel is used.
+        dropout_rate: dropout on the probabilities.
     """
     kernels = active(heads[0])
     if kernels is None or not can_attend(kernels, *heads):
@@ -129,13 +130,13 @@ def packed_kernel(
     scale: float | None,
     dropout_rate: float,
 ) -> Tensor:
-    """The Triton kernels where the run uses them and they support these heads; else torch's, with dropout the operator
-    beneath it, since its public form has none.
+    """Attention by the Triton kernels if the run uses them and they support these heads; otherwise by torch's kernel.
+    With dropout, torch's underlying operator is called, since its public function has no dropout.
 
     Args:
         heads: queries, keys and values, each (T, N, H).
-        window: how many tokens before its own and behind it a token attends to; -1: all.
-        scale, dropout_rate: as in `attend_packed`; what is dropped is drawn by the GPU's generator.
+        window: how many tokens before and after itself a token attends to; -1: all.
+        scale, dropout_rate: as in `attend_packed`; dropout uses the GPU's generator.
     """
     bounds_B1, longest = sequences.cu_seqlens_B1, sequences.max_length
     factor = heads[0].shape[-1] ** -0.5 if scale is None else scale
@@ -151,7 +152,7 @@ def packed_kernel(
         flash, rates = torch.ops.aten._flash_attention_forward, (dropout_rate, is_causal, False)
         mixed_TNH, *_ = flash(*heads, bounds_B1, bounds_B1, longest, longest, *rates, scale=scale, **sides)
     else:
-        from torch.nn.attention.varlen import varlen_attn  # takes a second, and a CPU has no use for it
+        from torch.nn.attention.varlen import varlen_attn  # the import takes a second and is useless on a CPU
 
         mixed_TNH = varlen_attn(*heads, bounds_B1, bounds_B1, longest, longest, scale=scale, window_size=window)
     assert isinstance(mixed_TNH, Tensor)
@@ -159,8 +160,8 @@ def packed_kernel(
 
 
 def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate: float) -> Tensor | None:
-    """`attend_packed` in all of a sequence, of queries, keys and values that lie side by side, whose gradients are then
-    written side by side, too; None where the Triton kernels do not support them."""
+    """`attend_packed` over whole sequences for queries, keys and values side by side in one tensor, with gradients side
+    by side, too; None if the Triton kernels do not support them."""
     if type(sequences) is not PackedSequences or _right_side(sequences, causal=False, each_side=None) != -1:
         return None
     scale = rows_T3NH.shape[-1] ** -0.5
@@ -173,7 +174,7 @@ def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate
 def _triton_serves(query_TNH: Tensor, scale: float, dropout_rate: float) -> bool:
     if not (has_kernels(query_TNH.device) and gpu_attention.is_enabled()):
         return False
-    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:  # they have no such derivatives
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:  # no forward-mode derivatives
         return False
     found = _looked_at(query_TNH.device).runs_triton and gpu_attention.supports_heads(query_TNH, scale, dropout_rate)
     if found:
@@ -187,7 +188,7 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def _right_side(sequences: PackedSequences, causal: bool, each_side: int | None) -> int | None:
-    """How many tokens behind its own a token attends to, -1 for all; None where that differs by sequence."""
+    """How many tokens after itself a token attends to, -1 for all; None if this differs by sequence."""
     causal_B = sequences.causal_B
     if causal or (causal_B is not None and causal_B.all()):
         return 0
@@ -197,19 +198,19 @@ def _right_side(sequences: PackedSequences, causal: bool, each_side: int | None)
 
 
 def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str | None:
-    """Why the kernel cannot read these tensors; None where it can."""
+    """Why the kernel cannot read these tensors; None if it can."""
     types = (query_TNH.dtype, key_TNH.dtype, value_TNH.dtype)
     if not types[0] == types[1] == types[2] or types[0] not in (torch.bfloat16, torch.float16):
         names = sorted({str(each) for each in types})
-        return f"the kernel computes in 16 bits, and this is {' and '.join(names)}"
+        return f"the kernel computes in 16 bits, but the tensors are {' and '.join(names)}"
     width = query_TNH.shape[-1]
     if value_TNH.shape != query_TNH.shape or width % _HEAD_STEP or width > _WIDEST_HEAD:
-        return f"heads of width {width}; the kernel reads multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}"
+        return f"heads have width {width}; the kernel supports multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}"
     return _looked_at(query_TNH.device).obstacle
 
 
 def look_at(device: torch.device) -> None:
-    """Find out which kernels a device can run; before their first use in a compiled graph."""
+    """Find out which kernels a device can run; call it before their first use in a compiled graph."""
     if has_kernels(device):
         _gpus[device.index] = _Gpu(_obstacle_of_device(device.index), gpu_attention.is_available(device))
 

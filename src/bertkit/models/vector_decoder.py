@@ -1,11 +1,11 @@
-"""A decoder that rebuilds a text from one vector, with the layers of the encoder that made it.
+"""A decoder that reconstructs a text from one vector, with the layers of the encoder that computed the vector.
 
 Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: embeddings, self-attention and feed-forward layers are the
-encoder's own, read from left to right; each layer has a cross-attention whose only key is the vector. Over one key a
-softmax is 1, so queries and keys have no part in it, and cross-attention is the output of the value: the released code
-has weights for both that never change.
+encoder's own, used causally; each layer has a cross-attention whose only key is the vector. A softmax over one key is
+1, so cross-attention is the projected value, and queries and keys have no influence. The released code has weights for
+both, which never change.
 
-Shapes: T packed tokens of the texts to rebuild, B texts, M predicted tokens, D width, N heads, H head width.
+Shapes: T packed tokens of the texts to reconstruct, B texts, M predicted tokens, D width, N heads, H head width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
 
 class VectorAttention(nn.Module):
-    """What every token takes from its text's vector, behind self-attention: a residual sum and a norm."""
+    """Cross-attention of every token to its text's vector, after self-attention, with a residual sum and a norm."""
 
     def __init__(self, width: int, heads: int, *, norm_eps: float, attention_dropout: float, hidden_dropout: float):
         super().__init__()
@@ -47,14 +47,14 @@ class VectorAttention(nn.Module):
 
 
 class VectorDecoder(nn.Module):
-    """The decoder's own weights: cross-attention of each layer, and a head over the vocabulary that is tied to the word
+    """The decoder's own weights: the cross-attention of each layer, and a vocabulary head that is tied to the word
     embeddings.
 
     Args:
-        model: whose encoder's layers it uses; it does not hold them.
+        model: the model whose encoder layers are used; they do not become submodules.
 
     Raises:
-        UsageError: a family whose layers are not BERT's, or that has no head of masked words.
+        UsageError: the family's layers are not BERT's, or it has no masked-LM head.
     """
 
     def __init__(self, model: HeadedModel) -> None:
@@ -64,7 +64,7 @@ class VectorDecoder(nn.Module):
         plan = model.plans.get("masked_lm")
         if not fits or plan is None or not isinstance(config, TransformerConfig):
             raise UsageError(
-                f"embedding.loss: tsdae decodes with BERT's layers, and {config.model_type!r} has others; take a family"
+                f"embedding.loss: tsdae decodes with BERT's layers, but {config.model_type!r} has others; use a family"
                 " such as bert or roberta, or another loss, such as simcse"
             )
         self.cross = nn.ModuleList(
@@ -84,12 +84,12 @@ class VectorDecoder(nn.Module):
                 nn.init.zeros_(part.bias)
 
     def forward(self, model: HeadedModel, vectors_BD: Tensor, batch: PackedBatch) -> VocabularyProjection:
-        """The logits of each token's next token, (T, V), not computed yet.
+        """The logits of each token's next token, (T, V), not yet computed.
 
         Args:
-            model: the one of the constructor.
-            vectors_BD: of the texts.
-            batch: the texts to rebuild, without their last tokens; causal.
+            model: the model passed to the constructor.
+            vectors_BD: vectors of the texts.
+            batch: the texts to reconstruct, without their last tokens; causal.
         """
         encoder, scope = model.encoder, Scope(None, "")
         assert isinstance(encoder, BertStack)

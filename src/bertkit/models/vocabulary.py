@@ -1,10 +1,11 @@
 """The projection onto the vocabulary, and losses of its logits without keeping them.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: a state is multiplied with the embedding of every word. With
-30,522 words the logits of a batch are the largest tensors of a step; log-softmax, its gradient and theirs are as large
-again. Here rows are processed a few at a time: their logits become loss and gradient at once and are freed, so that
-what is kept has the size of the states and of the embedding. The logits of a teacher (Sanh et al. 2019, DistilBERT,
-arXiv:1910.01108) are computed in the same parts. Only the order of the float sums differs from the plain form.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1: a state is multiplied by the embedding of every word. With
+30,522 words the logits of a batch are the largest tensors of a step; log-softmax, its gradient and the logits' gradient
+are equally large. Here rows are processed a few at a time: their loss and gradient are computed immediately and the
+logits are freed, so only tensors of the size of the states and the embedding are kept. The logits of a teacher (Sanh et
+al. 2019, DistilBERT, arXiv:1910.01108) are computed in the same parts. Results differ from the plain form only by the
+order of float sums.
 
 Shapes: M selected tokens, D width, E width of the embeddings, V vocabulary; m tokens of one part.
 """
@@ -26,46 +27,46 @@ from bertkit.models.products import by_onednn, linear, states_gradient, weight_g
 from bertkit.models.row_blocks import in_whole_blocks
 
 LOGIT_BYTES = 2**25
-"""Logits that exist at once. As much as the C library's allocator will keep for the next step: what is larger comes
-fresh from the system, page by page, which takes as long as computing it. More rows at once add up the embedding's
-gradient fewer times."""
+"""Bytes of logits in memory at once. This is as much as the C library's allocator keeps for the next step: larger
+tensors are requested from the system page by page, which takes as long as computing them. With more rows at once, the
+embedding's gradient is summed fewer times."""
 
 CUDA_LOGIT_BYTES = 2**29
-"""The same on a GPU, which products of few rows leave idle."""
+"""The same on a GPU, which products of few rows do not keep busy."""
 
 
 def logit_bytes_on(device: torch.device) -> int:
-    """Logits that exist at once on a device."""
+    """Bytes of logits in memory at once on a device."""
     return CUDA_LOGIT_BYTES if device.type == "cuda" else LOGIT_BYTES
 
 
 RowsLoss = Callable[[Tensor, Tensor], Tensor]
-"""From the logits of two models, each (m, V) in float32, to the loss of each row, (m,)."""
+"""The logits of two models, each (m, V) in float32, to the loss of each row, (m,)."""
 
 
 class WordLogits(ABC):
-    """Logits of rows of words, formed a part of the rows at a time."""
+    """Logits over the vocabulary, computed for part of the rows at a time."""
 
     @abstractmethod
     def part(self, part: slice) -> Tensor:
-        """(m, V) in float32, of these of the M rows; the caller may write to it."""
+        """Logits of these rows, (m, V), in float32; the caller may write to the tensor."""
 
     @abstractmethod
     def rows(self, index_M: Tensor) -> WordLogits:
         """Some of the rows."""
 
     def in_precision(self) -> WordLogits:
-        """The same in autocast's precision, to be computed with autocast off."""
+        """The same in autocast's precision, for computation with autocast off."""
         return self
 
 
 @dataclass(frozen=True)
 class VocabularyProjection(WordLogits):
-    """Logits that are not computed yet: states times the words' weights, and a bias.
+    """Logits that are not yet computed: states times the words' weights, plus a bias.
 
     Attributes:
         states_ME: the input.
-        weight_VE, bias_V: of each word; no bias if None.
+        weight_VE, bias_V: weight and bias of each word; no bias if None.
     """
 
     states_ME: Tensor
@@ -99,10 +100,10 @@ class VocabularyProjection(WordLogits):
             id_M: the word of each row.
             z_loss: factor of each row's squared log-sum of exponentials, which is added to its cross-entropy
                 (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
-            weight_M: factor of each row's cross-entropy, float32; None: 1. The squared log-sums keep theirs.
-            label_smoothing: share of each row's target distribution that all words have alike (Szegedy et al. 2016,
-                arXiv:1512.00567, section 7).
-            logit_bytes: of float32 logits that exist at once, one row at least; None: `logit_bytes_on` the device.
+            weight_M: factor of each row's cross-entropy, float32; None: 1. It does not apply to the squared log-sums.
+            label_smoothing: share of each row's target distribution that is uniform over all words (Szegedy et al.
+                2016, arXiv:1512.00567, section 7).
+            logit_bytes: bytes of float32 logits in memory at once, at least one row; None: `logit_bytes_on` the device.
         """
         return self._by_parts(_CrossEntropy(id_M, z_loss, weight_M, label_smoothing), logit_bytes)
 
@@ -113,16 +114,16 @@ class VocabularyProjection(WordLogits):
         is the teacher's.
 
         Args:
-            teacher: the same number of rows over the same vocabulary; it gets no gradient.
+            teacher: logits with the same number of rows and the same vocabulary; it gets no gradient.
             temperature: T.
-            logit_bytes: as in `cross_entropy`, of both models together.
+            logit_bytes: as in `cross_entropy`, for both models together.
         """
         return self._by_parts(_Divergence(teacher.in_precision(), temperature), logit_bytes, models=2)
 
     def compared(
         self, teacher: WordLogits, rows_loss: RowsLoss, *, logit_bytes: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `divergence`, with another loss of the rows, whose gradient autograd computes part by part."""
+        """Like `divergence`, with another loss of the rows, whose gradient autograd computes part by part."""
         return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes, models=2)
 
     def in_precision(self) -> VocabularyProjection:
@@ -139,7 +140,7 @@ class VocabularyProjection(WordLogits):
         with torch.autocast(self.states_ME.device.type, enabled=False):
             each = torch.float32.itemsize
             if isinstance(loss_of, _CrossEntropy) and active(cast.states_ME) is not None:
-                each = cast.states_ME.element_size()  # the gradient takes the logits' place
+                each = cast.states_ME.element_size()  # the gradient overwrites the logits
                 loss_of = replace(loss_of, bias_V=None if cast.bias_V is None else cast.bias_V.detach())
             rows = max(1, bytes_each // (each * self.weight_VE.shape[0]))
             loss: Tensor
@@ -151,19 +152,19 @@ class VocabularyProjection(WordLogits):
 
 
 class VocabularyHead(nn.Module, ABC):
-    """A head that gives every word a logit."""
+    """A head that computes a logit for every word."""
 
     norm_remedy: ClassVar[str] = ""
-    """Of messages: how a head without `norm_weight` gets one."""
+    """For messages: how to give a head without `norm_weight` one."""
 
     @property
     def norm_weight(self) -> nn.Parameter | None:
-        """The weights of the norm whose output is multiplied with the output embeddings; None: there are none."""
+        """The weights of the norm whose output is multiplied by the output embeddings; None if there are none."""
         return None
 
     @abstractmethod
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        """The logits of these states, not computed yet."""
+        """The logits of these states, not yet computed."""
 
     def forward(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> Tensor:
         """Logits, (M, V)."""
@@ -171,10 +172,10 @@ class VocabularyHead(nn.Module, ABC):
 
 
 class _PartLoss(ABC):
-    """A loss of rows of logits, a part of them at a time.
+    """A loss of rows of logits, computed for part of the rows at a time.
 
     Attributes:
-        bias_V: of the words, where the loss adds it to the logits by itself; None: they have it.
+        bias_V: bias of the words, if the loss itself adds it to the logits; None: the logits include it.
     """
 
     bias_V: Tensor | None = None
@@ -184,18 +185,18 @@ class _PartLoss(ABC):
         """The summed loss of these rows, the number of correct ones, and the sum's gradient if it is needed.
 
         Args:
-            logits_mV: in the precision of the product; may be overwritten.
-            part: which of the M rows they are.
+            logits_mV: logits in the precision of the product; may be overwritten.
+            part: which of the M rows these are.
             learning: whether the gradient is needed.
         """
 
 
 @dataclass(frozen=True)
 class _CrossEntropy(_PartLoss):
-    """Against one word for each row, weighted, and `z_loss` times the squared log-sum of exponentials.
+    """Weighted cross-entropy with one word for each row, plus `z_loss` times the squared log-sum of exponentials.
 
-    The compiled kernel adds the bias on its way: a product with a bias in bfloat16 writes the bias to all logits first,
-    and reads them again."""
+    The compiled kernel adds the bias itself, because a product with a bias in bfloat16 first writes the bias to all
+    logits and then reads them again."""
 
     id_M: Tensor
     z_loss: float = 0.0
@@ -224,14 +225,14 @@ class _CrossEntropy(_PartLoss):
         return self._by_operators(logits_mV.float(), part, learning)
 
     def _by_operators(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As the call; logits in float32."""
+        """Like `__call__`, with logits in float32."""
         label_m1 = self.id_M[part, None]
         top_m1 = logits_mV.amax(dim=-1, keepdim=True)
         label_logit_m1 = logits_mV.gather(1, label_m1)
         reached_m1 = label_logit_m1 == top_m1 if logits_mV.device.type == "cpu" else None
         correct = _correct_rows(logits_mV, label_m1, reached_m1)
         probability = torch.softmax(logits_mV, dim=-1)
-        # The largest probability is one over the sum of exponentials: at least 1 / V, so that its log is exact.
+        # The largest probability is one over the sum of exponentials, at least 1 / V, so its log is exact.
         log_sum_m1 = top_m1 - probability.amax(dim=-1, keepdim=True).log()
         weight_m1 = None if self.weight_M is None else self.weight_M[part, None]
         smoothed = self.label_smoothing
@@ -259,8 +260,8 @@ _graph: GraphedLoss | None = None
 
 
 def use_graph(graph: GraphedLoss | None) -> None:
-    """From now on compute cross-entropies and their gradients by this form of `graphed_cross_entropy`; None: by
-    torch's operators one after the other."""
+    """Compute cross-entropies and their gradients by this version of `graphed_cross_entropy` from now on; None: by
+    individual torch operators."""
     global _graph
     _graph = graph
 
@@ -268,8 +269,8 @@ def use_graph(graph: GraphedLoss | None) -> None:
 def graphed_cross_entropy(
     logits_mV: Tensor, label_m1: Tensor, weight_m1: Tensor | None, z_loss: float, label_smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, the number of correct rows and the gradient of `_CrossEntropy`, written so that torch.compile reads the
-    logits few times and writes them once; arguments as there."""
+    """Sum, number of correct rows and gradient of `_CrossEntropy`, in a form in which torch.compile reads the logits
+    few times and writes them once; arguments as there."""
     wide_mV = logits_mV.float()
     top_m1 = wide_mV.amax(dim=-1, keepdim=True)
     exponential_mV = (wide_mV - top_m1).exp()
@@ -287,12 +288,12 @@ def graphed_cross_entropy(
 
 
 def _correct_rows(logits_mV: Tensor, label_m1: Tensor, reached_m1: Tensor | None) -> Tensor:
-    """How many rows have their largest logit, the first of equal ones, at their label.
+    """Number of rows whose largest logit, the first of equal ones, is at their label.
 
     Args:
-        logits_mV, label_m1: of the rows.
-        reached_m1: rows in which no logit is above the label's: on a CPU, where finding the first of equal maxima is
-            slow, they alone are searched. None on a GPU, which would be waited for to know how many they are.
+        logits_mV, label_m1: logits and labels of the rows.
+        reached_m1: rows in which no logit is above the label's. On a CPU only these are searched, because finding the
+            first of equal maxima is slow. None on a GPU, where counting them would require a synchronisation.
     """
     if reached_m1 is None:
         return (logits_mV.argmax(dim=-1, keepdim=True) == label_m1).sum()
@@ -308,14 +309,14 @@ class _AgainstTeacher(_PartLoss):
 
 
 def _agreeing(logits_mV: Tensor, teacher_mV: Tensor) -> Tensor:
-    """Rows in which the teacher's first word is nowhere exceeded."""
+    """Number of rows in which no logit exceeds that of the teacher's top word."""
     first_m1 = teacher_mV.argmax(dim=-1, keepdim=True)
     return (logits_mV.gather(1, first_m1) == logits_mV.amax(dim=-1, keepdim=True)).sum()
 
 
 @dataclass(frozen=True)
 class _Divergence(_AgainstTeacher):
-    """T^2 KL from the teacher's probabilities, with its gradient T (student's - teacher's) written out."""
+    """T^2 KL from the teacher's probabilities, with the explicit gradient T (student's - teacher's)."""
 
     temperature: float
 
@@ -347,15 +348,15 @@ class _Compared(_AgainstTeacher):
 
 
 def _for_onednn(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
-    """The states in whole blocks of rows, where oneDNN multiplies them: for some odd numbers of rows it takes up to
-    twice as long, and each number that it has not met it compiles anew."""
+    """The states in whole blocks of rows, if oneDNN multiplies them: for some odd numbers of rows it takes up to twice
+    as long, and it compiles a product for each new number."""
     if by_onednn(states_mE, weight_VE) or active(states_mE) is not None:
         return in_whole_blocks(states_mE, states_mE.dtype)
     return states_mE
 
 
 class _ByParts(torch.autograd.Function):
-    """Loss and gradients in one go over the rows; backward only scales the gradients."""
+    """Loss and gradients in one pass over the rows; backward only scales the gradients."""
 
     @staticmethod
     def forward(
@@ -374,7 +375,7 @@ class _ByParts(torch.autograd.Function):
         tokens = states_ME.shape[0]
         weight_grad = torch.zeros_like(weight_VE) if needs_weight and not tokens else None
         bias_grad = torch.zeros_like(bias_V) if needs_bias and bias_V is not None else None
-        # Parts of one size: a short last one would pay for a whole addition to the embedding's gradient.
+        # Parts of equal size: a short last part would cost a whole addition to the embedding's gradient.
         rows = math.ceil(tokens / max(1, math.ceil(tokens / rows)))
         for first in range(0, tokens, max(1, rows)):
             part = slice(first, first + rows)
@@ -387,7 +388,7 @@ class _ByParts(torch.autograd.Function):
             if part_gradient is None:
                 continue
             if part_gradient.data_ptr() == logits.data_ptr():
-                logits[here:] = 0  # no row's gradient: with them the products are of whole blocks again
+                logits[here:] = 0  # padding rows without gradient: the products then use whole blocks again
                 part_gradient = logits
             gradient = part_gradient.to(states.dtype)
             states = states[: len(gradient)]
@@ -405,7 +406,7 @@ class _ByParts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         kept, ctx.kept = ctx.kept, None
         if kept is None:
-            raise RuntimeError("the gradients of a loss of a VocabularyProjection can be had once")
-        # In place, for the weights' is as large as the embedding; so backward runs once.
+            raise RuntimeError("backward through the loss of a VocabularyProjection is only possible once")
+        # In place, because the weights' gradient is as large as the embedding; backward can therefore only run once.
         scaled = (None if each is None else each.mul_(gradients[0]) for each in kept)
         return (*scaled, None, None, None)

@@ -1,7 +1,7 @@
 """Weighted sums of a layer's input and the outputs of all layers before it.
 
-Pagliardini et al. 2024, DenseFormer, arXiv:2402.02622, section 3. In torch's own operations the products with each
-factor are made once more for its gradient; here that is a dot product, which halves the time (one core, 25 states).
+Pagliardini et al. 2024, DenseFormer, arXiv:2402.02622, section 3. With torch's own operations, the product with each
+factor is computed again for its gradient; here this is a dot product, which halves the time (one core, 25 states).
 
 Shapes: S states of one shape.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class _WeightedSum(torch.autograd.Function):
-    """The sum of states with a factor each; nothing as large as all of them together is made in either direction."""
+    """The sum of states, each with a factor; neither direction allocates a tensor as large as all states together."""
 
     @staticmethod
     def forward(ctx: Any, weight_S: Tensor, *states: Tensor) -> Tensor:
@@ -35,6 +35,6 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def weighted_sum(weight_S: Tensor, states: Sequence[Tensor]) -> Tensor:
-    """The sum of S tensors of one shape with these factors."""
+    """The sum of S tensors of the same shape, weighted by these factors."""
     total: Tensor = _WeightedSum.apply(weight_S, *states)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return total

@@ -1,8 +1,8 @@
-"""The mapping between a model's weights and those of the Hub's files.
+"""The mapping between a model's weights and those in Hub files.
 
-A family gives a table from module names to Hub names, in which `{n}`, or any other name in braces, stands for a number,
-and `TensorLayout`s where the Hub fuses, splits or transposes tensors. This file applies both in either direction, and
-reports which weights are missing, unexpected, tied, of another shape or newly initialised.
+A family defines a table from module names to Hub names, in which `{n}`, or any other name in braces, is a number, and
+`TensorLayout`s for tensors that the Hub fuses, splits or transposes. This file applies both in either direction, and
+reports which weights are missing, unexpected, tied, of a different shape or newly initialised.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
 
 
 def prefixed(names: Names, here: str, hub: str) -> dict[str, str]:
-    """The same table one level further down on both sides."""
+    """The table with a prefix for names on both sides."""
     return {(here + name).rstrip("."): (hub + hub_name).rstrip(".") for name, hub_name in names.items()}
 
 
 def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
-    """The Hub's name of every parameter; the longest matching module name decides.
+    """The Hub's name of every parameter; the longest matching module name applies.
 
     Raises:
-        KeyError: a parameter is in no module of the table.
+        KeyError: a parameter is not in any module of the table.
     """
     rules = [(re.compile(_pattern(here) + r"\.(?P<leaf>\w+)"), hub) for here, hub in _longest_first(names)]
     found: dict[str, str] = {}
@@ -55,11 +55,11 @@ def _pattern(name: str) -> str:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """One tensor of the Hub that is one or several parameters here, in another form.
+    """One tensor on the Hub that corresponds to one or several parameters here, in another form.
 
     Attributes:
         hub: the tensor's name on the Hub, with placeholders: `h.{n}.attn.c_attn.weight`.
-        parts: the names of the parameters in the table of names; they exist in this package alone.
+        parts: the names of the parameters in the table of names; they exist only in this package.
         split: from the Hub's tensor to the parts, in their order.
         join: its inverse.
     """
@@ -74,16 +74,16 @@ class TensorLayout:
 
 
 def transposed(hub: str) -> TensorLayout:
-    """The Hub keeps a matrix as (inputs, outputs); a linear layer here is (outputs, inputs)."""
+    """A matrix that is (inputs, outputs) on the Hub and (outputs, inputs) in a linear layer here."""
     return TensorLayout(hub, (hub,), lambda whole: (whole.t(),), lambda parts: parts[0].t())
 
 
 def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> TensorLayout:
-    """Equal parts end to end along the outputs, such as query, key and value.
+    """Parts of equal size, such as query, key and value, concatenated along the outputs.
 
     Args:
         hub: the whole tensor's name.
-        parts: names of the parts, in their order.
+        parts: names of the parts, in order.
         inputs_first: whether the whole is a matrix (inputs, outputs).
     """
 
@@ -99,12 +99,12 @@ def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> Te
 
 @dataclass(frozen=True)
 class HubForm:
-    """The form of a model's parameters in a file of the Hub.
+    """The form of a model's parameters in a Hub file.
 
     Attributes:
-        names: from module names here to module names there.
-        layouts: tensors in another form there.
-        tied: tensors that a file may hold as copies of another, by name, with the other's name; loading checks them,
+        names: from module names here to module names in the file.
+        layouts: tensors that have another form in the file.
+        tied: tensors that a file may contain as copies of others, by name, with the other's name; loading checks them,
             saving omits them.
         copies: likewise, but saving writes them, since the Hub's class does not tie them.
     """
@@ -115,13 +115,13 @@ class HubForm:
     copies: Names = field(default_factory=dict)
 
     def hub_names(self, parameters: Iterable[str]) -> dict[str, str]:
-        """The Hub's tensor that each parameter is in."""
+        """The Hub tensor that contains each parameter."""
         plain = to_hub_names(parameters, self.names)
         whole = {part: layout.hub for layout in self._bound(plain.values()) for part in layout.parts}
         return {name: whole.get(hub_name, hub_name) for name, hub_name in plain.items()}
 
     def to_hub(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of a file, without the tied ones."""
+        """All tensors of a file, except the tied ones."""
         plain = to_hub_names(state, self.names)
         tensors = {plain[name]: tensor for name, tensor in state.items()}
         for layout in self._bound(list(tensors)):
@@ -129,7 +129,7 @@ class HubForm:
         return {**tensors, **{copy: tensors[source] for copy, source in self.copies.items()}}
 
     def from_hub(self, tensors: Mapping[str, Tensor], parameters: Iterable[str]) -> dict[str, Tensor]:
-        """The parameters whose tensor is there; shapes must be the Hub's."""
+        """The parameters whose tensor is present; tensors must have the Hub's shapes."""
         plain = to_hub_names(parameters, self.names)
         parts = dict(tensors)
         for layout in self._bound(plain.values()):
@@ -139,7 +139,7 @@ class HubForm:
         return {name: parts[hub_name] for name, hub_name in plain.items() if hub_name in parts}
 
     def _bound(self, plain_names: Iterable[str]) -> list[TensorLayout]:
-        """The layouts with numbers in place of the placeholders, as often as the parameters have them."""
+        """The layouts with placeholders filled in, one for each set of numbers among the parameters."""
         plain_names = list(plain_names)
         bound = []
         for layout in self.layouts:
@@ -153,14 +153,14 @@ class HubForm:
 
 @dataclass
 class WeightReport:
-    """The weights of a loaded model by what happened to them, by their Hub names.
+    """What happened to the weights of a loaded model; weights have their Hub names.
 
     Attributes:
-        loaded: taken from the file.
-        missing: in the model, not in the file; initialised if they belong to a head.
-        unexpected: in the file, not in the model.
+        loaded: read from the file.
+        missing: in the model, but not in the file; initialised if they belong to a head.
+        unexpected: in the file, but not in the model.
         tied: in the file as a copy of another tensor.
-        reinitialised: in the file in a shape for other labels; initialised.
+        reinitialised: in the file with a shape for other labels; initialised.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -185,15 +185,15 @@ def load_weights(
     """Copy tensors under Hub names into the module.
 
     Args:
-        module: what to fill; parameters that the file lacks are not changed and are reported as missing.
-        tensors: by Hub name.
-        form: of the module in a file, or a table of names if nothing has another form.
+        module: receives the tensors; parameters missing from the file are not changed and are reported as missing.
+        tensors: tensors by Hub name.
+        form: form of the module in a file, or just a table of names if no tensor has another form.
         source: the file, for messages.
         may_differ: parameters of the module (names here) that are not changed if the file's shape differs.
 
     Raises:
-        DataError: tensors of another shape than their parameters (all are named), or a copy of a tied tensor that
-            differs from it.
+        DataError: tensors differ in shape from their parameters (all are listed), or a copy of a tied tensor differs
+            from it.
     """
     if not isinstance(form, HubForm):
         form = HubForm(form)
@@ -207,7 +207,7 @@ def load_weights(
 
 
 def _with_originals(tensors: Mapping[str, Tensor], form: HubForm) -> Mapping[str, Tensor]:
-    # Of two names for one tensor a file may have kept either.
+    # A file may contain a tied tensor under either of its two names.
     kept = {
         original: tensors[copy] for copy, original in form.tied.items() if copy in tensors and original not in tensors
     }
@@ -217,7 +217,7 @@ def _with_originals(tensors: Mapping[str, Tensor], form: HubForm) -> Mapping[str
 def compare_weights(
     module: nn.Module, tensors: Mapping[str, Tensor], form: HubForm, *, source: str, may_differ: Collection[str] = ()
 ) -> WeightReport:
-    """What `load_weights` would do with these arguments; the module may be on the meta device, and stays as it is.
+    """Report what `load_weights` would do with these arguments; the module may be on the meta device and is unchanged.
 
     Raises:
         DataError: see `load_weights`.
@@ -240,7 +240,7 @@ def compare_weights(
             report.reinitialised.append(hub_name)
         else:
             shape, wanted = tuple(tensors[hub_name].shape), tuple(shapes[hub_name])
-            errors.append(f"{hub_name} has shape {shape}, the configuration wants {wanted}")
+            errors.append(f"{hub_name} has shape {shape}, but the configuration requires {wanted}")
     if errors:
         raise DataError(f"{source}: " + "; ".join(errors))
     return report
@@ -251,17 +251,17 @@ def _on_meta(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checked_copies(tensors: Mapping[str, Tensor], form: HubForm, source: str) -> list[str]:
-    """The copies that a file holds.
+    """The copies that a file contains.
 
     Raises:
-        DataError: if one differs from its original.
+        DataError: a copy differs from its original.
     """
     copies = {**form.tied, **form.copies}
     found = sorted(name for name in copies if name in tensors and copies[name] in tensors)
     for name in found:
         if not torch.equal(tensors[name], tensors[copies[name]]):
             raise DataError(
-                f"{source}: {name} differs from {copies[name]}, which the model shares with it; a checkpoint whose"
-                " weights are not tied is not supported"
+                f"{source}: {name} differs from {copies[name]}, but the model has one weight for both; a checkpoint"
+                " with untied weights is not supported"
             )
     return found

@@ -1,7 +1,7 @@
-"""Windowed attention, in time and memory linear in the length.
+"""Windowed attention in time and memory linear in the length.
 
 Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1: the sliding window and global tokens. Queries are
-processed in chunks as long as one side of the window, each against the keys of its own chunk and of its two neighbours.
+processed in chunks as long as one side of the window, each with the keys of its own chunk and its two neighbours.
 Sequences no longer than a window are processed whole, and so is everything that is recorded.
 
 Shapes: T packed tokens, N heads, H head width; b sequences of one block, S its longest, C chunks of w queries, K keys
@@ -36,9 +36,9 @@ class BlockGlobals:
     """The global tokens of a block's sequences.
 
     Attributes:
-        is_global_bS: at their columns.
-        column_bG: their columns, then any.
-        real_bG: where `column_bG` is one of them.
+        is_global_bS: whether each column is a global token.
+        column_bG: the columns of global tokens, then arbitrary ones.
+        real_bG: where `column_bG` is the column of a global token.
     """
 
     is_global_bS: Tensor
@@ -51,7 +51,7 @@ class BlockGlobals:
         return rows_bNSH.gather(2, index)
 
     def put(self, rows_bNSH: Tensor, global_bNGH: Tensor) -> Tensor:
-        """The block with other rows for the global tokens, (b, N, S, H)."""
+        """The block with the rows of the global tokens replaced, (b, N, S, H)."""
         sequence, slot = self.real_bG.nonzero(as_tuple=True)
         place = (sequence, self.column_bG[sequence, slot])
         values = global_bNGH.transpose(1, 2)[sequence, slot].to(rows_bNSH.dtype)
@@ -63,7 +63,7 @@ class GlobalTokens:
 
     Args:
         is_global_T: bool.
-        sequences: the batch's, whose blocks are indexed once.
+        sequences: sequences of the batch, whose blocks are indexed once.
     """
 
     def __init__(self, is_global_T: Tensor, sequences: PackedSequences) -> None:
@@ -72,7 +72,7 @@ class GlobalTokens:
         self._found = self._find(sequences)
 
     def by_block(self, sequences: PackedSequences) -> list[BlockGlobals]:
-        """For each block, in their order."""
+        """The global tokens of each block, in order."""
         return self._found if sequences is self._sequences else self._find(sequences)
 
     def _find(self, sequences: PackedSequences) -> list[BlockGlobals]:
@@ -92,7 +92,7 @@ def _globals_of(is_global_bS: Tensor, block: AttentionBlock) -> BlockGlobals:
 
 
 def keys_in_window(length: float, each_side: int) -> float:
-    """Keys whose scores are computed for a query: three chunks as long as one side, or all of a short sequence."""
+    """Number of keys scored for a query: three chunks as long as one side, or all keys of a short sequence."""
     return length if length <= 2 * each_side else 3.0 * each_side
 
 
@@ -112,11 +112,11 @@ def attend_near(
     scope: Scope,
     tokens: GlobalTokens | None = None,
 ) -> Tensor:
-    """Every token attends to those at most `each_side` away, and to global ones; returns (T, N, H).
+    """Every token attends to tokens at most `each_side` away and to global ones; returns (T, N, H).
 
     Args:
-        each_side: tokens on either side.
-        dropout_rate: of the attention probabilities; 0 outside training.
+        each_side: number of tokens on either side.
+        dropout_rate: dropout on the attention probabilities; 0 outside training.
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
         tokens: global tokens, visible to all.
     """
@@ -158,7 +158,7 @@ def _attend_near_in_rectangles(
     scope: Scope,
     tokens: GlobalTokens | None,
 ) -> Tensor:
-    """`attend_near` where neither a cache nor the kernel for packed sequences gives it."""
+    """`attend_near` if neither a cache nor the kernel for packed sequences computes it."""
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
@@ -174,7 +174,7 @@ def _attend_near_in_rectangles(
 
 
 def _needs_scores(scope: Scope, tokens: GlobalTokens | None) -> str | None:
-    """Why a window needs the scores or probabilities of its pairs of tokens; None where it does not."""
+    """Why a window needs the scores or probabilities of its pairs of tokens; None if it does not."""
     if tokens is not None:
         return "some tokens attend to all others"
     return "scores or probabilities are recorded" if recorded(scope) else None
@@ -196,7 +196,7 @@ def _real(block: AttentionBlock, device: torch.device) -> Tensor:
 
 
 def _whole_mask(block: AttentionBlock, marks: BlockGlobals | None, each_side: int, device: torch.device) -> Tensor:
-    """Which keys each query sees, (b, 1, S, S); padding sees itself, for a softmax needs something."""
+    """Which keys each query attends to, (b, 1, S, S); padding attends to itself, because a softmax needs a key."""
     position_S = torch.arange(block.length, device=device)
     seen_bSS = ((position_S[:, None] - position_S).abs() <= each_side)[None]
     if block.causal_b is not None:
@@ -217,7 +217,7 @@ def _in_chunks(
     side: int,
     rate: float,
 ) -> Tensor:
-    """Chunk c of queries attends to keys of the chunks c - 1 to c + 1, and to the global keys, which are appended."""
+    """Chunk c of queries attends to the keys of chunks c - 1 to c + 1 and to the global keys, which are appended."""
     length, chunks = block.length, -(-block.length // side)
     missing = chunks * side - length
 
@@ -241,7 +241,7 @@ def _in_chunks(
 
 
 def _chunk_mask(block: AttentionBlock, marks: BlockGlobals | None, side: int, device: torch.device) -> Tensor:
-    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore not among the near ones."""
+    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore hidden among the nearby ones."""
     chunks = -(-block.length // side)
     missing = chunks * side - block.length
     real_bS = _real(block, device)

@@ -1,9 +1,9 @@
-"""Embeddings of words, whose gradient is added into zeros that are kept from one backward pass to the next.
+"""Word embeddings whose gradient is added into a zero tensor that is reused between backward passes.
 
-Nothing here follows a paper. A batch reads some thousand rows of a table of thirty thousand, and torch makes its
-gradient in a new tensor of the table's size: clearing its memory takes 6 ms of an update of 180 at a width of 256, 25
-ms at 768. Of a model whose head shares the table this gradient is added to that of the head at once, so that the zeros
-can be used again when the rows that were written are cleared. The same bits as torch's, which adds in the same order.
+Not from a paper. A batch reads some thousand rows of a table of thirty thousand, and torch allocates its gradient as a
+new tensor of the table's size. Clearing that memory takes 6 ms of an update of 180 ms at width 256, and 25 ms at width
+768. If a model's head shares the table, this gradient is immediately added to the head's; the zero tensor can then be
+reused after clearing the rows that were written. Results are bit-identical to torch's, which adds in the same order.
 
 Shapes: T tokens, V vocabulary, E width.
 """
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 LEAST_WEIGHTS = 1 << 20
-"""Of a table. The zeros of a smaller one take less time than looking for those that are kept."""
+"""Smallest table for which zeros are kept; for smaller ones, new zeros take less time than checking the kept ones."""
 
 
 class WordEmbedding(nn.Embedding):
-    """torch's embedding; see the module's text for the gradient of its weight on a processor."""
+    """torch's embedding; see the module docstring for the gradient of its weight on a CPU."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width)
@@ -45,20 +45,20 @@ class WordEmbedding(nn.Embedding):
             and not self.sparse
             and torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
-            and forward_ad._current_level < 0  # forward-mode derivatives are torch's
+            and forward_ad._current_level < 0  # torch computes forward-mode derivatives
         )
 
 
 def is_plain_embedding(part: nn.Module) -> TypeGuard[nn.Embedding]:
-    """Whether this is an embedding and no subclass with weights of another kind."""
+    """Whether this is an embedding, and not a subclass with weights of another kind."""
     return type(part) in (WordEmbedding, nn.Embedding)
 
 
 class _KeptZeros:
-    """A tensor of zeros that is lent to one holder after another, who each get it with some rows added to it.
+    """A tensor of zeros that is lent to one holder after another, each time with some rows added to it.
 
-    It is lent again only when nobody else holds it, and cleared by rows only if nobody else wrote to it. A copy of the
-    model, in this process or another, has zeros of its own.
+    It is lent again only if there are no other references to it, and cleared by rows only if nothing else wrote to it.
+    A copy of the model, in this process or another, has its own zeros.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class _KeptZeros:
         return _KeptZeros, ()
 
     def plus_rows(self, ids_T: Tensor, rows_TE: Tensor, vocab_size: int) -> Tensor | None:
-        """Zeros (V, E) to which the row of each token is added at its word; None while a holder has the last ones."""
+        """Zeros (V, E) with the row of each token added at its word; None while the zeros are still referenced."""
         zeros_VE = self._cleared((vocab_size, rows_TE.shape[1]), rows_TE)
         if zeros_VE is None:
             return None
         zeros_VE.index_add_(0, ids_T, rows_TE)
-        # A copy: the caller may write other words into these before the next pass.
+        # A copy: the caller may overwrite the ids before the next pass.
         self._written_T, self._version = ids_T.to(torch.int64, copy=True), zeros_VE._version
         return zeros_VE
 
@@ -95,7 +95,7 @@ class _KeptZeros:
         return self._zeros_VE.index_fill_(0, self._written_T, 0.0)
 
     def _count_holders(self) -> int:
-        """References to the zeros, by Python and by torch, and to their memory by other tensors."""
+        """Number of references to the zeros, from Python and torch, and to their memory from other tensors."""
         assert self._zeros_VE is not None
         memory = torch._C._storage_Use_Count(self._zeros_VE.untyped_storage()._cdata)
         by_torch: int = self._zeros_VE._use_count()  # type: ignore[attr-defined]  # torch's own
@@ -103,7 +103,7 @@ class _KeptZeros:
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table; the second derivative is that of torch's lookup."""
+    """Rows of a table; second derivatives use torch's lookup."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VE: Tensor, zeros: _KeptZeros) -> Tensor:

@@ -2,10 +2,11 @@
 
 Yang et al. 2019, arXiv:1906.08237, sections 2 and 3 and table 7; details as in zihangdai/xlnet. Two streams run through
 the same layers: the content stream contains each token, the query stream a target's position but not its content. A
-memory keeps states of earlier text. Tasks use the content stream alone, and a classifier reads the last token.
+memory keeps states of earlier text. Tasks use only the content stream, and a classifier reads the last token.
 
-Quirks: the Hub's class has one dropout rate for all, where the released code has another for the probabilities; and
-`bi_data` is a property of the batch here, not of the configuration, since it describes pretraining data.
+Quirks: there is one dropout rate for everything, as in the Hub's class, while the released code has a separate one for
+the probabilities. `bi_data` is a property of the batch here, not of the configuration, since it describes pretraining
+data.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary, K keys of a sequence.
 """
@@ -50,7 +51,7 @@ PERMUTATION = "permutation_lm"
 
 
 class XlnetConfig(EncoderConfig):
-    """XLNet; defaults are the base model's."""
+    """XLNet; defaults are those of the base model."""
 
     family: Literal["xlnet"] = "xlnet"
     hidden_size: int = Field(768, ge=2, description="Width D of the hidden states; must be even.")
@@ -111,9 +112,9 @@ class XlnetConfig(EncoderConfig):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         layout = getattr(getattr(recipe, "data", None), "layout", None)
         if not isinstance(layout, LaneLayout):
-            why = "training reads each batch without a memory of those before"
-            yield UnreadKey("mem_len", why, "take data.layout.name: reused-segments")
-        yield UnreadKey("reuse_len", "of training data.layout.reused_tokens is read", "set that")
+            why = "training reads each batch without a memory of earlier ones"
+            yield UnreadKey("mem_len", why, "set data.layout.name: reused-segments")
+        yield UnreadKey("reuse_len", "training reads data.layout.reused_tokens instead", "set that key")
 
     @property
     def reads_token_types(self) -> bool:
@@ -136,7 +137,7 @@ class XlnetConfig(EncoderConfig):
 
     @property
     def max_tokens(self) -> int:
-        """There is no limit: distances have no table."""
+        """There is no limit: there is no table of distances."""
         return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Xlnet:
@@ -197,8 +198,8 @@ class Streams:
 
     Attributes:
         content_TD: states that include their own token.
-        query_MD: states of the batch's targets that do not; None without an order.
-        inputs_TD: of the content stream, one per layer, for `Xlnet.remember`.
+        query_MD: states of the batch's targets that do not include them; None without an order.
+        inputs_TD: inputs of the content stream, one per layer, for `Xlnet.remember`.
     """
 
     content_TD: Tensor
@@ -207,7 +208,7 @@ class Streams:
 
 
 class DroppedFeedForward(FeedForward):
-    """Dropout on what is between the two maps, too."""
+    """`FeedForward` with dropout between the two maps."""
 
     def __init__(self, width: int, inner_width: int, activation: Activation, dropout_rate: float) -> None:
         super().__init__(width, inner_width, activation)
@@ -220,8 +221,7 @@ class DroppedFeedForward(FeedForward):
 
 
 class XlnetLayer(nn.Module):
-    """Relative attention and a feed-forward layer, each followed by a norm; both streams go through the same
-    weights."""
+    """Relative attention and a feed-forward layer, each followed by a norm; both streams share the weights."""
 
     def __init__(self, config: XlnetConfig) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class XlnetLayer(nn.Module):
     def forward(
         self, content_TD: Tensor, query_MD: Tensor | None, views: Views, memory_BKD: Tensor | None, scope: Scope
     ) -> tuple[Tensor, Tensor | None]:
-        """Both streams, one layer on. Points as in BERT's layers; the query stream's are below `query_stream.`."""
+        """Apply the layer to both streams. Points as in BERT's layers; the query stream's are below `query_stream.`."""
         content_TD = scope.tap("hook_resid_pre", content_TD)
         within = scope.within("attn.")
         keys = self.attention.keys(content_TD, views.content, memory_BKD, within)
@@ -250,7 +250,7 @@ class XlnetLayer(nn.Module):
         return self.finish(content_TD, attended_TD, scope), query_MD
 
     def finish(self, hidden_MD: Tensor, attended_MD: Tensor, scope: Scope) -> Tensor:
-        """The layer after its attention, (M, D) to (M, D)."""
+        """The part of the layer after attention, (M, D) to (M, D)."""
         attended_MD = scope.tap("hook_attn_out", attended_MD)
         hidden_MD = scope.tap("hook_resid_mid", self.attention_norm(hidden_MD + self.dropout(attended_MD)))
         fed_MD = scope.tap("hook_mlp_out", self.feed_forward(hidden_MD, scope.within("mlp.")))
@@ -259,7 +259,7 @@ class XlnetLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Views:
-    """What each stream attends to, and the positions of the query stream's targets."""
+    """The pairs that each stream attends to, and the positions of the query stream's targets."""
 
     content: Pairs
     query: Pairs | None
@@ -293,14 +293,14 @@ class Xlnet(Encoder):
         return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """The content stream, (T, D); of a batch with an order, the query stream at its targets. Points: `hook_embed`,
-        and `blocks.N.` with each layer's."""
+        """The content stream, (T, D); for a batch with an order, the query stream at its targets. Points: `hook_embed`,
+        and those of each layer below `blocks.N.`."""
         return self.forward_carried(batch, None, recorder)[0]
 
     def forward_carried(
         self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `forward`; the state is the memory of each layer, (B, memory, D)."""
+        """Like `forward`; the state is the memory of each layer, (B, memory, D)."""
         order = None if batch.ranks_T2 is None else PermutationOrder(batch.ranks_T2[:, 0], batch.ranks_T2[:, 1])
         memory = None if state is None else [state[layer_name(n)] for n in range(len(self.layers))]
         streams = self.streams(
@@ -330,16 +330,16 @@ class Xlnet(Encoder):
         """Both streams.
 
         Args:
-            batch: with targets, if there is an order.
-            order: what each token attends to; without one all attend to all, and there is no query stream.
+            batch: must have targets if there is an order.
+            order: determines what each token attends to; without one, all attend to all, and there is no query stream.
             memory: for each layer, states before each sequence's first token, (B, memory, D), in segment 0; see
                 `remember`.
-            direction_B: int64, 1 for sequences read from right to left, whose distances have the other sign; None:
-                none.
-            recorder: of the points.
+            direction_B: int64, 1 for sequences read from right to left, whose distances have the opposite sign; None:
+                no such sequences.
+            recorder: records the points.
 
         Raises:
-            ValueError: a memory, and sequences that differ in length or in number from the memory's.
+            ValueError: with a memory, the sequences differ in length, or are not as many as the memory's.
         """
         if memory is not None:
             check_memory(batch, memory)
@@ -366,13 +366,14 @@ class Xlnet(Encoder):
         *,
         reused_tokens: int | None = None,
     ) -> list[Tensor]:
-        """The memory for the text that follows each sequence: a tensor (B, memory, D) per layer, without gradient.
+        """The memory for the text that follows each sequence: one tensor (B, memory, D) per layer, without gradient.
 
         Args:
-            streams: of the batch, computed with `previous`.
-            batch: sequences of one length.
-            previous: the memory before it.
-            reused_tokens: the first tokens of each sequence that are remembered; None: `reuse_len` of the settings.
+            streams: streams of the batch, computed with `previous`.
+            batch: sequences of equal length.
+            previous: the memory before this batch.
+            reused_tokens: how many of the first tokens of each sequence are remembered; None: `reuse_len` of the
+                settings.
 
         Raises:
             ValueError: sequences differ in length.
@@ -411,13 +412,13 @@ class Xlnet(Encoder):
         return Views(pairs(sees_itself=True), query, target_index_M)
 
     def _is_watched(self, scope: Scope) -> bool:
-        """Whether attention maps are recorded, and so all sequences are in one block."""
+        """Whether attention maps are recorded, which requires all sequences in one block."""
         points = [f"{stream}attn.{kind}" for stream in ("", "query_stream.") for kind in _MAPS]
         layers = range(self.settings.num_hidden_layers)
         return any(scope.needs(f"blocks.{layer}.{point}") for layer in layers for point in points)
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
-        """The Hub's projections are (D, N, H), from the states to the heads, the output's, too."""
+        """All projections on the Hub are (D, N, H), from states to heads, including the output projection."""
         shape = (self.width, self.settings.num_attention_heads, -1)
         return [
             TensorLayout(
