@@ -258,10 +258,10 @@ def test_score_tells_what_predictions_lack(place: Place, whole: Evaluated, bertk
     cases = {
         "1 of 12 examples have no prediction (such as 3)": [*lines[:3], *lines[4:]],
         "line 13: example '5' is predicted twice": [*lines, lines[5]],
-        "1 predictions are of no example (such as 77)": [*lines, json.dumps({"id": "77", "prediction": "entailment"})],
+        "1 predictions match no example (such as 77)": [*lines, json.dumps({"id": "77", "prediction": "entailment"})],
         "did you mean 'entailment'?": [other, *lines[1:]],
         "no field 'prediction'; there are: id": [json.dumps({"id": "0"}), *lines[1:]],
-        "holds no predictions": [],
+        "contains no predictions": [],
     }
     file = tmp_path / "said.jsonl"
     for told, content in cases.items():

@@ -147,7 +147,7 @@ def test_what_is_streamed_is_the_output(capsys: pytest.CaptureFixture[str]) -> N
         (["--beam", "0"], 2, "expected a number greater than or equal to 1, got '0'"),
         (["--max-new-tokens", "0"], 2, "expected a number greater than or equal to 1"),
         (["--samples", "3", "--method", "greedy"], 2, "--samples has no effect with --method greedy"),
-        (["--beam", "4", "--top-k", "3"], 2, "--top-k has no effect with --method beam; it goes with sample, gibbs"),
+        (["--beam", "4", "--top-k", "3"], 2, "--top-k has no effect with --method beam; it works with sample, gibbs"),
         (["--beam", "2", "--samples", "3"], 2, "a beam of 2 has no more outputs"),
         (["--iterations", "3"], 2, "--iterations has no effect with --method sample"),
         (["--top-p", "1.5"], 2, "top-p"),
@@ -175,7 +175,7 @@ def test_bad_input_of_a_causal_model(
         (["--beam", "2"], 2, "--beam has no effect with --method gibbs"),
         (["--max-new-tokens", "58"], 3, "and the model reads at most 60"),
         (["--burn-in", "3"], 2, "has no effect without --top-k or --top-p"),
-        (["--stop", "end"], 2, "--stop has no effect with --method gibbs; it goes with greedy, sample, beam"),
+        (["--stop", "end"], 2, "--stop has no effect with --method gibbs; it works with greedy, sample, beam"),
         (["--block-length", "3"], 2, "--block-length has no effect"),
     ],
 )

@@ -205,7 +205,7 @@ def test_columns_come_out_as_columns(trained: Trained, piped: Bertkit, tmp_path:
     ]
     refused = piped("", file, "--model", trained.of("classification")[0])
     assert refused.code == 2
-    assert "conll is read by a tagging model, this one is for classification" in refused.stderr
+    assert "conll is for tagging models, this model is for classification" in refused.stderr
     ragged = piped("a O\nb\n", "--model", run, "--format", "conll")
     assert ragged.code == 3
     assert "stdin, line 2: 1 columns ('b'), expected 2" in ragged.stderr
@@ -296,12 +296,12 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     ("text", "words", "told"),
     [
         ('{"txet": "a"}\n', [], "stdin, line 1: no column 'text'; there are: 'txet'; did you mean 'txet'?"),
-        ('{"text": "a"}\n{"text": 3}\n', [], "stdin, line 2, text: a number, expected text"),
+        ('{"text": "a"}\n{"text": 3}\n', [], "stdin, line 2, text: found a number, expected text"),
         ('{"text": "a"}\n{"text"\n', [], "stdin, line 2, column"),
         ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),
         ("body,n\n", ["--text", "boody", "--format", "csv"], ""),
         ("body,n\na,1\n", ["--text", "boody"], "did you mean 'body'?"),
-        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: column 'a' is there twice"),
+        ("a,a\nx,y\n", ["--text", "a"], "stdin, line 1: the column 'a' occurs twice"),
         (b"fine\n\xff\n", [], "stdin, line 2: not valid UTF-8 at byte 0"),
     ],
 )
@@ -318,7 +318,7 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
     run, inputs = trained.of("classification")
     headless = piped("a\n", "--model", trained.base)
     assert (headless.code, headless.stdout) == (3, "")
-    assert "has no head of a task (architectures: BertForPreTraining)" in headless.stderr
+    assert "has no task head (architectures: BertForPreTraining)" in headless.stderr
     assert "bertkit finetune --task TASK" in headless.stderr
     cases = [
         (3, "did you mean", [inputs.with_name("classification-inputs.jsonl"), "--model", run]),
@@ -333,12 +333,12 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
         assert told in outcome.stderr, outcome.stderr
     question = piped("a\n", "--model", trained.of("span")[0])
     assert question.code == 3
-    assert "no column 'question'; ask one of every text with --question" in question.stderr
+    assert "no column 'question'; ask one question of every text with --question" in question.stderr
     single = piped("the cat\n", "--model", trained.of("pair")[0])
     assert single.code == 0
     assert "was trained on pairs of texts" in single.stderr
     cut = piped("cat " * 60 + "\n", "--model", run)
-    assert "1 of 1 examples are cut to 40 tokens" in cut.stderr
+    assert "1 of 1 examples were cut to 40 tokens" in cut.stderr
 
 
 def test_outputs_that_are_not_finite_are_no_prediction(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_people_see_scores_counts_and_what_the_recipes_do_otherwise(place: Place
         (lambda lines: [*lines, lines[0]], "line 13: example '0' is predicted twice"),
         (
             lambda lines: [*lines, {"id": "x", "prediction": "entailment"}],
-            "1 predictions are of no example (such as x)",
+            "1 predictions match no example (such as x)",
         ),
         (lambda lines: [lines[0] | {"prediction": None}, *lines[1:]], "line 1: label 'None'"),
     ],

@@ -170,7 +170,7 @@ def test_a_question_is_given_as_squads_metrics_take_it() -> None:
     ("content", "message"),
     [
         (SCRIPT.format(dtype="string", extra="wrong.missing()"), r"failed on 20 predictions: line 13: AttributeError"),
-        (SCRIPT.format(dtype="string", extra="return 3"), r"gave 3, expected a dictionary of scores by name"),
+        (SCRIPT.format(dtype="string", extra="return 3"), r"returned 3; expected a dictionary of scores by name"),
         (SCRIPT.format(dtype="string", extra="return {'a': [1]}"), r"none of its values is a number: a"),
         ("import evaluate\n\ndef (", r"cannot be loaded: SyntaxError: invalid syntax"),
         ("import evaluate\n\n1 / 0", r"cannot be loaded: line 3: ZeroDivisionError: division by zero"),
@@ -192,10 +192,10 @@ def test_a_broken_script_is_told_before_anything_is_trained(
 
 
 def test_a_name_that_is_not_here_is_not_fetched(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
-    message = r"metric acuracy: none of bertkit's .*did you mean accuracy\?.*give the path of a script, or hub:acuracy"
+    message = r"metric acuracy: not one of bertkit's .*did you mean accuracy\?.*give the path of a script, or hub:acuracy"
     with pytest.raises(DataError, match=message):
         run(own_task, base, tmp_path / "runs", "acuracy")
-    with pytest.raises(DataError, match=r"metric hub:rouge: not in the local cache .* go online once"):
+    with pytest.raises(DataError, match=r"metric hub:rouge: not in the local cache.* run once with network access"):
         load_metric("hub:rouge", offline=True)
 
 

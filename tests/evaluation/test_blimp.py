@@ -208,5 +208,5 @@ def test_a_run_of_masked_next_token_prediction_is_scored_as_it_was_trained(
     results = evaluate_blimp(request, data, BlimpSettings(pairs=2)).results
     assert results["protocol"]["rule"] == "masked_next_token"
     assert "predicted from the state before it" in results["protocol"]["statement"]
-    with pytest.raises(UsageError, match=r"trained to predict the next token.*take masked_next_token"):
+    with pytest.raises(UsageError, match=r"trained to predict the next token.*use masked_next_token"):
         evaluate_blimp(request, data, BlimpSettings(pairs=2, rule="original"))

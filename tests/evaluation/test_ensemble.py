@@ -196,7 +196,7 @@ def test_spans_are_refused_and_so_are_predictions_without_scores(
             f"{json.dumps({k: line[k] for k in ('id', 'prediction')})}\n" for line in said(moods.runs[0], file.name)
         )
     )
-    with pytest.raises(DataError, match=r"bare/predictions/mood-dev.jsonl: example 0: no scores"):
+    with pytest.raises(DataError, match=r"bare/predictions/mood-dev.jsonl: example 0: the prediction has no scores"):
         place.ensemble(moods.runs[1], RunDirectory.open(bare))
     assert "span" not in COMBINED
     context = {
@@ -208,7 +208,7 @@ def test_spans_are_refused_and_so_are_predictions_without_scores(
     task = OwnTask(name="questions", kind="span", train=str(questions), dev=str(questions))
     run = place.suite(task, "span.max_query_tokens=8", "data.max_length=32", seeds=[0]).run
     with pytest.raises(
-        UsageError, match="questions: is a task of kind span, whose saved predictions hold the best answer"
+        UsageError, match="questions: is a task of kind span, whose saved predictions have only the best answer"
     ):
         place.ensemble(run, run)
 

@@ -121,7 +121,7 @@ def test_an_encoder_trained_from_left_to_right_is_scored_and_one_trained_on_mask
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stride", "60"], "has to be below the window's 60 tokens"),
+        (["--stride", "60"], "must be below the window's 60 tokens"),
         (["--sequence-length", "61"], "the model reads at most 60 tokens"),
         (["--stride", "0"], "stride"),
         ([], "give --data SOURCE"),

@@ -183,7 +183,7 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     with pytest.raises(UsageError, match="--sequence-length 61: the model reads at most 60 tokens"):
         evaluate(tmp_path, tiny_model(tokenizer), sequence_length=61)
-    with pytest.raises(UsageError, match=r"--window-bytes 900: a window has \d+ tokens, .* at most 58 beside"):
+    with pytest.raises(UsageError, match=r"--window-bytes 900: a window has \d+ tokens, .* at most 58 plus"):
         evaluate(tmp_path, tiny_model(tokenizer), window_bytes=900)
     with pytest.raises(ValueError, match="give one of them"):
         MlmSettings(sequence_length=20, window_bytes=90)

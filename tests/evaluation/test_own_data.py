@@ -151,7 +151,7 @@ def test_what_the_file_lacks_is_told(trained: Trained, bertkit: Bertkit, tmp_pat
         (3, "no column 'stars'; there are: 'review'", [run, "--data", unlabelled]),
         (3, "4 of 4 examples have no label (such as 0)", [run, "--data", empty]),
         (3, "no such file", [run, "--data", tmp_path / "none.csv"]),
-        (3, "has no head of a task", [trained.base, "--data", unknown]),
+        (3, "has no task head", [trained.base, "--data", unknown]),
         (3, "does not exist", [tmp_path / "nowhere", "--data", unknown]),
         (2, "no suite named 'nowhere'", ["nowhere"]),
         (2, "--data", [run]),
@@ -191,7 +191,7 @@ def test_questions_without_an_answer_need_a_model_that_learnt_them(
     assert evaluated(bertkit, plain, answered)["tasks"]["span"]["f1"]["interval"] is not None
     refused = bertkit("eval", plain, "--data", task.dev)
     assert refused.code == 3
-    assert "questions have no answer, and the model was trained on questions that all have one" in refused.stderr
+    assert "questions have no answer, but all questions that the model was trained on have one" in refused.stderr
 
 
 def test_published_tasks_are_read_as_tables_by_their_usual_columns(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_head_is_the_tasks_where_its_labels_have_the_names(
 @pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("0", "1"), ("yes", "no")])
 def test_labels_that_say_nothing_are_refused_until_the_user_decides(tmp_path: Path, names: tuple[str, str]) -> None:
     model = labelled(tmp_path / "m", *names)
-    with pytest.raises(DataError, match=rf"labels are {', '.join(names)}, which does not say.*--head new"):
+    with pytest.raises(DataError, match=rf"labels are {', '.join(names)}, so it is unclear.*--head new"):
         head_use(model, TASKS["sst2"], "auto", name="m")
     assert head_use(model, TASKS["sst2"], "new", name="m") == "new"
     assert head_use(model, TASKS["sst2"], "own", name="m") == "own"

@@ -419,7 +419,7 @@ def test_scores_of_other_runs_are_of_the_model_that_they_name_or_began_with(runs
     foreign = save_run(tmp_path / "foreign", scores={"sst2": 0.5}, **beside)
     _, student = scores_by_model(models, [str(known)], tmp_path)
     assert {task: score.value for task, score in student.items()} == {"sst2": 0.81, "mrpc": 0.7}
-    with pytest.raises(UsageError, match="is of none of the models; write --results MODEL="):
+    with pytest.raises(UsageError, match="belongs to none of the models; write --results MODEL="):
         scores_by_model(models, [str(foreign)], tmp_path)
     teacher, _ = scores_by_model(models, [f"{models[0].name}={foreign}"], tmp_path)
     assert (teacher["sst2"].value, teacher["rte"].value) == (0.5, 0.6)  # the user's run counts for its own task
@@ -428,7 +428,7 @@ def test_scores_of_other_runs_are_of_the_model_that_they_name_or_began_with(runs
 
 def test_a_run_without_scores_is_refused(runs: Path, evaluated: tuple[Path, dict[str, Any]]) -> None:
     models = examined(runs)
-    with pytest.raises(DataError, match="no scores of tasks"):
+    with pytest.raises(DataError, match="no task scores"):
         scores_by_model(models, [str(evaluated[0])], runs)
     with pytest.raises(DataError, match="no such run"):
         scores_by_model(models, ["nowhere"], runs)

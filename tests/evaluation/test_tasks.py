@@ -115,7 +115,7 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
         assert found.results["evaluated_as_is"] == [task]
         summary = found.results["tasks"][task]["accuracy"]
         assert summary["mean"] == both.results["tasks"][task]["accuracy"]["mean"]
-    with pytest.raises(DataError, match=r"learnt several tasks; name the head of one with --model: .*model/rte"):
+    with pytest.raises(DataError, match=r"was trained on several tasks; name the head of one with .*model/rte"):
         Predictor.load(str(both.run.path), MeasurementArguments(device="cpu").engine())
     alone = Predictor.load(str(both.run.model / "wnli"), MeasurementArguments(device="cpu").engine())
     assert alone.task.labels.names == ("0", "1")

@@ -156,7 +156,7 @@ def test_types_of_given_spans_are_chosen_by_name(tmp_path: Path) -> None:
                 "text": "a b",
                 "targets": [{"span1": [0, 1], "label": "x"}, {"span1": [0, 1], "span2": [1, 2], "label": "x"}],
             },
-            "a target of 2 spans, where others have 1",
+            "a target with 2 spans, but others have 1",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_structure_refuses_other_files_than_treebanks(tmp_path: Path) -> None:
     trees = write_trees(tmp_path / "t.conllu", 12)
     with pytest.raises(UsageError, match=r"give --data FILE\.conllu"):
         structure_run(tmp_path, write_columns(tmp_path / "c.txt"))
-    with pytest.raises(UsageError, match="--rank 21: a rank is at most the model's width, 20"):
+    with pytest.raises(UsageError, match="--rank 21: the rank can be at most the model's width, 20"):
         structure_run(tmp_path, trees, rank=21)
     with pytest.raises(DataError, match=r"no such file; did you mean t\.conllu"):
         structure_run(tmp_path, tmp_path / "tt.conllu")
@@ -298,7 +298,7 @@ def test_configurations_are_single_layers_and_the_last_four() -> None:
 
 
 def test_senses_refuse_a_word_that_does_not_occur(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--word fille: occurs nowhere with a sense; near it are file"):
+    with pytest.raises(DataError, match="--word fille: never occurs with a sense; similar lemmas: file"):
         senses_run(tmp_path, words=["fille"])
     few = write_senses(tmp_path / "few.jsonl", 4)
     with pytest.raises(DataError, match="--word file: occurs 4 times with a sense, a picture needs 5"):

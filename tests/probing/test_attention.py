@@ -332,12 +332,12 @@ def test_an_attribution_run_holds_shares_identifiability_and_an_explanation(attr
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "nothing to look at: give --data SOURCE, or --text"),
-        ({"texts": ["No mask here."]}, r"has 0 times \[MASK\]; write it once"),
-        ({"texts": ["[MASK] and [MASK]."]}, r"has 2 times \[MASK\]"),
+        ({}, "nothing to probe: give --data SOURCE, or --text"),
+        ({"texts": ["No mask here."]}, r"contains \[MASK\] 0 times; write it once"),
+        ({"texts": ["[MASK] and [MASK]."]}, r"contains \[MASK\] 2 times"),
         ({"texts": ["A [MASK]."], "target": "modelable"}, r"--target modelable: \d tokens"),
         ({"texts": ["A [MASK]."], "methods": ["integrated"]}, "did you mean integrated_gradients"),
-        ({"target": "a"}, "--target a: give the --text"),
+        ({"target": "a"}, "--target a: also give --text"),
     ],
 )
 def test_what_cannot_be_explained_is_refused_before_a_run(

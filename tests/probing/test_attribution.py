@@ -308,5 +308,5 @@ def test_a_model_of_left_to_right_alone_has_no_share_of_what_is_behind() -> None
     sentence = encoded()[0]
     assert float(exact(model, sentence).triu(1).abs().max()) == 0
     subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
-    with pytest.raises(DataError, match="from left to right alone"):
+    with pytest.raises(DataError, match="only from left to right"):
         make_question(subject, "the tokens of the [MASK] in files", None)

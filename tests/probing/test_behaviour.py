@@ -104,6 +104,6 @@ def test_data_and_models_that_cannot_be_scored_are_refused(tmp_path: Path) -> No
     with pytest.raises(DataError, match="no such file or directory"):
         score(request_for(tmp_path, tmp_path / "nowhere"))
     twice = replace(request_for(tmp_path, data), data=[str(data), str(data / "NEG.tsv")])
-    with pytest.raises(DataError, match="'NEG' is there twice"):
+    with pytest.raises(DataError, match="'NEG' occurs twice"):
         score(twice)
     assert not (tmp_path / "runs").exists()

@@ -148,7 +148,7 @@ def test_what_cannot_be_scored_is_refused(glue: Path, tmp_path: Path) -> None:
         run_heads(request_for(tmp_path))
     with pytest.raises(UsageError, match="give one of the two"):
         run_heads(request_for(tmp_path, text), task="rte")
-    with pytest.raises(DataError, match="has no head of a task"):
+    with pytest.raises(DataError, match="has no task head"):
         run_heads(request_for(tmp_path), task="rte", data_dir=glue)
     other = classifier(tmp_path / "other", "acceptable", "unacceptable")
     with pytest.raises(DataError, match="a head that is not one of rte"):

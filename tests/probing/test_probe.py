@@ -156,7 +156,7 @@ def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
         assert subject.model.head_names == ("masked_lm",)
     (finished,) = load_models([str(run)])
     assert all(torch.equal(a, b) for a, b in zip(finished.model.parameters(), second.model.parameters(), strict=True))
-    with pytest.raises(DataError, match=r"no such checkpoint; the run has kept those of steps 100, 300"):
+    with pytest.raises(DataError, match=r"no such checkpoint; the run has kept steps 100, 300"):
         load_models([f"{run}@200"])
 
 
@@ -189,7 +189,7 @@ def test_models_are_named_shortly_and_apart(tmp_path: Path) -> None:
     assert [each.label for each in subjects] == [str(tmp_path / "one/x"), str(tmp_path / "two/x")]
     with pytest.raises(UsageError, match="given twice"):
         load_models([str(tmp_path / "one/x")] * 2)
-    with pytest.raises(UsageError, match="one model at a time"):
+    with pytest.raises(UsageError, match="this probe takes one model"):
         request_for(tmp_path, models=[str(tmp_path / "one/x"), str(tmp_path / "two/x")]).subject()
 
 
@@ -234,7 +234,7 @@ def test_no_text_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(UsageError, match="give --data SOURCE"):
         read_texts([])
-    with pytest.raises(DataError, match="holds no sentence"):
+    with pytest.raises(DataError, match="contains no sentence"):
         read_texts([str(tmp_path / "empty.txt")])
     with pytest.raises(DataError, match=r"none\.conllu: no such file"):
         read_texts([str(tmp_path / "none.conllu")])
@@ -332,7 +332,7 @@ def test_words_that_are_asked_for_are_looked_at_alone(tmp_path: Path) -> None:
 def test_words_and_layers_that_are_not_there_are_named_before_there_is_a_run(tmp_path: Path) -> None:
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (DataError, r"--word tokns: does not occur .* did you mean 'tokens'\?", {"words": ["tokns"]}),
-        (DataError, "--word reads: occurs in .* --min-contexts asks for 80", {"words": ["reads"], "min_contexts": 80}),
+        (DataError, "--word reads: occurs in .* --min-contexts is 80", {"words": ["reads"], "min_contexts": 80}),
         (DataError, "no word occurs in 999 of", {"min_contexts": 999}),
         (UsageError, r"--static-layer 3: the model's layers are 0 \(embeddings\) to 2", {"static_layers": [3]}),
     ]

@@ -100,11 +100,11 @@ def test_an_arm_with_shares_of_the_budget_is_an_arm_for_each(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        ({"budget_shares": [0.5, 1], "budget_share": 0.5}, r"arms\.third\.budget_shares goes without budget_share"),
+        ({"budget_shares": [0.5, 1], "budget_share": 0.5}, r"arms\.third\.budget_shares excludes budget_share"),
         ({"budget_shares": []}, r"small\.yaml:\d+: arms\.third\.budget_shares"),
         ({"budget_shares": 0.5}, r"small\.yaml:\d+: arms\.third\.budget_shares"),
         ({"budget_shares": [0.5, 0]}, r"small\.yaml:\d+: arms\.third-0\.budget_share"),
-        ({"frontier": "bert"}, r"arms\.third\.frontier goes with budget_shares or curve"),
+        ({"frontier": "bert"}, r"arms\.third\.frontier needs budget_shares or curve"),
     ],
 )
 def test_an_arm_that_is_no_curve_is_refused(tmp_path: Path, arm: dict[str, Any], message: str) -> None:

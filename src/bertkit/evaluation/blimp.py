@@ -1,11 +1,11 @@
-"""BLiMP: does a model find the grammatical sentence of a minimal pair more probable?
+"""BLiMP: does a model assign the grammatical sentence of a minimal pair a higher probability?
 
 Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likelihood, Salazar et al. 2020,
-arXiv:1910.14659. How a sentence is scored is in models/pseudo_likelihood.py, how pairs are read in
-tasks/minimal_pairs.py; here scores are compared and averaged.
+arXiv:1910.14659. models/pseudo_likelihood.py scores sentences, tasks/minimal_pairs.py reads pairs; this file compares
+and averages scores.
 
-A tie counts half: otherwise a model that gives all sentences the same score would always be right. The sum of
-log-probabilities favours the sentence of fewer tokens, so each paradigm comes with the score of constant logits.
+A tie counts half; otherwise a model that gives all sentences the same score would always be right. The sum of
+log-probabilities favours the sentence with fewer tokens, so the score of constant logits is reported for each paradigm.
 
 Shapes: P pairs of a paradigm.
 """
@@ -49,17 +49,17 @@ SUITE = "blimp"
 PAIRS_OF_BLIMP = 1000
 PARADIGMS_OF_BLIMP = 67
 NEAR_TIE = 1e-4
-"""Differences below this many nats may come out otherwise on another machine."""
+"""Differences below this many nats may have the opposite sign on another machine."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The good sentences of a paradigm's pairs, or the bad ones.
+    """The good or the bad sentences of a paradigm's pairs.
 
     Attributes:
         total_P: log-likelihoods, in nats.
-        tokens_P: tokens scored.
-        words_P: words, separated by white space.
+        tokens_P: number of scored tokens.
+        words_P: number of words, separated by white space.
     """
 
     total_P: Floats
@@ -75,7 +75,7 @@ class Side:
         )
 
     def with_constant_logits(self) -> Side:
-        """The same sentences where every token has the same probability; which one cancels."""
+        """The same sentences if every token had the same probability; its value cancels."""
         return replace(self, total_P=-self.tokens_P.astype(np.float64))
 
 
@@ -84,7 +84,7 @@ NORMALISATIONS: dict[str, Callable[[Side], Floats]] = {
     "accuracy_per_token": lambda side: side.total_P / side.tokens_P,
     "accuracy_per_word": lambda side: side.total_P / side.words_P,
 }
-"""What is compared: the sum of log-probabilities, and the same divided by tokens or by words. The first is BLiMP's."""
+"""What is compared: the sum of log-probabilities, or the sum divided by tokens or by words. BLiMP uses the first."""
 
 REFERENCES = (
     {"model": "human", "accuracy": 0.886, "source": "Salazar et al. 2020, repository awslabs/mlm-scoring"},
@@ -116,13 +116,13 @@ class Outcome:
         return share_preferred(self.differences_P(name))
 
     def constant_accuracy(self, name: str = "accuracy") -> float:
-        """What a model of constant logits scores: it prefers fewer tokens, and ties where they are as many."""
+        """The accuracy of constant logits: prefers fewer tokens, ties if the numbers are equal."""
         sides = self.good.with_constant_logits(), self.bad.with_constant_logits()
         return Outcome(self.paradigm, *sides).accuracy(name)
 
     @property
     def ties(self) -> int:
-        """Pairs with equal sums, identical sentences included."""
+        """Number of pairs with equal sums, including identical sentences."""
         return int((self.differences_P() == 0).sum())
 
     @property
@@ -132,12 +132,12 @@ class Outcome:
 
     @property
     def differing_lengths(self) -> float:
-        """Share of the pairs whose sentences have different numbers of tokens."""
+        """Share of pairs whose sentences have different numbers of tokens."""
         return float(np.mean(self.good.tokens_P != self.bad.tokens_P))
 
 
 def share_preferred(difference_P: Floats) -> float:
-    """Share of the pairs whose good sentence scores higher; a tie counts half."""
+    """Share of pairs whose good sentence scores higher; a tie counts half."""
     return float(np.mean((np.sign(difference_P) + 1) / 2))
 
 
@@ -148,8 +148,8 @@ def evaluate_blimp(
 
     Args:
         arguments: the model, and where to compute and write.
-        data: BLiMP's directory, or any file or directory of minimal pairs in its shape.
-        settings: which pairs, and how they are scored.
+        data: BLiMP's directory, or any file or directory of minimal pairs in its format.
+        settings: which pairs to score, and how.
         progress: the display.
 
     Raises:
@@ -158,7 +158,7 @@ def evaluate_blimp(
     """
     paradigms = chosen_paradigms(data, settings)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
-    choose_rule(loaded.model, settings.rule, source=arguments.model)  # before there is a run to show for it
+    choose_rule(loaded.model, settings.rule, source=arguments.model)  # fails before a run is created
     engine = arguments.engine()
     files = {str(path): sha256_of(path) for path in dict.fromkeys(paradigm.path for paradigm in paradigms)}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
@@ -176,7 +176,7 @@ def evaluate_blimp(
 def score_paradigms(
     loaded: LoadedModel, paradigms: Sequence[Paradigm], settings: BlimpSettings, engine: Engine, progress: Progress
 ) -> list[Outcome]:
-    """The paradigms' pairs with their scores, all of them scored in one go.
+    """The paradigms' pairs with their scores, all scored in one pass.
 
     Raises:
         DataError: the model cannot score text.
@@ -198,10 +198,10 @@ def score_paradigms(
 
 
 def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradigm]:
-    """What the settings choose of the data.
+    """The paradigms that the settings select from the data.
 
     Raises:
-        DataError: no data, or faulty ones.
+        DataError: no data, or invalid data.
         UsageError: nothing matches `only`.
     """
     if data is None:
@@ -288,7 +288,7 @@ def _by(
 
 
 def _standard_error(accuracies: Sequence[float], outcomes: Sequence[Outcome]) -> float | None:
-    """Of the mean over paradigms, if pairs are a sample of those that could be written; None with single pairs."""
+    """Standard error of the mean over paradigms, treating pairs as a sample; None if a paradigm has a single pair."""
     counts = [outcome.pairs for outcome in outcomes]
     if min(counts) < 2:
         return None
@@ -301,7 +301,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _write_predictions(run: RunDirectory, outcomes: Sequence[Outcome]) -> None:
-    """One line a pair: both scores, and which sentence is preferred."""
+    """One line per pair: both scores, and the preferred sentence."""
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)
     with (directory / f"{SUITE}.jsonl").open("w", encoding="utf-8", newline="\n") as file:

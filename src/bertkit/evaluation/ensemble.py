@@ -1,12 +1,12 @@
-"""Several finished runs of one task as one: the mean of their saved predictions, without a model.
+"""Ensembles finished runs of one task: averages their saved predictions, without loading a model.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, table 2, and Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1, report
-ensembles of 5 to 7 runs without saying how they combined them. Here probabilities are averaged where there are labels,
-tags or endings, and the numbers themselves in a regression. Sibling runs_diff.py compares two runs.
+ensembles of 5 to 7 runs without saying how they combined them. Here probabilities are averaged for labels, tags and
+endings, and the predicted numbers for regression. Sibling runs_diff.py compares two runs.
 
-The mean of several numbers does not depend on their order, and of equal ones it is the number itself, to the bit.
+The mean does not depend on the order of the numbers, and for equal numbers it is that number, bit for bit.
 
-Quirk: a question's saved prediction has the score of the best span alone, so spans cannot be averaged.
+Quirk: a question's saved prediction contains only the score of the best span, so spans cannot be averaged.
 
 Shapes: R runs, K labels, W words.
 """
@@ -53,10 +53,10 @@ class EnsembleArguments:
     """The arguments of `bertkit eval ensemble`.
 
     Attributes:
-        runs: fine-tuning runs, evaluations, or suites: of a suite, all runs of the setting that it chose.
-        runs_root: where the ensemble's own run goes.
-        run_dir: exactly where.
-        offline: use no network for gold data.
+        runs: fine-tuning runs, evaluations, or suites; for a suite, all runs of the chosen setting.
+        runs_root: parent directory of the ensemble's own run.
+        run_dir: the exact directory of this run.
+        offline: do not use the network for gold data.
         command: the command line, for the record.
         on_start: called with the run's directory before the work starts.
     """
@@ -70,14 +70,14 @@ class EnsembleArguments:
 
 
 def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
-    """Average, score and write, for every task and split that all runs predicted.
+    """Average, score and write every task and split that all runs predicted.
 
     Raises:
-        UsageError: no run, or a kind of task that saved predictions are too little for.
-        DataError: a run without predictions, or runs of other tasks or examples.
+        UsageError: no run, or a kind of task whose saved predictions cannot be averaged.
+        DataError: a run without predictions, or runs of different tasks or examples.
     """
     if not arguments.runs:
-        raise UsageError("give the runs whose predictions are averaged: bertkit eval ensemble RUN RUN RUN")
+        raise UsageError("give the runs whose predictions to average: bertkit eval ensemble RUN RUN RUN")
     saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
     parts = [_AveragedSplit.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
@@ -108,7 +108,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
 
 
 def members_of(run: RunDirectory) -> list[RunDirectory]:
-    """The run itself; of a suite, the runs of the setting that it chose.
+    """The run itself; for a suite, the runs of the chosen setting.
 
     Raises:
         DataError: the suite is not done.
@@ -123,10 +123,10 @@ def members_of(run: RunDirectory) -> list[RunDirectory]:
 
 
 def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
-    """The tasks and splits that all runs predicted; what only some did is logged.
+    """The tasks and splits that all runs predicted; those that only some predicted are logged.
 
     Raises:
-        DataError: there is none.
+        DataError: there are none.
     """
     keys = [key for key in saved[0].files if all(key in each.files for each in saved)]
     if not keys:
@@ -134,7 +134,7 @@ def common_keys(saved: Sequence[SavedRun]) -> list[Key]:
             f"\n  {each.run.path}: {', '.join(' '.join(key) for key in each.files)}"
             for each in {each.run.path: each for each in saved}.values()
         )
-        raise DataError(f"the runs are of different tasks, nothing is predicted by all of them:{lines}")
+        raise DataError(f"the runs are of different tasks; there is no task that all of them predicted:{lines}")
     only_some = {key for each in saved for key in each.files} - set(keys)
     if only_some:
         log.info("not predicted by all runs, and left out: %s", ", ".join(" ".join(key) for key in sorted(only_some)))
@@ -147,11 +147,11 @@ class _AveragedSplit:
 
     Attributes:
         key: task and split.
-        recipe: the first run's, for that task.
+        recipe: the first run's recipe for the task.
         examples: the gold data.
-        files: of each run's predictions.
-        predictions: of each run.
-        averaged: the ensemble's.
+        files: file of each run's predictions.
+        predictions: predictions of each run.
+        averaged: predictions of the ensemble.
     """
 
     key: Key
@@ -167,7 +167,7 @@ class _AveragedSplit:
         recipes = [each.recipes[task] for each in saved]
         kinds = dict.fromkeys(recipe.spec.kind for recipe in recipes)
         if len(kinds) > 1:
-            raise DataError(f"{task}: is {' in one run and '.join(kinds)} in another; an ensemble is of one task")
+            raise DataError(f"{task}: is {' in one run and '.join(kinds)} in another; an ensemble needs one task")
         examples = load_examples(recipes[0], split, offline=offline).examples
         read = {_source(recipes[0])}
         for recipe in recipes[1:]:
@@ -182,8 +182,8 @@ class _AveragedSplit:
         combine = COMBINED.get(recipes[0].spec.kind)
         if combine is None:
             raise UsageError(
-                f"{task}: is a task of kind {recipes[0].spec.kind}, whose saved predictions hold the best answer and"
-                " its score alone, not those of every start and end; such runs cannot be averaged"
+                f"{task}: is a task of kind {recipes[0].spec.kind}, whose saved predictions have only the best answer"
+                " and its score, not those of every start and end; such runs cannot be averaged"
             )
         averaged = []
         for place in range(len(examples)):
@@ -197,7 +197,7 @@ class _AveragedSplit:
         return cls(key, recipes[0], examples, files, predictions, averaged)
 
     def scores(self, predictions: Sequence[Prediction]) -> Scores | None:
-        """None where the labels are not known."""
+        """None if the labels are not known."""
         if not all(is_labelled(example) for example in self.examples):
             return None
         return scoring_task(self.recipe, self.examples, predictions).score(predictions, self.examples)
@@ -217,7 +217,7 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_AveragedSplit]) -> dict
         own = {part.key[1]: part for part in parts if part.key[0] == task}
         found = {split: scores for split, part in own.items() if (scores := part.scores(part.averaged)) is not None}
         if not found:
-            log.info("%s: no labels, so nothing is scored", task)
+            log.info("%s: not scored, because there are no labels", task)
             continue
         main = next(iter(sorted(found, key=lambda split: (not split.startswith("dev"), len(split)))))
         tables[task] = {name: measured_once(value) for name, value in by_name(found, main).items()}
@@ -230,7 +230,7 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_AveragedSplit]) -> dict
                     {split: own[split].scores(own[split].predictions[number]) or {} for split in found}, main
                 ),
                 "degenerate": None,
-                # The recipe of the task is read from this run.
+                # The task's recipe is read from this run.
                 "predicts": number == 0,
             }
             for number, each in enumerate(saved)
@@ -247,7 +247,7 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_AveragedSplit]) -> dict
 
 
 class _UnfitError(Exception):
-    """A run's prediction that cannot be averaged with the others'; `run` is its number."""
+    """A run's prediction cannot be averaged with the others'; `run` is its number."""
 
     def __init__(self, run: int, reason: str) -> None:
         super().__init__(reason)
@@ -255,26 +255,26 @@ class _UnfitError(Exception):
 
 
 def mean(values: ArrayLike) -> NDArray[np.float64]:
-    """Over the first axis: the same for any order, and exactly the value where all are equal."""
+    """Mean over the first axis: the same for any order, and exactly the value if all are equal."""
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
     return np.asarray(ordered[0] + (ordered - ordered[0]).sum(axis=0) / len(ordered))
 
 
 def _winner(names: Sequence[Any], shares: NDArray[np.float64], predictions: Sequence[Any]) -> Any:
-    """The name with the greatest share; of equal ones the one that most runs predicted, then the first."""
+    """The name with the largest share; ties go to the one that most runs predicted, then to the first."""
     best = [name for name, share in zip(names, shares.tolist(), strict=True) if share == shares.max()]
     counts = Counter(predictions)
     return max(best, key=lambda name: counts[name])
 
 
 def _by_label(predictions: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
-    """The labels, in the runs' order where they agree on it, and the mean probability of each."""
+    """The labels, in the runs' order if they agree on it, and the mean probability of each."""
     for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping):
-            raise _UnfitError(number, "no scores beside the prediction, expected a probability for each label")
+            raise _UnfitError(number, "the prediction has no scores; expected a probability for each label")
         if each.scores.keys() != predictions[0].scores.keys():
             here, there = (", ".join(map(str, scores)) for scores in (each.scores, predictions[0].scores))
-            raise _UnfitError(number, f"the labels are {here}, where the first run has {there}")
+            raise _UnfitError(number, f"the labels are {here}, but the first run has {there}")
     names = _agreed([list(each.scores) for each in predictions])
     return names, mean([[each.scores[name] for name in names] for each in predictions])
 
@@ -296,14 +296,14 @@ def _labels(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def _thresholds(run: RunDirectory, task: str) -> dict[str, float]:
-    """Each label's, as the run tuned it; empty where it tuned none."""
+    """The thresholds that the run tuned, by label; empty if none."""
     tuned = (run.results or {}).get("tuned", {})
     found: dict[str, float] = tuned.get(THRESHOLDS) or tuned.get(f"{task}/{THRESHOLDS}") or {}
     return found
 
 
 def _mean_thresholds(members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of the runs' thresholds of each label that one of them tuned."""
+    """The mean of the runs' thresholds for each label that at least one run tuned."""
     names = {name for thresholds in members for name in thresholds}
     return {name: float(mean([thresholds.get(name, _THRESHOLD) for thresholds in members])) for name in names}
 
@@ -315,7 +315,7 @@ def _number(predictions: Sequence[Prediction]) -> Prediction:
 def _ending(predictions: Sequence[Prediction]) -> Prediction:
     for number, each in enumerate(predictions):
         if not isinstance(each.scores, list) or len(each.scores) != len(predictions[0].scores):
-            raise _UnfitError(number, "expected a probability for each ending beside the prediction")
+            raise _UnfitError(number, "the prediction has no scores; expected a probability for each ending")
     shares = mean([each.scores for each in predictions])
     winner = _winner(range(len(shares)), shares, [each.prediction for each in predictions])
     return Prediction(predictions[0].id, winner, shares.tolist())
@@ -324,7 +324,7 @@ def _ending(predictions: Sequence[Prediction]) -> Prediction:
 def _tags(predictions: Sequence[Prediction]) -> Prediction:
     for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping) or not {"tags", "probabilities"} <= each.scores.keys():
-            raise _UnfitError(number, "no probabilities beside the tags, fine-tune again with this version")
+            raise _UnfitError(number, "the tags have no probabilities; fine-tune again with this version")
         if sorted(each.scores["tags"]) != sorted(predictions[0].scores["tags"]):
             raise _UnfitError(number, "the tags are not those of the first run")
     names = _agreed([list(each.scores["tags"]) for each in predictions])
@@ -345,4 +345,4 @@ COMBINED: Mapping[Kind, Callable[[Sequence[Prediction]], Prediction]] = {
     "choice": _ending,
     "tagging": _tags,
 }
-"""How several predictions for one example become one, by kind of task; spans cannot be averaged."""
+"""How to combine several predictions for one example, by kind of task; spans cannot be averaged."""

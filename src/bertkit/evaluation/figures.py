@@ -1,8 +1,8 @@
-"""Figures of evaluations and probes in one style, readable in greyscale; equal results give equal files.
+"""Figures of evaluations and probes in one style, readable in greyscale; equal results give identical files.
 
-Own design; sibling run/figures.py draws the curves of training. Lines differ by marker and dash, never by colour alone;
-a heat map is grey and shows its numbers where there is room. Callers name units and n in labels and titles. matplotlib
-is imported when a figure is made.
+Sibling run/figures.py draws training curves. Lines differ by marker and dash, never by colour alone; heat maps are grey
+and show their numbers if there is room. Callers give units and n in labels and titles. matplotlib is only imported when
+a figure is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.8
 """Inches."""
 _DOTS_PER_INCH = 130
 _MOST_NUMBERS = 20
-"""A heat map of more rows or columns does not write its numbers out."""
+"""A heat map with more rows or columns than this does not show its numbers."""
 _DARK = 0.6
 
 
@@ -38,13 +38,13 @@ def new_figure(
     """A figure and its axes.
 
     Args:
-        title: over all of it: what was measured, of which model, on how many of what.
+        title: title of the whole figure: what was measured, for which model, on how many items.
         panels: columns of axes.
         rows: rows of axes.
-        width, height: in inches; by the number of panels where 0.
+        width, height: in inches; if 0, determined by the number of panels.
 
     Returns:
-        The figure; and its axes: one, or an array where there are several.
+        The figure and its axes: a single one, or an array if there are several.
     """
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def new_figure(
 
 
 def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
-    """Labels, a light grid and no frame."""
+    """Set labels, a light grid and no frame."""
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize="medium")
     axes.grid(color="0.9")
@@ -65,7 +65,7 @@ def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
 
 
 def lines(axes: Axes, x: Sequence[float] | Floats, series: Mapping[str, Sequence[float | None]]) -> None:
-    """A line for each series, distinct by marker and dash, with a legend below; a missing value is a gap."""
+    """Draw one line per series, distinguished by marker and dash, with a legend below; missing values are gaps."""
     for number, (label, values) in enumerate(series.items()):
         axes.plot(
             x,
@@ -77,7 +77,7 @@ def lines(axes: Axes, x: Sequence[float] | Floats, series: Mapping[str, Sequence
             markersize=4,
         )
     if len(series) > 1:
-        # Below the axes: inside there is no place that no line may cross.
+        # Below the axes: inside, lines might cross it.
         columns = 1 if len(series) <= 3 else 2
         axes.legend(
             frameon=False,
@@ -96,7 +96,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def layer_ticks(axes: Axes, layers: int, *, first: int = 0) -> None:
-    """Whole layers on the horizontal axis; the embeddings are 0."""
+    """Integer layer ticks on the horizontal axis; the embeddings are 0."""
     step = 1 if layers <= 13 else 2 if layers <= 25 else 4
     axes.set_xticks(range(first, first + layers, step))
 
@@ -111,13 +111,13 @@ def heat_map(
     high: float = 1.0,
     numbers: str = "{:.2f}",
 ) -> Any:
-    """A map in grey, dark where high, rows from the top; the image is given back for a colour bar.
+    """Draw a grey heat map, darker is higher, rows from the top. Returns the image, for a colour bar.
 
     Args:
         values: (rows, columns).
         rows, columns: their names.
-        low, high: of the scale.
-        numbers: how a cell's value is written where the map is small; nothing where empty.
+        low, high: limits of the scale.
+        numbers: format of a cell's value if the map is small; no values if empty.
     """
     image = axes.imshow(values, cmap="Greys", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.set_xticks(range(len(columns)), columns)
@@ -137,7 +137,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
     paths[0].write_bytes(svg_of(figure))
-    figure.set_layout_engine("none")  # what the first drawing has laid out stays
+    figure.set_layout_engine("none")  # keep the layout of the first drawing
     figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
     return paths
 
@@ -153,7 +153,7 @@ def svg_of(figure: Figure) -> bytes:
 
 
 def _take_dollars_as_they_are(figure: Figure) -> None:
-    """Texts are names of runs, labels and files, and no formulas; the powers of ten on logarithmic axes are."""
+    """Show `$` literally: texts are names of runs, labels and files, not formulas, except powers of ten on log axes."""
     from matplotlib.text import Text
 
     logarithmic = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]

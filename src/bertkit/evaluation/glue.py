@@ -1,8 +1,8 @@
-"""GLUE: every task whose data is there, the averages that papers print, and the files that the server takes.
+"""GLUE: every task whose data is available, the averages that papers report, and the files for the server.
 
-Wang et al. 2019, GLUE, arXiv:1804.07461, section 3 (tasks and score); Devlin et al. 2019, BERT, arXiv:1810.04805,
-table 1. There is no one average: BERT's counts MNLI twice and leaves WNLI out, the server's has WNLI and means of
-metrics, ELECTRA's has eight tasks. Each has a name, and lists the columns it was taken over where some are lacking.
+Wang et al. 2019, GLUE, arXiv:1804.07461, section 3 (tasks and score); Devlin et al. 2019, BERT, arXiv:1810.04805, table
+1. There is no single average: BERT's counts MNLI twice and leaves out WNLI, the server's includes WNLI and means of
+metrics, ELECTRA's has eight tasks. Each has a name, and lists the columns it was computed over if some are missing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SUITE = "glue"
 TEST_SPLITS = ("test", "test_mm")
 SUBMISSION = "submission"
 NOT_PREDICTED = "the test split is not predicted"
-"""Why a submission lacks a file, where nothing is wrong with one."""
+"""Why a file is missing from a submission although nothing is wrong."""
 _DIAGNOSTIC = "ax"
 
 Column = tuple[tuple[str, str], ...]
-"""The figures, by task and metric, whose mean is one column of an average."""
+"""The scores, by task and metric, whose mean is one column of an average."""
 
 
 def _one(task: str, metric: str = "accuracy") -> Column:
@@ -45,12 +45,12 @@ def _one(task: str, metric: str = "accuracy") -> Column:
 
 @dataclass(frozen=True)
 class Average:
-    """One way to average.
+    """A definition of an average.
 
     Attributes:
-        title: what a table calls it.
-        columns: what is averaged, by the column's name.
-        source: who does so.
+        title: its name in tables.
+        columns: the averaged scores, by the column's name.
+        source: who uses it.
     """
 
     title: str
@@ -101,21 +101,21 @@ AVERAGES: dict[str, Average] = {
         "ELECTRA, dev: eight tasks, MNLI matched, accuracy of MRPC and QQP, Spearman of STS-B, without WNLI",
     ),
 }
-"""By name; `paper` is the document's `average`."""
+"""Averages by name; `paper` is the document's `average`."""
 
 Values = Mapping[str, Mapping[str, float | None]]
 
 
 def average_of(average: Average, values: Values, only: Collection[str] | None = None) -> dict[str, Any]:
-    """The mean over the columns that there are.
+    """The mean over the available columns.
 
     Args:
-        average: which one.
-        values: figures by task and metric.
-        only: of these columns; None for all.
+        average: the definition.
+        values: scores by task and metric.
+        only: restrict to these columns; None for all.
 
     Returns:
-        `{"value", "over": [column, ...], "lacking": [column, ...], "definition"}`; value None where there is none.
+        `{"value", "over": [column, ...], "lacking": [column, ...], "definition"}`; value None if there is none.
     """
     columns: dict[str, float] = {}
     for name, parts in average.columns.items():
@@ -132,10 +132,10 @@ def average_of(average: Average, values: Values, only: Collection[str] | None = 
 
 
 def glue_tasks(names: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
-    """The tasks of these names; all nine where None.
+    """The tasks with these names; all nine if None.
 
     Raises:
-        UsageError: a name that is no task of GLUE.
+        UsageError: a name is not a task of GLUE.
     """
     specs = [find_task(name) for name in (GLUE if names is None else names)]
     others = [spec.name for spec in specs if spec.name not in GLUE]
@@ -148,7 +148,7 @@ def evaluate_glue(evaluation: TaskEvaluation, *, progress: Progress = silent_pro
     """Evaluate on GLUE, and write results.json and the submission.
 
     Args:
-        wanted: the suite's name and the splits to predict are GLUE's.
+        evaluation: with GLUE's suite name and splits to predict.
         progress: the display.
 
     Raises:
@@ -171,7 +171,7 @@ def evaluate_glue(evaluation: TaskEvaluation, *, progress: Progress = silent_pro
 
 
 def _predict_diagnostic(evaluation: TaskEvaluation, model: Path, run: RunDirectory) -> None:
-    """Predict the diagnostic set with the model of MNLI, where it is there."""
+    """Predict the diagnostic set with the MNLI model, if the set is available."""
     arguments = evaluation.arguments
     try:
         split = load_split(_DIAGNOSTIC, "test", evaluation.data_dir, offline=arguments.offline)
@@ -184,7 +184,7 @@ def _predict_diagnostic(evaluation: TaskEvaluation, model: Path, run: RunDirecto
 
 
 def write_submission(run: Path) -> dict[str, Any]:
-    """Write RUN/submission from RUN/predictions: a file for each test split that is predicted whole, and the zip.
+    """Write RUN/submission from RUN/predictions: one file per completely predicted test split, and the zip.
 
     Returns:
         `{"zip": path below the run or None, "files": [name, ...], "missing": {name: reason}}`.

@@ -1,8 +1,8 @@
-"""How well a model predicts a text from left to right: perplexity in a sliding window, and bits per byte.
+"""Evaluates left-to-right prediction of a text: perplexity in a sliding window, and bits per byte.
 
-Radford et al. 2019, GPT-2, section 3.1; the window as in the documentation of `transformers` ("Perplexity of
-fixed-length models"): each is further on by `stride` and scores only the tokens that no window before it has. A
-perplexity is per token, so that two vocabularies cannot be compared by it; bits per byte can (Gao et al. 2020,
+Radford et al. 2019, GPT-2, section 3.1; windows as in the documentation of `transformers` ("Perplexity of fixed-length
+models"): each window is `stride` tokens after the previous one and scores only the tokens that no earlier window
+contains. Perplexity is per token, so it is not comparable between vocabularies; bits per byte are (Gao et al. 2020,
 arXiv:2101.00027, section 3.1). Sibling mlm.py measures masked models.
 
 Shapes: T tokens of a document, M scored tokens of a batch.
@@ -42,7 +42,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "lm"
 BACKWARD = "lm_backward"
-"""The same from right to left, of a model that reads from both ends."""
+"""The same from right to left, for models that read from both ends."""
 LONGEST_USUAL_WINDOW = 1024
 _LARGEST_MEAN = math.log(np.finfo(np.float64).max)
 Int64s = NDArray[np.int64]
@@ -50,11 +50,11 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LmWindow:
-    """Tokens that the model reads at once.
+    """A window of tokens.
 
     Attributes:
-        ids: with the start token, if there is one.
-        first: the position of the first token that is scored, and with it all behind it.
+        ids: token ids, with the start token if there is one.
+        first: position of the first scored token; all tokens after it are scored too.
     """
 
     ids: list[int]
@@ -63,7 +63,7 @@ class LmWindow:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """Sums over a text, in nats; `bytes` are those of its scored documents in UTF-8."""
+    """Sums over a text, in nats; `bytes` counts the UTF-8 bytes of the scored documents."""
 
     nats: float
     tokens: int
@@ -73,11 +73,11 @@ class ScoredText:
 
     @property
     def bits_per_byte(self) -> float:
-        """Over the bytes of the scored documents."""
+        """Bits per byte of the scored documents."""
         return self.nats / math.log(2) / self.bytes
 
     def figures(self) -> dict[str, float | None]:
-        """Perplexity per token (None where it exceeds every float), bits per byte, loss, and what was counted."""
+        """Perplexity per token (None if it exceeds every float), bits per byte, loss, and what was counted."""
         mean = self.nats / self.tokens
         return {
             "perplexity": math.exp(mean) if mean < _LARGEST_MEAN else None,
@@ -95,13 +95,13 @@ def evaluate_lm(
 
     Args:
         arguments: the model, and where to compute and write.
-        sources: text: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
-        settings: windows, and how the model is read.
+        sources: text sources: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
+        settings: windows, and how the model reads.
         progress: the display.
 
     Raises:
         DataError: invalid text or model, or the model does not predict from left to right.
-        UsageError: no source, a window longer than the model reads, or a stride beyond it.
+        UsageError: no source, a window that is too long for the model, or a stride longer than the window.
     """
     corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
@@ -109,7 +109,7 @@ def evaluate_lm(
     length = window_length(settings.sequence_length, LONGEST_USUAL_WINDOW, loaded.model.encoder.max_tokens)
     stride = length // 2 if settings.stride is None else settings.stride
     if not 1 <= stride < length:
-        raise UsageError(f"--stride {stride}: has to be below the window's {length} tokens, so that none is left out")
+        raise UsageError(f"--stride {stride}: must be below the window's {length} tokens, or tokens would be skipped")
     engine = arguments.engine()
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=corpus.hashes)
 
@@ -176,16 +176,16 @@ def score_text(
     Args:
         predict: the model and its head.
         corpus: the text.
-        starts: how the model reads a text: its `start_ids` begin every window, and its `lone_ids` the first window of a
-            document where there are none.
-        length, stride: of the windows.
-        max_tokens: documents are read until so many tokens are scored; None: all.
-        max_batch_tokens: tokens computed at once, at least those of one window.
-        backward: give the predictor each document from its last token to its first.
-        progress: the display, in scored tokens.
+        starts: how texts start for the model: its `start_ids` begin every window; without them, its `lone_ids` begin
+            the first window of a document.
+        length, stride: length and stride of the windows.
+        max_tokens: documents are read until this many tokens are scored; None for all.
+        max_batch_tokens: tokens computed at once, at least one window.
+        backward: read each document from its last token to its first.
+        progress: the display, which counts scored tokens.
 
     Raises:
-        DataError: there is no token to score.
+        DataError: there are no tokens to score.
     """
     start_ids, lone_ids = starts.start_ids, starts.lone_ids
     nats, tokens, size, documents, given = 0.0, 0, 0, 0, 0
@@ -217,7 +217,7 @@ def score_text(
                     nats, tokens, batch = nats + found, tokens + count, []
                     meter.update(tokens)
                 batch.append(window)
-            if max_tokens is not None and batch:  # so that what is scored ends with a document
+            if max_tokens is not None and batch:  # so that scoring ends with a whole document
                 found, count = score()
                 nats, tokens, batch = nats + found, tokens + count, []
                 meter.update(tokens)
@@ -233,7 +233,7 @@ def score_text(
 def sliding_windows(
     ids: Sequence[int], start_ids: Sequence[int], lone_ids: Sequence[int], *, length: int, stride: int
 ) -> Iterator[LmWindow]:
-    """The windows of a document: every token is scored in one of them, but a first one that nothing stands before."""
+    """The windows of a document: every token is scored in one of them, except a first token with nothing before it."""
     row = list(ids) if start_ids else [*lone_ids, *ids]
     room = length - len(start_ids)
     done = 0 if start_ids else 1
@@ -253,7 +253,7 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[tuple[str, Int6
 
 
 def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRight]:
-    """How the model is read from left to right.
+    """How the model reads from left to right.
 
     Raises:
         DataError: it does not predict the next token.
@@ -265,7 +265,7 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
     rule = choose_rule(loaded.model, chosen, source=name)
     if not issubclass(rule, LeftToRight):
         causally = (
-            ", and --rule encoder_left_to_right reads it with causal attention all the same"
+            "; --rule encoder_left_to_right reads it with causal attention anyway"
             if EncoderLeftToRight.head in loaded.model.head_names
             else ""
         )

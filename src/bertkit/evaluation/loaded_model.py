@@ -1,7 +1,7 @@
-"""Models that are evaluated or probed: any MODEL, and the checkpoints of a run.
+"""Models to evaluate or probe: any MODEL, and the checkpoints of a run.
 
-Own design (contract: MODEL). Beside the names that every command takes, `RUN@500` is the checkpoint of that step, and
-`RUN@all` every checkpoint that the run has kept, in order.
+Contract: MODEL. In addition to the names that every command accepts, `RUN@500` is the checkpoint of that step, and
+`RUN@all` all kept checkpoints of the run, in order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is measured.
+    """A model to measure.
 
     Attributes:
-        name: as the user gave it.
+        name: the name as given by the user.
         directory: where it was found.
-        model, tokenizer: what was read.
-        fingerprint: sha256 of the weights' file, or of the index where there are several.
-        training: steps, tokens and id of the run that made it; None where it is in no run directory.
+        model, tokenizer: the loaded model and tokenizer.
+        fingerprint: sha256 of the weights file, or of the index if there are several.
+        training: steps, tokens and id of the run that produced it; None if it is in no run directory.
         label: a short name for figures: the last part of its path or id, with the step of a checkpoint.
     """
 
@@ -54,15 +54,15 @@ class LoadedModel:
 
     @classmethod
     def load(cls, name: str, *, offline: bool = False) -> LoadedModel:
-        """Find and read one model.
+        """Find and load one model.
 
         Raises:
-            DataError: nothing there, invalid files, a tokenizer of another model, or no checkpoint of this step.
-            UsageError: the name stands for several checkpoints.
+            DataError: no such model, invalid files, a tokenizer of another model, or no checkpoint of this step.
+            UsageError: the name refers to several checkpoints.
         """
         models = load_models([name], offline=offline)
         if len(models) > 1:
-            raise UsageError(f"{name}: stands for {len(models)} checkpoints; give the step of one, as {models[0].name}")
+            raise UsageError(f"{name}: refers to {len(models)} checkpoints; give one step, such as {models[0].name}")
         return models[0]
 
     @property
@@ -70,7 +70,7 @@ class LoadedModel:
         return self.model.encoder.config
 
     def random_twin(self, seed: int = 0) -> LoadedModel:
-        """The same model with weights that are drawn by its family's rules: a baseline without training."""
+        """The same model with newly initialised weights, by its family's rules: a baseline without training."""
         model = HeadedModel(
             self.config.build(self.model.encoder.vocab_size, pad_id=self.config.default_pad_id),
             self.model.head_names,
@@ -83,10 +83,10 @@ class LoadedModel:
 
 
 def load_models(names: Sequence[str], *, offline: bool = False) -> list[LoadedModel]:
-    """Find and read the models of these names, in order.
+    """Find and load the models with these names, in order.
 
     Raises:
-        DataError: nothing there, invalid files, or no checkpoint of this step.
+        DataError: no such model, invalid files, or no checkpoint of this step.
         UsageError: a name is given twice.
     """
     models = [model for name in names for model in _load(name, offline=offline)]
@@ -101,10 +101,10 @@ def load_models(names: Sequence[str], *, offline: bool = False) -> list[LoadedMo
 
 
 def window_length(wanted: int | None, usual: int, max_tokens: int) -> int:
-    """Tokens of a window: the wanted number, else the usual one where the model reads so many.
+    """Tokens per window: the requested number, or else the usual one if the model can read that many.
 
     Raises:
-        UsageError: the model reads fewer than wanted.
+        UsageError: the model reads fewer than requested.
     """
     if wanted is None:
         return min(usual, max_tokens)
@@ -114,7 +114,7 @@ def window_length(wanted: int | None, usual: int, max_tokens: int) -> int:
 
 
 def short_name(name: str) -> str:
-    """A model's name in figures: its directory's or Hub id's last part, a run's own name for RUN/model."""
+    """A model's name in figures: the last part of its directory or Hub id, or the run's name for RUN/model."""
     path = Path(name)
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
     if not parts:
@@ -144,7 +144,7 @@ def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
         hint = f"; did you mean {run_path}@{near[0]}?" if near else ""
         has = ", ".join(map(str, paths)) or "none"
         raise DataError(
-            f"{run_path}@{step}: no such checkpoint; the run has kept those of steps {has}, or write @{ALL}{hint}"
+            f"{run_path}@{step}: no such checkpoint; the run has kept steps {has}, or write @{ALL} for all{hint}"
         )
     tokenizer = _tokenizer_of(run)
     return [_read(run, run_path, each, paths[each], tokenizer) for each in wanted]
@@ -165,7 +165,7 @@ def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: To
 
 
 def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedModel:
-    """The model as the recipe's stage has it, with the checkpoint's weights and the heads of the finished model."""
+    """The model of the recipe's stage, with the checkpoint's weights and the heads of the finished model."""
     recipe = load_recipe(str(run.path / RECIPE))
     step = checkpoint.step
     stage = next((each for each in stages_of(recipe) if step <= each.end_step), None)
@@ -182,13 +182,13 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedMod
     config = stage.recipe.model
     words = next((tensor for key, tensor in weights.items() if key.endswith(_word_table(config))), None)
     if words is None:
-        raise DataError(f"{checkpoint.path}: holds no {_word_table(config)}; it is of another version or kind of run")
+        raise DataError(f"{checkpoint.path}: has no {_word_table(config)}; it is from another version or kind of run")
     model = HeadedModel(config.build(words.shape[0], pad_id=config.default_pad_id), heads, labels=labels)
     model.initialise(seed=0)
     own = dict(model.named_parameters())
     lacking = sorted(key for key, tensor in own.items() if getattr(weights.get(key), "shape", None) != tensor.shape)
     if lacking:
-        raise DataError(f"{checkpoint.path}: lacks {len(lacking)} weights of the model, such as {lacking[0]}")
+        raise DataError(f"{checkpoint.path}: {len(lacking)} weights of the model are missing, such as {lacking[0]}")
     with torch.no_grad():
         for key, parameter in own.items():
             parameter.copy_(weights[key])
@@ -196,7 +196,7 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedMod
 
 
 def _word_table(config: EncoderConfig) -> str:
-    """The name of the word embeddings' table in a checkpoint."""
+    """The name of the word embedding table in a checkpoint."""
     with torch.device("meta"):
         encoder = config.build(1)
     table = encoder.word_embedding.weight
@@ -204,14 +204,14 @@ def _word_table(config: EncoderConfig) -> str:
 
 
 def _tokenizer_of(run: RunDirectory) -> Tokenizer:
-    """The run's tokenizer, which its model has, or the shards that it reads."""
+    """The run's tokenizer, from its model or from its token shards."""
     shards = run.record.get("shards")
     for directory in (run.model, Path(shards) if shards else None):
         if directory is not None and directory.is_dir():
             return load_tokenizer(directory)
     raise DataError(
-        f"{run.path}: the run is not finished and its token shards are gone, so that its tokenizer is not known; go on"
-        f" with `bertkit pretrain --resume {run.path}`"
+        f"{run.path}: the run is not finished and its token shards are missing, so its tokenizer is not known;"
+        f" go on with `bertkit pretrain --resume {run.path}`"
     )
 
 

@@ -1,9 +1,9 @@
-"""How well a model predicts the masked tokens of a text: accuracy, perplexity, pseudo-perplexity.
+"""Evaluates the prediction of masked tokens of a text: accuracy, perplexity, pseudo-perplexity.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 (a share of the tokens is masked at once) and Salazar et al.
-2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). Sibling held_out.py measures these
-in training, on the recipe's own samples and masking; here any model is measured on any text, always in the same way, so
-that models of one tokenizer can be compared.
+2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token is masked on its own). Sibling held_out.py measures
+these during training, with the recipe's own samples and masking. Here any model is measured on any text, always in the
+same way, so that models with the same tokenizer can be compared.
 
 Shapes: T tokens of a window, M predicted tokens.
 """
@@ -53,9 +53,9 @@ class Window:
     """A window of a document without special tokens.
 
     Attributes:
-        number: counts the windows of the whole text.
+        number: index of the window in the whole text.
         ids_T: its tokens.
-        bytes: of its text in UTF-8, where windows are cut by bytes; else 0.
+        bytes: UTF-8 bytes of its text if windows are cut by bytes; else 0.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Figures:
 
     @property
     def perplexity(self) -> float | None:
-        """exp of the mean negative log-probability; None where it exceeds every float."""
+        """exp of the mean negative log-probability; None if it exceeds every float."""
         mean = -float(self.log_p_M.mean(dtype=np.float64))
         return math.exp(mean) if mean < math.log(np.finfo(np.float64).max) else None
 
@@ -84,12 +84,12 @@ def evaluate_mlm(
     Args:
         arguments: the model, and where to compute and write.
         sources: text: files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`.
-        settings: how it is cut and masked.
+        settings: how to cut and mask the text.
         progress: the display.
 
     Raises:
-        DataError: invalid text or model, or the model fills in no masks.
-        UsageError: no source, or a window longer than the model reads.
+        DataError: invalid text or model, or the model does not predict masked tokens.
+        UsageError: no source, or a window that is too long for the model.
     """
     corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
@@ -140,7 +140,7 @@ def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int,
     """Windows of at most `length` tokens, drawn from the whole text in bounded memory, in random order.
 
     Raises:
-        DataError: the text has no window.
+        DataError: the text contains no window.
     """
     drawn = _drawn(_windows(corpus, tokenizer, length), count, draw)
     if not drawn:
@@ -149,10 +149,10 @@ def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int,
 
 
 def drawn_texts(corpus: Corpus, tokenizer: Tokenizer, most_bytes: int, count: int, draw: Draw) -> list[Window]:
-    """Windows of whole words with at most `most_bytes` bytes, drawn alike: the same text for every tokenizer.
+    """Windows of whole words with at most `most_bytes` bytes, drawn in the same way: the same text for every tokenizer.
 
     Raises:
-        DataError: the text has no word that short.
+        DataError: the text contains no word that short.
     """
     drawn = _drawn(_texts(corpus, most_bytes), count, draw)
     if not drawn:
@@ -161,8 +161,8 @@ def drawn_texts(corpus: Corpus, tokenizer: Tokenizer, most_bytes: int, count: in
 
 
 def _drawn(pieces: Iterable[Piece], count: int, draw: Draw) -> list[tuple[int, Piece]]:
-    """A uniform choice of `count` pieces with their numbers, in random order."""
-    # Those with the smallest of one random number each are a uniform choice, and their order is random.
+    """A uniform sample of `count` pieces with their numbers, in random order."""
+    # The pieces with the smallest random keys are a uniform sample in random order.
     least: list[tuple[float, int, Piece]] = []
     for number, piece in enumerate(pieces):
         key = float(draw.uniform("window", sample=number))
@@ -183,8 +183,8 @@ def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Int6
 
 
 def _texts(corpus: Corpus, most_bytes: int) -> Iterator[str]:
-    """Documents cut before words, each part as long as fits, without white space at its ends; a word that is longer is
-    left out."""
+    """Documents split between words into parts that are as long as possible, without white space at the ends; words
+    that are too long are left out."""
     for lines in corpus.documents():
         words: list[str] = []
         size = 0
@@ -207,8 +207,8 @@ def _require_readable(windows: Sequence[Window], most_bytes: int, most_tokens: i
     longest = max(window.ids_T.size for window in windows)
     if longest > most_tokens:
         raise UsageError(
-            f"--window-bytes {most_bytes}: a window has {longest} tokens, and the model reads at most {most_tokens}"
-            f" beside [CLS] and [SEP]; give at most {max(16, most_bytes * most_tokens // longest)}"
+            f"--window-bytes {most_bytes}: a window has {longest} tokens, but the model reads at most {most_tokens}"
+            f" plus [CLS] and [SEP]; give at most {max(16, most_bytes * most_tokens // longest)}"
         )
 
 

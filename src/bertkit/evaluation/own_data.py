@@ -1,9 +1,8 @@
-"""A fine-tuned model scored on a new labelled file of its own task: `bertkit eval RUN --data new.csv`.
+"""Scores a fine-tuned model on a new labelled file of its own task: `bertkit eval RUN --data new.csv`.
 
-Efron and Tibshirani 1993, An Introduction to the Bootstrap, for the percentile interval of each score over other
-examples of the same kind (bertkit.metrics.statistics). Thresholds and the temperature that fine-tuning stored with the
-model are used as they are: nothing is tuned on the new file. Sibling tasks.py evaluates on published tasks, and
-fine-tunes first.
+Efron and Tibshirani 1993, An Introduction to the Bootstrap, for each score's percentile interval over other examples of
+the same kind (bertkit.metrics.statistics). Thresholds and the temperature that fine-tuning stored with the model are
+used unchanged: nothing is tuned on the new file. Sibling tasks.py evaluates on published tasks, and fine-tunes first.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SUITE = "data"
 PREDICTIONS, MISTAKES = "predictions", "mistakes"
 CONFIDENCE = 0.95
 _SHOWN = 8
-"""Labels that an error lists."""
+"""Maximum number of labels listed in an error."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,10 @@ class NewData:
     """A labelled file.
 
     Attributes:
-        path: of a form that fine-tuning on this kind of task reads.
-        columns: those named on the command line, by their field of `Columns`.
-        metrics: reported beside the task's own: names of `evaluate`, or scripts.
-        reading: settings of `TableReading` named on the command line, in place of those of the training data.
+        path: a file in a format that fine-tuning on this kind of task reads.
+        columns: columns named on the command line, by their field of `Columns`.
+        metrics: additional metrics to report: names of `evaluate`, or scripts.
+        reading: settings of `TableReading` from the command line, which replace those of the training data.
     """
 
     path: Path
@@ -68,8 +67,8 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
     """Predict the file's examples, score them, and write a run.
 
     Raises:
-        UsageError: a file that the kind of task is not read from.
-        DataError: no such file or model, missing columns, examples without a label, or labels that the model lacks.
+        UsageError: the kind of task is not read from such a file.
+        DataError: no such file or model, missing columns, examples without a label, or labels unknown to the model.
     """
     if not data.path.is_file():
         raise DataError(f"{data.path}: {'is a directory; name a file in it' if data.path.is_dir() else 'no such file'}")
@@ -116,7 +115,7 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
 def _decided(
     task: Task, predictions: list[Prediction], examples: Sequence[Any], stored: Mapping[str, Any]
 ) -> list[Prediction]:
-    """Answers where the model stores no threshold: there is none where that has the higher score."""
+    """Answers if the model stores no threshold: no answer is predicted if that has the higher score."""
     if not isinstance(task, Span) or THRESHOLD in stored:
         return predictions
     if task.may_be_impossible:
@@ -124,7 +123,7 @@ def _decided(
     if any(example.impossible for example in examples):
         impossible = sum(example.impossible for example in examples)
         raise DataError(
-            f"{impossible} of {len(examples)} questions have no answer, and the model was trained on questions that all"
+            f"{impossible} of {len(examples)} questions have no answer, but all questions that the model was trained on"
             " have one; leave them out, or fine-tune on data with such questions"
         )
     return predictions
@@ -133,20 +132,21 @@ def _decided(
 def read_labelled(
     recipe: FinetuneRecipe, path: Path, given: Mapping[str, Any], reading: Mapping[str, Any] | None = None
 ) -> Split:
-    """The examples of a file, read as the task's own data are.
+    """The examples of a file, read like the task's own data.
 
-    A user's own task has the columns of its training files; a published one its official form, or a table (.csv,
-    .parquet, .jsonl) with the official names of its columns or `text`, `text_pair` and `label`.
+    For a user's own task, the columns are those of its training files. For a published task, the file is in its
+    official format, or a table (.csv, .parquet, .jsonl) with the official column names or `text`, `text_pair` and
+    `label`.
 
     Args:
-        recipe: of the model.
+        recipe: the model's recipe.
         path: the file.
         given: columns named by the user, by their field of `Columns`.
         reading: settings of `TableReading` named by the user.
 
     Raises:
-        UsageError: an ending that the kind is not read from, or settings that are wrong or without effect.
-        DataError: a missing column, an example without a label, or another fault of the file.
+        UsageError: a file suffix that this kind of task is not read from, or settings that are wrong or have no effect.
+        DataError: a missing column, an example without a label, or another error in the file.
     """
     spec, kind = recipe.spec, recipe.spec.kind
     usual = recipe.task.reading if isinstance(recipe.task, OwnTask) else TableReading()
@@ -171,7 +171,7 @@ def read_labelled(
 
 
 def _is_plain_table(path: Path, reading: TableReading) -> bool:
-    """Whether a file is a table, not a published file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
+    """Whether a file is a table, not an official file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
         return False
@@ -184,7 +184,7 @@ def _first_row(path: Path, reading: TableReading) -> dict[str, Any]:
 
 
 def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReading) -> Columns:
-    """The columns of a table of a published task: the first of the usual names that it has."""
+    """The columns of a table for a published task: of each column's usual names, the first that it has."""
     spec, row = recipe.spec, _first_row(path, reading)
     texts, pairs, labels = ["text"], ["text_pair"], ["label"]
     if spec.columns is not None:
@@ -202,10 +202,10 @@ def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReading) ->
 
 
 def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: str) -> list[Any]:
-    """The examples with their labels as the model spells them; another case is the same label.
+    """The examples with their labels as the model spells them, ignoring case.
 
     Raises:
-        DataError: labels that the model lacks, all of them.
+        DataError: there are labels that the model does not have; all are listed.
     """
     names = task.labels.names if task.head in ("sequence_classification", "token_classification") else ()
     spelled = {name.casefold(): name for name in names} | {name: name for name in names}
@@ -242,7 +242,7 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
 def scores_with_intervals(
     recipe: FinetuneRecipe, task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]
 ) -> dict[str, dict[str, Any]]:
-    """Each metric as in results.json, with `interval`: its percentile interval, None where it has none."""
+    """Each metric as in results.json, with `interval`: its percentile interval or None."""
     guesses = [each.prediction for each in predictions]
     references = [reference_of(example) for example in examples]
     found = {}

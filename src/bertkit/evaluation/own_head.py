@@ -1,7 +1,7 @@
-"""Whether a model can be evaluated on a task as it is, or must be fine-tuned first.
+"""Decides whether a model can be evaluated on a task directly, or must be fine-tuned first.
 
-Nothing here follows a paper. A head counts as the task's own where its run or its config.json names the task, or where
-its labels have the task's names; never by their number or order. Where it is not known, the user has to decide.
+Not from a paper. A head counts as the task's own if its run or its config.json names the task, or if its labels have
+the task's names; never by the number or order of labels. If this is unclear, the user has to decide.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
 log = logging.getLogger(__name__)
 
 HeadChoice = Literal["auto", "own", "new"]
-"""Of a model that has a head: decide by its names, evaluate it as it is, or fine-tune with a new one."""
+"""For models with a head: decide by its names, evaluate it directly, or fine-tune with a new one."""
 HeadUse = Literal["own", "new", "none"]
-"""Evaluate the head that is there; fine-tune in spite of one; fine-tune because there is none."""
+"""Evaluate the existing head; fine-tune in spite of it; fine-tune because there is none."""
 
-_REMEDY = "give --head new to fine-tune with a new head, or --head own where its labels are named as the task's"
+_REMEDY = "give --head new to fine-tune with a new head, or --head own if its labels are named like the task's"
 
 
 def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) -> HeadUse:
-    """What to do with the head that a model has.
+    """What to do with the model's head.
 
     Args:
-        directory: where it is.
+        directory: the model's directory.
         spec: the task.
-        choice: the user's.
-        name: the model's, for messages.
+        choice: the user's choice.
+        name: the model's name, for messages.
 
     Raises:
-        DataError: it is not known whether the head is the task's, or `own` was chosen and there is none.
+        DataError: it is unclear whether the head is the task's, or `own` was chosen and there is no head.
     """
     directory = head_directory(directory, spec.name)
     config, contents = read_config(directory)
@@ -57,7 +57,7 @@ def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) 
 
 
 def _learnt(directory: Path, contents: Mapping[str, Any]) -> TaskSpec | None:
-    """The published task that the model was fine-tuned on, where its run or config.json names it."""
+    """The published task that the model was fine-tuned on, if its run or config.json names it."""
     recipe = recipe_of(directory)
     named = contents.get("finetuning_task") if recipe is None else recipe.task
     if not isinstance(named, str):
@@ -88,13 +88,13 @@ def _by_labels(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> HeadUs
         if like:
             return _choice(False, name, spec, f"its head's labels are those of {like[0]}")
     raise DataError(
-        f"{name}: its head's labels are {', '.join(labels.names)}, which does not say whether it is one of {spec.name}"
+        f"{name}: its head's labels are {', '.join(labels.names)}, so it is unclear whether it is one of {spec.name}"
         f" ({', '.join(spec.labels or ()) or 'without fixed labels'}); {_REMEDY}"
     )
 
 
 def _names_of(spec: TaskSpec) -> list[set[str]]:
-    """The names that a task's labels have in its own files, and those in its copy on the Hub."""
+    """The names of a task's labels in its own files, and in its copy on the Hub."""
     found = [spec.labels or (), tuple(spec.hub.names) if spec.hub else ()]
     return [_folded(names) for names in found if names]
 

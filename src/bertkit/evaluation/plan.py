@@ -1,6 +1,6 @@
-"""What an evaluation on published tasks consists of: which tasks have data, how the model's head is used, recipes.
+"""Plans an evaluation on published tasks: which tasks have data, how the model's head is used, recipes.
 
-Nothing here follows a paper. All of it is decided before anything is trained. Sibling tasks.py carries it out.
+Not from a paper. Everything is decided before any training. Sibling tasks.py executes the plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bertkit.tasks.readers.find import find_files
 log = logging.getLogger(__name__)
 
 MISMATCHED = "mnli-mm"
-"""The half of MNLI's dev set that papers have in a column of its own."""
+"""The half of MNLI's dev set that papers report in a separate column."""
 NO_ROWS = "none"
 
 
@@ -43,19 +43,19 @@ class TaskEvaluation:
     """What to evaluate.
 
     Attributes:
-        suite: its name.
-        tasks: in the order of the table.
+        suite: name of the suite.
+        tasks: the tasks, in the order of the table.
         arguments: the model, and where to compute and write.
-        data_dir: where the official files are; the Hub's copies where None.
-        seeds: one fine-tuning run for each.
-        overrides: of every task's recipe; keys may be short (`lr`).
+        data_dir: where the official files are; the Hub's copies if None.
+        seeds: one fine-tuning run per seed.
+        overrides: overrides for every task's recipe; keys may be short (`lr`).
         head: what to do with a head that the model has.
-        predict: splits without labels that the best seed predicts where they are there.
-        published: whose published rows to show; those of the model's shape where None.
-        may_lack: whether a task without data is left out; else it is an error.
-        max_minutes: stop after so long, with a checkpoint.
-        metrics: reported beside the tasks' own, see `bertkit.metrics.modules.load_metric`.
-        executor: what the fine-tuning runs are carried out by, and how many at a time.
+        predict: splits without labels for the best seed to predict, if they exist.
+        published: the model whose published rows to show; if None, one with the same shape.
+        may_lack: whether tasks without data are left out; else they are an error.
+        max_minutes: stop after this time, with a checkpoint.
+        metrics: additional metrics to report, see `bertkit.metrics.modules.load_metric`.
+        executor: what executes the fine-tuning runs, and how many at a time.
     """
 
     suite: str
@@ -84,15 +84,15 @@ class TaskEvaluation:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task, decided.
+    """The plan for one task.
 
     Attributes:
         spec: the task.
-        use: of the model's head.
-        watched: the splits that select; the first one's scores go by their own names.
-        later: the others: predicted, and scored where they have labels; a file may be missing.
-        files: sha256 of each file that is read, by its path.
-        recipes: by seed; empty where the head is evaluated as it is.
+        use: use of the model's head.
+        watched: the splits that select; scores of the first have plain metric names.
+        later: the other splits: predicted, and scored if they have labels; files may be missing.
+        files: sha256 of each file read, by its path.
+        recipes: recipes by seed; empty if the head is evaluated directly.
     """
 
     spec: TaskSpec
@@ -104,16 +104,16 @@ class PlannedTask:
 
     @property
     def deciding(self) -> Any:
-        """What decides its figures, besides model and data."""
+        """What determines its scores, besides model and data."""
         hashes = {str(seed): what_hash(recipe) for seed, recipe in self.recipes.items()}
         return {"recipes": hashes, "splits": [*self.watched, *self.later]}
 
 
 def plan_tasks(evaluation: TaskEvaluation, directory: Path) -> tuple[list[PlannedTask], dict[str, str]]:
-    """The tasks that can be evaluated, and why the others cannot.
+    """The tasks that can be evaluated, and the reasons why others cannot.
 
     Raises:
-        DataError: none can, or one of a suite that may not lack any; or the head's labels are not clear.
+        DataError: none can, or a required one cannot, or it is unclear what the head's labels are.
     """
     planned: list[PlannedTask] = []
     left_out: dict[str, str] = {}
@@ -144,10 +144,10 @@ def plan_tasks(evaluation: TaskEvaluation, directory: Path) -> tuple[list[Planne
 
 
 def published_rows(evaluation: TaskEvaluation, directory: Path) -> list[dict[str, Any]]:
-    """The published rows that have a figure of these tasks, as fractions; none where the model has none.
+    """The published rows with scores on these tasks, as fractions; empty if the model has none.
 
     Raises:
-        UsageError: the name that was given is none.
+        UsageError: the given name does not exist.
     """
     model = _published(evaluation, directory)
     if model is None:
@@ -191,10 +191,10 @@ def _published(evaluation: TaskEvaluation, directory: Path) -> PublishedModel | 
 
 
 def _files(evaluation: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) -> dict[str, str]:
-    """The sha256 of what splits are read from, by its path.
+    """The sha256 of the files that splits are read from, by path.
 
     Raises:
-        DataError: it is not there.
+        DataError: a file is missing.
     """
     if evaluation.data_dir is None:
         sources = [load_split(spec, split, offline=evaluation.arguments.offline).source for split in splits]
@@ -233,5 +233,5 @@ def _recipe(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int)
 
 
 def digest(value: Any) -> str:
-    """sha256 (hex) of what JSON can hold."""
+    """sha256 (hex) of a JSON-serialisable value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""What the suites of `bertkit eval` and the kinds of `bertkit probe` share: arguments, run directory, form of results.
+"""Shared by the suites of `bertkit eval` and the kinds of `bertkit probe`: arguments, run directory, format of results.
 
-Own design (contract: `eval`, `probe`, the run directory).
+Contract: `eval`, `probe`, the run directory.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MEASURED_BY = {"eval": "suite", "probe": "probe"}
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementArguments:
-    """Where a measurement runs and is written; nothing here changes its results.
+    """Where a measurement runs and is written; none of this changes its results.
 
     Attributes:
         device: where to compute, always in fp32.
-        batch_tokens: tokens computed at once; a default of the device's where None. Decides speed and memory alone.
-        runs_root: where runs are.
-        run_dir: this run's directory, where it is not named by its hash.
-        fresh: measure although a finished run of the same measurement exists.
-        offline: use no network.
+        batch_tokens: tokens computed at once; the device's default if None. Affects only speed and memory.
+        runs_root: parent directory of runs.
+        run_dir: this run's directory, if it is not named by its hash.
+        fresh: measure even if a finished run of the same measurement exists.
+        offline: do not use the network.
         command: the command line, for the record.
         on_start: called with the run's directory before the work starts.
     """
@@ -74,11 +74,11 @@ class EvalArguments(MeasurementArguments):
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation that is done.
+    """A finished evaluation.
 
     Attributes:
         run: the run directory.
-        results: the contents of its results.json: the contract's `suite`, `model`, `tasks` and `average`, and more.
+        results: the contents of its results.json: the contract's `suite`, `model`, `tasks` and `average`, and others.
     """
 
     run: RunDirectory
@@ -86,7 +86,7 @@ class Evaluated:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document of the contract."""
+        """The JSON document that the contract specifies."""
         return {key: self.results[key] for key in ("suite", "model", "tasks", "average")}
 
 
@@ -105,16 +105,16 @@ def measurement_identity(
     data: Mapping[str, str],
     seed: int = 0,
 ) -> RunIdentity:
-    """The record of a measurement, with the hash of all that decides its result.
+    """The record of a measurement, with the hash of everything that determines its result.
 
     Args:
-        kind: of the run.
-        name: of the suite, or of the kind of probe.
-        models: all that are measured.
-        settings: all that decides the result beside models and data.
-        arguments: with the command line.
+        kind: kind of the run.
+        name: name of the suite or of the kind of probe.
+        models: all models to measure.
+        settings: all settings that affect the result, apart from models and data.
+        arguments: the arguments, with the command line.
         data: hash of each source, by name.
-        seed: of all randomness.
+        seed: seed of all random choices.
     """
     chosen = settings.model_dump(mode="json")
     hashes, weights = sorted(data.values()), [each.fingerprint for each in models]
@@ -140,10 +140,10 @@ def measurement_identity(
 
 
 def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory | None:
-    """The finished run of this measurement, of models and data under the same names; None with `fresh`.
+    """The finished run of this measurement, with the same names of models and data; None with `fresh`.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of it that cannot be reused.
+        UsageError: `run_dir` contains a finished run of it that cannot be reused.
     """
     if arguments.fresh:
         return None
@@ -156,7 +156,7 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
 
 
 def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory:
-    """A new run directory, named by the hash of all that decides the result."""
+    """A new run directory, named by the hash of everything that determines the result."""
     run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     arguments.on_start(run)
     return run
@@ -168,9 +168,9 @@ def measure(
     """Compute and write results.json in a new run directory.
 
     Args:
-        identity: of `measurement_identity`.
+        identity: result of `measurement_identity`.
         arguments: where to write.
-        compute: gives the contents of results.json, and may write other files beside it.
+        compute: returns the contents of results.json, and may write other files next to it.
     """
     run = begin_measurement(identity, arguments)
     with run.recording(arguments.command):
@@ -183,7 +183,7 @@ def measure(
 def measure_once(
     identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
 ) -> Evaluated:
-    """The results of the finished run of this measurement, or else those of `measure`."""
+    """The results of the finished run of this measurement, or else of `measure`."""
     done = finished_measurement(identity, arguments)
     return measure(identity, arguments, compute) if done is None else Evaluated(done, done.results or {})
 
@@ -194,10 +194,10 @@ def open_evaluation_text(
     """The text of `--data`.
 
     Args:
-        sources: of the command line.
-        arguments: whether the network is used.
-        options: how it is read.
-        what: it is, for the message.
+        sources: sources from the command line.
+        arguments: determine whether the network may be used.
+        options: how the text is read.
+        what: kind of text, for the message.
 
     Raises:
         UsageError: no source.

@@ -1,8 +1,8 @@
-"""Two runs on the same examples: which is better, how surely, and where they disagree.
+"""Compares two runs on the same examples: which is better, with what certainty, and where they disagree.
 
 Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP: the paired bootstrap over a test set's examples
-(bertkit.metrics.statistics). The interval is over other examples of the same kind, not over other seeds. Sibling
-score.py scores one file of predictions.
+(bertkit.metrics.statistics). The interval covers variation over examples, not over seeds. Sibling score.py scores one
+file of predictions.
 
 Shapes: N examples.
 """
@@ -44,9 +44,9 @@ class SavedRun:
     """A run with predictions.
 
     Attributes:
-        run: the directory; of a suite, the run that it chose.
-        files: the predictions by task and split.
-        recipes: of each task, for its gold data and metrics.
+        run: the run directory; for a suite, the chosen run.
+        files: files of predictions by task and split.
+        recipes: recipe of each task, for its gold data and metrics.
     """
 
     run: RunDirectory
@@ -77,13 +77,13 @@ class SavedRun:
 
     @property
     def own_task(self) -> str | None:
-        """The name of the user's own task, where that is all there is."""
+        """The name of the user's own task, if there is no other task."""
         names = [name for name, recipe in self.recipes.items() if isinstance(recipe.task, OwnTask)]
         return names[0] if len(names) == len(self.recipes) == 1 else None
 
 
 def suite_results_of(run: RunDirectory) -> dict[str, Any] | None:
-    """The results of a suite of fine-tuning runs; None of a single run.
+    """The results of a suite of fine-tuning runs; None for a single run.
 
     Raises:
         DataError: the suite is not done.
@@ -91,14 +91,14 @@ def suite_results_of(run: RunDirectory) -> dict[str, Any] | None:
     if not (run.path / SUITE_FILE).exists():
         return None
     if run.results is None:
-        raise DataError(f"{run.path}: the suite is not done; `bertkit finetune --resume {run.path}` ends it")
+        raise DataError(f"{run.path}: the suite is not done; finish it with `bertkit finetune --resume {run.path}`")
     return run.results
 
 
 def _recipes(run: RunDirectory, tasks: set[str]) -> dict[str, FinetuneRecipe]:
-    """Each task's recipe: of the run, or of the run that predicted for an evaluation.
+    """Each task's recipe: from the run, or from the run that predicted for an evaluation.
 
-    A model that was evaluated as it is has none: the record has task, data and model, the rest is the task's own.
+    A directly evaluated model has none: task, data and model come from the record, the rest are the task's defaults.
     """
     recipe = run_recipe(run.path)
     if recipe is not None:
@@ -129,22 +129,22 @@ def compare_runs(
     seed: int = 0,
     offline: bool = False,
 ) -> dict[str, Any]:
-    """Compare two runs on every task and split whose labels are known and which both predicted.
+    """Compare two runs on every task and split with known labels that both predicted.
 
     Args:
         a, b: the runs.
-        task, split: only these.
-        metric: in place of the task's primary one.
-        resamples, seed: of the bootstrap.
-        offline: use no network for gold data.
+        task, split: only compare these.
+        metric: metric to use instead of the task's primary one.
+        resamples, seed: number of resamples and seed of the bootstrap.
+        offline: do not use the network for gold data.
 
     Returns:
         `{"a", "b", "comparisons": [...]}`, each with the scores, the bootstrap, the agreement and, as `recipe`, the
         keys that differ: `[{"key", "a", "b"}, ...]`.
 
     Raises:
-        UsageError: a metric that the task does not have.
-        DataError: nothing in common, other examples, or gold data that cannot be read.
+        UsageError: the task does not have the metric.
+        DataError: nothing in common, different examples, or gold data that cannot be read.
     """
     first, second = SavedRun.open(a), SavedRun.open(b)
     pairs = [
@@ -169,7 +169,7 @@ Key = tuple[str, str]
 
 
 def _pairs(first: SavedRun, second: SavedRun) -> list[tuple[Key, Key]]:
-    """What both predicted; a user's own task may have another name in each run."""
+    """What both predicted; a user's own task may have a different name in each run."""
     pairs = [(key, key) for key in first.files if key in second.files]
     mine, theirs = first.own_task, second.own_task
     if not pairs and mine is not None and theirs is not None:
@@ -193,7 +193,7 @@ def _comparison(
     *,
     offline: bool,
 ) -> dict[str, Any] | None:
-    """One task and split; None where its labels are not known."""
+    """Compare one task and split; None if its labels are not known."""
     recipe = first.recipes[mine[0]]
     spec = recipe.spec
     examples = load_examples(recipe, mine[1], offline=offline).examples
@@ -231,10 +231,10 @@ def _comparison(
 
 
 def check_same(first: Sequence[Example], second: Sequence[Example], key: Key) -> None:
-    """Refuse runs that were measured on other examples.
+    """Check that both runs were measured on the same examples.
 
     Raises:
-        DataError: naming the first difference.
+        DataError: they were not; names the first difference.
     """
     name = " ".join(key)
     if len(first) != len(second):
@@ -248,17 +248,17 @@ def check_same(first: Sequence[Example], second: Sequence[Example], key: Key) ->
 
 
 def reference_of(example: Example) -> Any:
-    """What a prediction is compared with."""
+    """The reference that a prediction is compared with."""
     if isinstance(example, QuestionExample):
         return [answer.text for answer in example.answers]
     return list(example.tags or ()) if hasattr(example, "tags") else example.label
 
 
 def resampled(task: Task, spec: TaskSpec, score: str) -> Additive | Callable[[Any, Any], float | None]:
-    """What the bootstrap computes on each resample for a task's score.
+    """The function that the bootstrap computes on each resample for a task's score.
 
     Raises:
-        UsageError: a score that it cannot resample.
+        UsageError: the score cannot be resampled.
     """
     if isinstance(task, Classification) and score == "f1":
         return BinaryF1(**task.metric_options("f1"))
@@ -274,7 +274,7 @@ def resampled(task: Task, spec: TaskSpec, score: str) -> Additive | Callable[[An
 def agreement(
     spec: TaskSpec, examples: Sequence[Example], first: Sequence[Prediction], second: Sequence[Prediction]
 ) -> dict[str, int]:
-    """How many examples both, one or neither of two models have right; for numbers, which one is closer."""
+    """How many examples both, one or neither of two models predict correctly; for numbers, which one is closer."""
     triples = [
         (reference_of(example), a.prediction, b.prediction)
         for example, a, b in zip(examples, first, second, strict=True)
@@ -289,7 +289,7 @@ def agreement(
 
 
 def is_right(spec: TaskSpec, prediction: Any, reference: Any) -> bool:
-    """Whether a prediction is wholly right; of an answer, whether it matches exactly as SQuAD counts."""
+    """Whether a prediction is completely correct; for an answer, whether it is an exact match as in SQuAD."""
     if spec.kind == "span":
         return best_over(exact_match, prediction, accepted_v2(reference)) == 1
     if spec.kind == "multi_label":
@@ -298,5 +298,5 @@ def is_right(spec: TaskSpec, prediction: Any, reference: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A recipe's value as JSON holds it."""
+    """A recipe's value as plain JSON data."""
     return value if value is None or isinstance(value, bool | int | float | str | list | dict) else str(value)

@@ -1,8 +1,8 @@
-"""Scoring saved predictions: no model, only predictions and gold labels.
+"""Scores saved predictions against gold labels, without a model.
 
-File formats of GLUE's server (`index`, `prediction`), SQuAD's scripts (`predictions.json`) and conlleval (columns, the
-last one predicted), beside bertkit's own JSON Lines. Examples are matched by id, never by their place where there are
-ids. Sibling runs_diff.py compares two such files.
+File formats: those of GLUE's server (`index`, `prediction`), SQuAD's scripts (`predictions.json`) and conlleval
+(columns, with the prediction last), and bertkit's own JSON Lines. Examples are matched by id, and by position only if
+there are no ids. Sibling runs_diff.py compares two such files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertkit.tasks.span import THRESHOLD
 from bertkit.tasks.submission import HEADER
 
 _FINAL: Mapping[str, float] = {THRESHOLD: 0.0}
-"""Beside a predicted answer: it is final, no threshold is to be chosen for it."""
+"""Stored with a predicted answer: the answer is final, no threshold has to be chosen."""
 _DOCUMENT = "-DOCSTART-"
 _LISTED = {"tagging": "tags, one a word", "multi_label": "labels"}
 
@@ -35,14 +35,14 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
 
     Args:
         task: a published task's name.
-        predictions: `.jsonl` of `{"id", "prediction"}`, `.tsv` as GLUE's server takes it, `.json` of answers by id, or
+        predictions: `.jsonl` of `{"id", "prediction"}`, `.tsv` as for GLUE's server, `.json` of answers by id, or
             conlleval's columns.
-        gold: the task's own file of that split, with labels.
-        split: what the gold file is, where its form depends on it.
+        gold: the task's official file of the split, with labels.
+        split: the gold file's split, if its format depends on it.
 
     Raises:
         UsageError: no such task.
-        DataError: an invalid file, gold without labels, or other examples than the gold file's.
+        DataError: an invalid file, gold without labels, or examples that differ from the gold file's.
     """
     spec = find_task(task)
     examples = READERS[spec.layout](gold, spec, split).examples
@@ -61,7 +61,7 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
 
 
 def scoring_task(recipe: FinetuneRecipe, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Task:
-    """The recipe's task, for its metrics; where it names no labels they are those that occur, or have a score."""
+    """The recipe's task, for its metrics; if it names no labels, they are those that occur or have a score."""
     names = recipe.spec.labels
     if names is None:
         found = [getattr(example, "label", getattr(example, "tags", None)) for example in examples]
@@ -69,7 +69,7 @@ def scoring_task(recipe: FinetuneRecipe, examples: Sequence[Example], prediction
         if recipe.spec.kind in ("classification", "multi_label"):
             found += [list(each.scores) for each in predictions[:1] if isinstance(each.scores, Mapping)]
         names = tuple(sorted({name for each in found for name in _names(each)}))
-    # Without the contents of a config.json the labels stay in this order.
+    # Without the contents of a config.json, the labels keep this order.
     return build_task(recipe, examples, names, BertConfig(), {}, Path())
 
 
@@ -80,10 +80,10 @@ def _names(value: Any) -> list[str]:
 
 
 def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
-    """Predictions by id; by place from 0 where the file has no ids.
+    """Predictions by id; by position from 0 if the file has no ids.
 
     Raises:
-        DataError: an invalid line, an id that occurs twice, or a label that the task does not have.
+        DataError: an invalid line, a duplicate id, or a label that the task does not have.
     """
     found: dict[str, Prediction] = {}
     for where, name, value, scores in _rows(path, spec):
@@ -93,12 +93,12 @@ def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
             scores = _FINAL
         found[name] = Prediction(name, _checked(value, spec, where), scores)
     if not found:
-        raise DataError(f"{path}: holds no predictions")
+        raise DataError(f"{path}: contains no predictions")
     return found
 
 
 def _rows(path: Path, spec: TaskSpec) -> Iterator[tuple[str, str, Any, Any]]:
-    """Place, id, prediction and scores of each line."""
+    """Position, id, prediction and scores of each line."""
     if path.suffix == ".json":
         for name, text in json_file(path).items():
             yield f"{path}, {name}", name, text, None
@@ -142,7 +142,7 @@ def _sentences(path: Path) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def _checked(value: Any, spec: TaskSpec, where: str) -> Any:
-    """A prediction as the task's metrics take it."""
+    """A prediction in the form that the task's metrics expect."""
     if spec.kind == "regression":
         return number_in(value, where)
     if spec.kind == "classification":
@@ -166,15 +166,15 @@ def matched(found: Mapping[str, Prediction], examples: Sequence[Example], *, sou
     """The prediction of every example, in the examples' order.
 
     Raises:
-        DataError: examples without a prediction, predictions of no example, another number of tags than words, or an
-            ending that there is not.
+        DataError: examples without a prediction, predictions without an example, a number of tags that differs from the
+            number of words, or an ending that does not exist.
     """
     ids = [example.id for example in examples]
     lacking = [name for name in ids if name not in found]
     foreign = sorted(found.keys() - set(ids))
     if lacking or foreign:
         parts = [f"{len(lacking)} of {len(ids)} examples have no prediction (such as {lacking[0]})"] if lacking else []
-        parts += [f"{len(foreign)} predictions are of no example (such as {foreign[0]})"] if foreign else []
+        parts += [f"{len(foreign)} predictions match no example (such as {foreign[0]})"] if foreign else []
         raise DataError(f"{source}: {', and '.join(parts)}; are these predictions of this split?")
     for example in examples:
         predicted = found[example.id].prediction

@@ -1,6 +1,6 @@
-"""Settings of the suites of `bertkit eval`: what decides a suite's result beside model and data.
+"""Settings of the suites of `bertkit eval`: what determines a suite's result, apart from model and data.
 
-Own design. They are kept apart from the suites, and import no torch, because options are generated from them.
+They are separate from the suites and do not import torch, because command-line options are generated from them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bertkit.settings import Settings
 
 SPECIAL_TOKENS = 2
 MIN_TOKENS = 8
-"""A shorter rest of a document is no window."""
+"""A shorter remainder of a document is not used as a window."""
 
 USUAL_LENGTH = 128
-"""The length of the figure and of the compression table where it is among those that are measured."""
+"""The length for the figure and the compression table, if it is among the measured ones."""
 
 
 RuleName = Literal[
@@ -101,7 +101,7 @@ class MlmSettings(Settings):
     @model_validator(mode="after")
     def _one_kind_of_window(self) -> Self:
         if self.window_bytes is not None and self.sequence_length is not None:
-            raise ValueError("sequence_length and window_bytes both say how long a window is; give one of them")
+            raise ValueError("sequence_length and window_bytes both set the length of a window; give one of them")
         return self
 
 
@@ -170,5 +170,5 @@ class SpeedSettings(Settings):
 
     @property
     def reported_length(self) -> int:
-        """The one length of the figure and of the compression table: 128, or the nearest there is."""
+        """The length for the figure and the compression table: 128, or the nearest measured one."""
         return min(self.lengths, key=lambda length: abs(length - USUAL_LENGTH))

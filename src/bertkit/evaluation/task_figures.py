@@ -1,7 +1,7 @@
-"""Figures of a fine-tuned model: its learning curve, and which label is taken for which.
+"""Figures of a fine-tuned model: its learning curve, and which labels are confused.
 
-Own design, in the style of evaluation/figures.py. Read off a run's metrics.jsonl and results.json, which fine-tuning
-writes; each figure is beside the CSV that drew it.
+In the style of evaluation/figures.py. Drawn from a run's metrics.jsonl and results.json, which fine-tuning writes; the
+CSV file that a figure is drawn from is next to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bertkit.run.metrics import METRICS_FILE, metrics_by_step
 from bertkit.tables import write_csv
 
 MOST_LABELS = 30
-"""With more labels a map of them is not readable; results.json has the counts."""
+"""With more labels, a map is not readable; results.json has the counts."""
 
 
 def draw_task_figures(run: Path, results: Mapping[str, Any]) -> list[Path]:
@@ -25,7 +25,7 @@ def draw_task_figures(run: Path, results: Mapping[str, Any]) -> list[Path]:
 
     Args:
         run: the directory of a run with one seed.
-        results: its results.json.
+        results: contents of its results.json.
     """
     directory = run / "figures"
     written = _learning_curve(run, directory)

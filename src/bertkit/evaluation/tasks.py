@@ -1,9 +1,9 @@
 """Evaluation on published tasks: a model without a head for the task is fine-tuned first, then measured.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 (several seeds; the best on dev predicts test). Sibling glue.py
-adds what only the whole benchmark has. One run directory holds it all: a fine-tuning run for each task and seed below
-`runs/`, the predictions of the best seed, results.json. What is finished already, here or elsewhere, is not repeated;
-an evaluation that was stopped continues where it stopped.
+adds what is specific to the whole benchmark. One run directory contains everything: a fine-tuning run per task and seed
+below `runs/`, the predictions of the best seed, results.json. Finished runs, here or elsewhere, are not repeated; a
+stopped evaluation continues where it stopped.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ Table = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of one task.
+    """The results of one task.
 
     Attributes:
-        scores: by seed.
-        runs: one line a seed, for results.json.
-        model: of the best seed.
-        cost: steps and tokens of the fine-tuning, over all seeds.
+        scores: scores by seed.
+        runs: one entry per seed, for results.json.
+        model: model of the best seed.
+        cost: steps and tokens of fine-tuning, over all seeds.
     """
 
     scores: dict[int, Scores]
@@ -77,7 +77,7 @@ class Measured:
 
 
 Finish = Callable[[RunDirectory, Mapping[str, Measured], Table], dict[str, Any]]
-"""What a suite adds to results.json once its tasks are measured."""
+"""Returns what a suite adds to results.json after its tasks are measured."""
 
 
 def evaluate_tasks(
@@ -86,9 +86,9 @@ def evaluate_tasks(
     """Evaluate, and write the run's results.json.
 
     Raises:
-        UsageError: faulty overrides, or an unknown published row.
+        UsageError: invalid overrides, or an unknown published row.
         DataError: invalid model or data, or no task has data.
-        StoppedError, DivergedError: of a fine-tuning run.
+        StoppedError, DivergedError: from a fine-tuning run.
     """
     directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
     rows = published_rows(evaluation, directory)
@@ -129,7 +129,7 @@ def evaluate_tasks(
 
 
 def figures_table(planned: Sequence[PlannedTask], measured: Mapping[str, Measured]) -> Table:
-    """Each metric over the seeds; MNLI's mismatched half is a task of its own."""
+    """Each metric over the seeds; MNLI's mismatched half is a separate task."""
     table: Table = {}
     for task in planned:
         name = task.spec.name
@@ -143,7 +143,7 @@ def figures_table(planned: Sequence[PlannedTask], measured: Mapping[str, Measure
 
 
 def measured_on(planned: Sequence[PlannedTask]) -> dict[str, str]:
-    """The split of each row of the table; a metric of another split has that one's name behind a slash."""
+    """The split of each row of the table; metrics of other splits have the split's name after a slash."""
     found: dict[str, str] = {}
     for task in planned:
         found[task.spec.name] = task.watched[0]
@@ -155,7 +155,7 @@ def measured_on(planned: Sequence[PlannedTask]) -> dict[str, str]:
 def _run_directory(
     evaluation: TaskEvaluation, planned: Sequence[PlannedTask], fingerprints: Mapping[str, str]
 ) -> tuple[RunDirectory, bool]:
-    """The run to write: a finished one of the same evaluation, one that was stopped, or a new one; and whether done."""
+    """The run to write (a finished run of the same evaluation, a stopped one, or a new one), and whether it is done."""
     arguments = evaluation.arguments
     identity = _identity(evaluation, planned, fingerprints)
     if not arguments.fresh:
@@ -167,14 +167,14 @@ def _run_directory(
             return RunDirectory.create(arguments.runs_root, identity, arguments.run_dir), False
         run = RunDirectory.open(arguments.run_dir)
         if run.record["what_hash"] != identity.what_hash:
-            raise UsageError(f"{run.path}: holds another run; name a new directory with --run-dir")
+            raise UsageError(f"{run.path}: contains another run; give a new directory with --run-dir")
         return run, False
     if arguments.fresh:
         return RunDirectory.create(arguments.runs_root, identity), False
     same = [run for run in find_runs(arguments.runs_root) if run.record["what_hash"] == identity.what_hash]
     unfinished = newest_unfinished(same)
     if unfinished is not None:
-        log.info("going on with %s", unfinished.path)
+        log.info("continuing %s", unfinished.path)
         return unfinished, False
     return RunDirectory.create(arguments.runs_root, identity), False
 
@@ -245,7 +245,7 @@ def _measure(
 def _predict_later(
     evaluation: TaskEvaluation, task: PlannedTask, model: Path, run: RunDirectory, progress: Progress, *, is_best: bool
 ) -> Scores:
-    """The scores of splits beside the selecting ones, where they have labels; the best seed's predictions are kept."""
+    """The scores of the other splits, if they have labels; the best seed's predictions are kept."""
     scores: Scores = {}
     predictor: Predictor | None = None
     for split in task.later:
@@ -269,12 +269,12 @@ def _predict_later(
 
 
 def _saved(run: RunDirectory, task: PlannedTask, split: str) -> Path:
-    """Where a split's predictions are."""
+    """The file of a split's predictions."""
     return run.path / PREDICTIONS / f"{task.spec.name}-{split}.jsonl"
 
 
 def _as_it_is(evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, progress: Progress) -> Measured:
-    """Predict and score with the head that the model has."""
+    """Predict and score with the model's own head."""
     spec, arguments = task.spec, evaluation.arguments
     names = (*task.watched, *task.later)
     splits = {name: load_split(spec, name, evaluation.data_dir, offline=arguments.offline).examples for name in names}
@@ -284,7 +284,7 @@ def _as_it_is(evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, 
     )
     predictor.task.additional = evaluation.additional
     predictor.task.check_additional(splits[main])
-    log.info("%s: %s has a head for it and is evaluated as it is", spec.name, arguments.model)
+    log.info("%s: %s has a head for it and is evaluated without fine-tuning", spec.name, arguments.model)
     predictions = {
         name: predictor(examples, progress=progress, label=f"{spec.name}, {name}") for name, examples in splits.items()
     }
@@ -306,7 +306,7 @@ def _finetuned(
     progress: Progress,
     deadline: float | None,
 ) -> RunDirectory:
-    """The fine-tuning run: one that is finished, one that was started here, or a new one."""
+    """The fine-tuning run: a finished one, one that was started here, or a new one."""
     path = run.path / _RUNS / f"{task.spec.name}-seed={seed}"
     begun = RunDirectory.open(path) if (path / RECORD).exists() else None
     if begun is not None and begun.status == "done" and begun.results is not None:
@@ -326,14 +326,14 @@ def _finetuned(
     try:
         return finetune(request, progress=progress).run
     except StoppedError as stopped:
-        remedy = f"give the same command again to go on with {run.path}"
+        remedy = f"give the same command again to continue {run.path}"
         raise StoppedError(stopped.reason, remedy) from stopped
 
 
 def _side_by_side(
     evaluation: TaskEvaluation, planned: Sequence[PlannedTask], run: RunDirectory, deadline: float | None
 ) -> None:
-    """Carry out the fine-tuning runs of all tasks, several at a time; then `_measure` finds them finished."""
+    """Execute the fine-tuning runs of all tasks, several at a time; `_measure` then finds them finished."""
     minutes = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
     moment = until(minutes)
     sent = replace(evaluation, arguments=replace(evaluation.arguments, on_start=_unannounced))
@@ -348,24 +348,24 @@ def _side_by_side(
     try:
         run_jobs(evaluation.executor, jobs(), run.path, minutes_left=minutes)
     except StoppedError as stopped:
-        raise StoppedError(stopped.reason, f"give the same command again to go on with {run.path}") from stopped
+        raise StoppedError(stopped.reason, f"give the same command again to continue {run.path}") from stopped
 
 
 def _finetuned_job(
     evaluation: TaskEvaluation, task: PlannedTask, seed: int, run: Path, moment: float | None
 ) -> dict[str, str]:
-    """`_finetuned` on a worker, up to a moment of `until`; the hashes of the run's results and weights."""
+    """`_finetuned` on a worker, up to a moment of `until`; returns hashes of the run's results and weights."""
     minutes = minutes_until(moment)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     return result_hashes(_finetuned(evaluation, task, seed, RunDirectory.open(run), silent_progress, deadline))
 
 
 def _unannounced(run: RunDirectory) -> None:
-    """Of a worker: the command has announced its run."""
+    """For workers: the command has already announced its run."""
 
 
 def _done_elsewhere(evaluation: TaskEvaluation, recipe: FinetuneRecipe) -> RunDirectory | None:
-    """A finished run of the same recipe, data and model under the root."""
+    """A finished run with the same recipe, data and model below the root."""
     arguments = evaluation.arguments
     root = arguments.runs_root
     return finished_run(root, root, recipe, lambda: [prepare(recipe, offline=arguments.offline)])

@@ -1,8 +1,8 @@
-"""How well an encoder-decoder translates: BLEU and chrF of its outputs for parallel text.
+"""Evaluates translation by an encoder-decoder: BLEU and chrF of its outputs on parallel text.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 6.1 (beam search, length penalty); scores by sacrebleu
-(metrics/translation.py) of the model's text against the file's, so that two tokenizers compare. Sibling lm.py measures
-how well a text is predicted.
+(metrics/translation.py) of the model's text against the file's, so that models with different tokenizers are
+comparable. Sibling lm.py measures how well a text is predicted.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def evaluate_translation(
 
     Args:
         arguments: the model, and where to compute and write.
-        sources: parallel text, as `data.reading.target_field` describes it.
-        settings: how it is translated.
+        sources: parallel text, as described by `data.reading.target_field`.
+        settings: how to translate.
         progress: the display.
 
     Raises:
@@ -60,7 +60,7 @@ def evaluate_translation(
     tokens = SourceTokens.of(loaded.model, loaded.tokenizer)
     pairs = [(lines[0], lines[1]) for lines in islice(corpus.documents(), settings.max_pairs)]
     if not pairs:
-        raise DataError(f"{', '.join(corpus.sources)}: has no pair of a source and a target")
+        raise DataError(f"{', '.join(corpus.sources)}: contains no pair of a source and a target")
     texts, references = [source for source, _ in pairs], [target for _, target in pairs]
     rows = tokens.sources(texts)
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=corpus.hashes)

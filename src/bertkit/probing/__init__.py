@@ -1,11 +1,11 @@
-"""Probes: what a finished model has learnt and how it computes; a folder for each kind.
+"""Probes: what a trained model has learned and how it computes. One folder per kind.
 
-    probing/KIND/__init__.py   its settings, without heavy imports, so that `--help` is fast
-    probing/KIND/measure.py    pure functions over tensors and the recorder
-    probing/KIND/run.py        probe_KIND(request, settings): reads the data, measures, hands over a `Report`
-    probing/KIND/report.py     findings (a sentence, a table, a figure), summary and definitions
+    probing/KIND/__init__.py   its settings, without heavy imports, so that `--help` is fast probing/KIND/measure.py
+    pure functions over tensors and the recorder probing/KIND/run.py        probe_KIND(request, settings): reads the
+    data, measures, returns a `Report` probing/KIND/report.py     findings (a sentence, a table, a figure), summary and
+    definitions
 
-Shared: report.py (what a kind hands over), run.py (the request and the run directory).
+Shared: report.py (what a kind returns), run.py (the request and the run directory).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pydantic import Field
 from bertkit.settings import Settings
 
 STORE_GB = 8.0
-"""Disk that hidden states may take where nothing else is given."""
+"""Default limit on the disk space of hidden states, in GB."""
 
 
 class ProbeSettings(Settings):
-    """What decides a probe's result beside models and data; each field is an option of the command line.
+    """The settings that, along with models and data, determine a probe's result. Each field is a command-line option.
 
-    The docstring of a kind's class is the help of its command, a field's description that of its option.
+    The docstring of a kind's class is the help text of its command; a field's description is that of its option.
 
     Attributes:
         kind: the probe's name on the command line and in its results.

@@ -1,7 +1,7 @@
-"""Shared by probes that train on annotated sentences: their files, draws of sentences, alignment, states on disk.
+"""Shared by probes that train on annotated sentences: reading files, sampling sentences, alignment, states on disk.
 
-Own design. Annotations are by word; a sentence is left out whole, counted and named, where the tokenizer does not keep
-its words one for one or it is longer than the model reads. Used by layers/, structure/ and senses/, which read
+Annotations are per word. A sentence is left out, counted and named in a note if the tokenizer does not keep its words
+one for one, or if it is longer than the model's maximum length. Used by layers/, structure/ and senses/, which read
 different files.
 """
 
@@ -27,7 +27,7 @@ from bertkit.probing.state_store import StateStore, collect_states
 NOT_ALIGNED = "sentences of which the tokenizer gives back another number of words (left out)"
 _HELD_OUT = 0.2
 _BYTES = 4
-"""Of a float32."""
+"""Bytes of a float32."""
 
 
 class Annotated(Protocol):
@@ -45,7 +45,7 @@ Item = TypeVar("Item")
 
 
 def hashes_of(train: Sequence[Path], test: Sequence[Path] = ()) -> dict[str, str]:
-    """Of each file's content and of its use, by name."""
+    """Hash of each file's content and its use (training or testing), by name."""
     hashes = {str(path): sha256_of(path) for path in train}
     for path in test:
         hashes[f"{path} (test)"] = hashlib.sha256(f"test {sha256_of(path)}".encode()).hexdigest()
@@ -53,7 +53,7 @@ def hashes_of(train: Sequence[Path], test: Sequence[Path] = ()) -> dict[str, str
 
 
 def drawn(examples: Sequence[Item], most: int, draw: Draw, purpose: str) -> list[Item]:
-    """So many of them at most, drawn uniformly, in their order."""
+    """At most `most` of the examples, drawn uniformly, in their original order."""
     key = draw.uniform(purpose, sample=np.arange(len(examples)))
     return [examples[number] for number in np.sort(np.argsort(key, kind="stable")[:most]).tolist()]
 
@@ -61,8 +61,8 @@ def drawn(examples: Sequence[Item], most: int, draw: Draw, purpose: str) -> list
 def train_and_test(
     examples: Sequence[Item], others: Sequence[Item] | None, most: int, most_test: int, draw: Draw
 ) -> tuple[list[Item], list[Item]]:
-    """So many examples at most for training and for testing, drawn from two files; from one where `others` is None, of
-    which a fifth is held out for testing."""
+    """At most so many examples for training and for testing, drawn from two files. If `others` is None, a fifth of the
+    one file is held out for testing."""
     if others is None:
         key = draw.uniform("held out", sample=np.arange(len(examples)))
         held_out = set(np.argsort(key, kind="stable")[: max(1, round(_HELD_OUT * len(examples)))].tolist())
@@ -72,7 +72,7 @@ def train_and_test(
 
 
 def align(encoder: TextEncoder, examples: Sequence[Example]) -> list[tuple[Example, EncodedSentence]]:
-    """Those sentences that the model reads with all their words; the encoder's notes count and name the others."""
+    """The sentences whose words the model can all read; the encoder's notes count and name the others."""
     pairs = []
     for encoded in encoder.encode(Sentence(each.id, words=each.words) for each in examples):
         example = examples[encoded.number]
@@ -84,10 +84,10 @@ def align(encoder: TextEncoder, examples: Sequence[Example]) -> list[tuple[Examp
 
 
 def check_aligned(pairs: Sequence[object], encoder: TextEncoder, source: str, least: int) -> None:
-    """Refuse too few sentences.
+    """Check that enough sentences are left.
 
     Raises:
-        DataError: with the reasons for which sentences were left out.
+        DataError: too few; with the reasons why sentences were left out.
     """
     if len(pairs) < least:
         why = f" ({encoder.notes})" if encoder.notes.counts else ""
@@ -95,10 +95,10 @@ def check_aligned(pairs: Sequence[object], encoder: TextEncoder, source: str, le
 
 
 def check_store(layers: int, rows: int, width: int, store_gb: float) -> None:
-    """Refuse states that would not fit.
+    """Check that the states fit on disk.
 
     Raises:
-        UsageError: with the disk that they would take.
+        UsageError: they do not; with the disk space they would take.
     """
     needed = layers * rows * width * _BYTES / 1e9
     if needed > store_gb:
@@ -121,7 +121,7 @@ def kept_states(
     *,
     wanted: Sequence[Sequence[int]] | None = None,
 ) -> StateStore:
-    """The states of these sentences, on the run's disk until the store is closed; see `collect_states`."""
+    """The states of these sentences, kept on the run's disk until the store is closed; see `collect_states`."""
     engine = request.engine()
     return collect_states(
         subject.model,

@@ -1,7 +1,7 @@
 """`probe points`: every hook point of a model, with its shape in symbols.
 
-The names are TransformerLens's. The model runs twice on batches of different sizes: an axis that follows the number of
-tokens is T, and so on; one that stays is found among the model's own sizes.
+The names follow TransformerLens. The model runs twice on batches of different sizes. An axis that varies with the
+number of tokens is T, and so on; an axis of constant size is matched with the model's own sizes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SYMBOLS = {
     "N": "num_attention_heads",
     "H": "width of a head",
 }
-# Three sequences and four, so that no two of T, B and S are alike in both.
+# Three sequences, then four, so that no two of T, B and S are equal in both batches.
 _LENGTHS = ((5, 3, 2), (7, 4, 4, 2))
 
 
 def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
-    """The points of a model in the order of its forward pass, with sizes for one sentence.
+    """The hook points of a model in forward order, with their sizes for one sentence.
 
     Raises:
-        DataError: no such model, or the sentence is longer than it reads or has no words.
+        DataError: no such model, or the sentence has no words or is too long for the model.
     """
     subject = request.subject()
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
@@ -74,7 +74,7 @@ def _symbols(
     sizes: Sequence[Mapping[str, int]],
     fixed: Mapping[str, int],
 ) -> tuple[str, ...]:
-    """Of each axis of a point, by its sizes in the two batches."""
+    """The symbol of each axis of a point, from its sizes in the two batches."""
     symbol_of = {(sizes[0][symbol], sizes[1][symbol]): symbol for symbol in sizes[0]}
     return tuple(
         _fixed_symbol(name, axis, len(first), pair[0], fixed)
@@ -85,7 +85,7 @@ def _symbols(
 
 
 def _fixed_symbol(name: str, axis: int, axes: int, size: int, fixed: Mapping[str, int]) -> str:
-    """The model's own size that an axis has; of several equal ones its place decides."""
+    """The symbol of the model's size that an axis has; the axis's position decides between equal sizes."""
     within_heads = ".attn." in name and axes > 2
     likely = ("N", "H") if within_heads else ("F", "D", "E") if ".mlp." in name else ("D", "E", "F")
     if within_heads and axis == axes - 1 and axes == 3:

@@ -1,6 +1,6 @@
-"""What a probe hands over: findings (a sentence, a table, a figure drawn from that table), a summary, definitions.
+"""What a probe returns: findings (a sentence, a table, a figure drawn from that table), a summary, definitions.
 
-Own design (contract: `probe`, the run directory). Every kind returns one `Report`; this file alone writes
+Contract: `probe`, the run directory. Every kind returns one `Report`; only this file writes
 
     RUN/tables/NAME.csv         the table of each finding
     RUN/figures/NAME.svg, .png  the figure drawn from it
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.txt"
 Table = Mapping[str, Any]
-"""Columns (sequences or arrays) by name, with their unit where they have one; all of one length. None and NaN are empty
+"""Columns (sequences or arrays of equal length) by name, including the unit if there is one. None and NaN become empty
 fields."""
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table given row by row."""
+    """A table from rows."""
     return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
 
 
@@ -39,10 +39,10 @@ class Finding:
     """One result.
 
     Attributes:
-        name: of its files, without suffix.
+        name: name of its files, without suffix.
         sentence: what was measured, on how many of what, and the result; ends with a full stop.
-        table: the numbers; no file where it has no columns.
-        draw: the figure of this table; none where None.
+        table: the numbers; no file is written if it has no columns.
+        draw: draws the figure from this table; no figure if None.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Report:
     """All results of a probe.
 
     Attributes:
-        summary: the results for programs: numbers, texts, arrays, lists and objects of them.
+        summary: the machine-readable results: numbers, texts, arrays, and lists and objects of them.
         definitions: the formula of each number in words, with its paper and variant, and what was left out.
         findings: tables, figures and sentences.
-        files: further files: paths within the run, and functions that write them.
+        files: other files: paths within the run, and functions that write them.
     """
 
     summary: Mapping[str, Any]
@@ -89,7 +89,7 @@ class Report:
 
 
 def read_sentences(directory: Path) -> list[str]:
-    """The sentences of a report that was written; none where the file is gone."""
+    """The sentences of a written report; empty if the file is missing."""
     path = directory / SUMMARY
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 

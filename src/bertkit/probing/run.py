@@ -1,7 +1,7 @@
 """A probe as a run: its models and data, and the run directory that its report is written to.
 
-Own design (contract: `probe`, the run directory). A kind's run.py reads its data, then calls `run_probe` with a
-function that measures and returns a `Report`; see report.py for the files. RUN/results.json holds
+Contract: `probe`, the run directory. A kind's run.py reads its data, then calls `run_probe` with a function that
+measures and returns a `Report`; see report.py for the files. RUN/results.json contains
 
     {"kind", "model", "summary", "definitions", "models", "data", "settings"}
 """
@@ -36,11 +36,11 @@ class ProbeRequest(MeasurementArguments):
 
     Attributes:
         models: Hub ids, model or run directories, `RUN@STEP` or `RUN@all`.
-        data: text sources, or files that the kind reads.
-        test_data: files that scores are computed on, for kinds that train on `data`.
-        data_dir: folder with a task's official files; the Hub's copy where None.
-        store_gb: disk that hidden states may take while the probe runs.
-        progress: the display.
+        data: text sources, or files that this kind of probe reads.
+        test_data: files to compute scores on, for kinds that train on `data`.
+        data_dir: folder with a task's official files; the Hub's copy if None.
+        store_gb: maximum disk space of hidden states while the probe runs.
+        progress: the progress display.
     """
 
     models: Sequence[str]
@@ -59,7 +59,7 @@ class ProbeRequest(MeasurementArguments):
         return load_models(self.models, offline=self.offline)
 
     def subject(self) -> LoadedModel:
-        """The model of a kind that probes one.
+        """The model, for kinds that probe exactly one.
 
         Raises:
             UsageError: several were given.
@@ -68,11 +68,11 @@ class ProbeRequest(MeasurementArguments):
         subjects = self.subjects()
         if len(subjects) > 1:
             names = ", ".join(each.name for each in subjects)
-            raise UsageError(f"this probe looks at one model at a time, and --model names {names}")
+            raise UsageError(f"this probe takes one model, but --model names {names}")
         return subjects[0]
 
     def texts(self, *, most: int | None = None, seed: int = 0, unique: bool = False) -> DrawnSentences:
-        """Sentences of the data, or a draw of them; see `read_texts`."""
+        """All sentences of the data, or a sample of them; see `read_texts`."""
         return read_texts(self.data, most=most, seed=seed, unique=unique, offline=self.offline)
 
 
@@ -81,8 +81,8 @@ class ProbeResult:
     """The outcome of a probe.
 
     Attributes:
-        run: the run directory; None where nothing is written, as by `points`.
-        results: the content of results.json.
+        run: the run directory; None if nothing is written, as by `points`.
+        results: the contents of results.json.
         sentences: the findings in words.
     """
 
@@ -92,7 +92,7 @@ class ProbeResult:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document of the contract."""
+        """The JSON document that the contract specifies."""
         known = {key: self.results[key] for key in ("kind", "model", "summary", "definitions")}
         run = None if self.run is None else str(self.run.path)
         return {"kind": known["kind"], "model": known["model"], "run": run, **known}
@@ -106,16 +106,16 @@ def run_probe(
     *,
     data: Mapping[str, str],
 ) -> ProbeResult:
-    """Measure inside a new run directory and write the report; a finished run of the same measurement is not repeated.
+    """Measure in a new run directory and write the report; a finished run of the same measurement is not repeated.
 
-    Errors in arguments, models and data are better raised before this is called: no run directory is made then.
+    Raise errors in arguments, models and data before calling this, so that no run directory is created for them.
 
     Args:
-        request: where the run goes.
-        settings: the kind's own.
+        request: where to write the run.
+        settings: the settings of the kind.
         subjects: the models.
         measure: does the work.
-        data: hash of all data read, by name.
+        data: hashes of all data read, by name.
     """
     identity = measurement_identity("probe", settings.kind, subjects, settings, request, data=data, seed=settings.seed)
     if (done := finished_measurement(identity, request)) is not None:
@@ -143,14 +143,14 @@ def run_probe(
 
 
 def left_out(notes: Notes) -> dict[str, Any]:
-    """For a summary: sentences that were left out, counted, with the first few named."""
+    """For the summary: counts of sentences that were left out, with the first few named."""
     return {
         what: {"count": count, "such_as": list(notes.named.get(what, ()))[:3]} for what, count in notes.counts.items()
     }
 
 
 def _plain(value: Any) -> Any:
-    """A numpy number or array as JSON has it."""
+    """A numpy number or array as plain Python values for JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

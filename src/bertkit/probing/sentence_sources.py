@@ -1,6 +1,6 @@
-"""The sentences of a probe, from text or from a treebank: all, or a uniform draw in bounded memory.
+"""The sentences of a probe, from text or from a treebank: all, or a uniform sample in bounded memory.
 
-Own design (contract: SOURCE). Annotations beyond words are read by the readers of bertkit.tasks.readers.
+Contract: SOURCE. Annotations beyond words are read by the readers of bertkit.tasks.readers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class DrawnSentences:
     """The sentences of a probe.
 
     Attributes:
-        sentences: in the order of the sources.
-        available: how many the sources hold, repeats included.
-        repeats: how many were left out because they repeat an earlier one.
-        hashes: of each source's content, by its name.
+        sentences: the sentences, in the order of the sources.
+        available: number of sentences in the sources, including repeats.
+        repeats: number of sentences left out because they repeat an earlier one.
+        hashes: hash of each source's content, by its name.
     """
 
     sentences: list[Sentence]
@@ -48,22 +48,22 @@ class DrawnSentences:
 def read_texts(
     sources: Sequence[str], *, most: int | None = None, seed: int = 0, unique: bool = False, offline: bool = False
 ) -> DrawnSentences:
-    """Sentences of all sources, or a random choice of them; no more than the choice is held in memory.
+    """Sentences of all sources, or a random sample of them; only the sample is kept in memory.
 
     Args:
-        sources: text (files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`), whose lines are split into
-            sentences, and treebanks (`.conllu`), which have words.
-        most: how many are drawn, uniformly; all where None.
-        seed: of the draw.
+        sources: text (files, directories, globs, `hub:ORG/NAME`, `builtin:pydocs`), which is split line by line into
+            sentences, and treebanks (`.conllu`), which are already split into words.
+        most: number of sentences to draw uniformly; all if None.
+        seed: seed of the draw.
         unique: leave out repeated sentences.
         offline: do not use the network.
 
     Raises:
-        UsageError: no source, or of an unknown kind.
-        DataError: a source is not there, damaged, or holds no sentence.
+        UsageError: no source, or an unknown kind of source.
+        DataError: a source is missing or damaged, or there are no sentences.
     """
     if not sources:
-        raise UsageError("no text to look at: give --data SOURCE, such as a .txt file or a .conllu treebank")
+        raise UsageError("no text to probe: give --data SOURCE, such as a .txt file or a .conllu treebank")
     treebanks = [source for source in sources if is_treebank(source)]
     others = [source for source in sources if not is_treebank(source)]
     hashes = {source: sha256_of(existing(source)) for source in treebanks}
@@ -76,7 +76,7 @@ def read_texts(
     sentences = (counter.unique if unique else counter.all)(chain.from_iterable(streams))
     drawn = _drawn(sentences, most, Draw(seed, "probe"))
     if not drawn:
-        raise DataError(f"{', '.join(sources)}: holds no sentence")
+        raise DataError(f"{', '.join(sources)}: contains no sentences")
     return DrawnSentences(drawn, counter.count, counter.repeats, hashes)
 
 
@@ -84,7 +84,7 @@ def existing(source: str, *, option: str = "--data") -> Path:
     """The path of a file.
 
     Raises:
-        DataError: there is none; the nearest name beside it is given.
+        DataError: no such file; suggests the closest name in the same directory.
     """
     path = Path(source).expanduser()
     if not path.is_file():
@@ -95,13 +95,13 @@ def existing(source: str, *, option: str = "--data") -> Path:
 
 
 def is_treebank(source: str) -> bool:
-    """Whether a source is a treebank in CoNLL-U, by its name."""
+    """Whether a source's name is that of a CoNLL-U treebank."""
     path = Path(source)
     return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix == TREEBANK
 
 
 class _Counter:
-    """Counts sentences, and repeats that it leaves out, while they are read."""
+    """Counts sentences, and skipped repeats, while they are read."""
 
     def __init__(self) -> None:
         self.count = self.repeats = 0
@@ -123,7 +123,7 @@ class _Counter:
 
 
 def _drawn(sentences: Iterable[Sentence], most: int | None, draw: Draw) -> list[Sentence]:
-    """Those with the smallest of one random number each: a uniform draw, in their order."""
+    """A uniform sample in the original order: the sentences with the smallest random keys."""
     if most is None:
         return list(sentences)
     keyed = (
@@ -134,7 +134,7 @@ def _drawn(sentences: Iterable[Sentence], most: int | None, draw: Draw) -> list[
 
 
 def _keys(draw: Draw) -> Iterator[float]:
-    """One random number for each sentence, computed by the thousand."""
+    """One random number per sentence, computed about a thousand at a time."""
     for first in count(0, _KEYS_AT_ONCE):
         yield from draw.uniform("sentence", sample=np.arange(first, first + _KEYS_AT_ONCE)).tolist()
 

@@ -1,8 +1,9 @@
 """Sentences as a model reads them, with the tokens of every word: the input of all probes.
 
-Own design. A sentence is split into words (a treebank's) or plain text, which the tokenizer's own rules split. Special
-tokens stand where the family's template puts them, and belong to no word. Sentences longer than the model reads, or
-that cannot be aligned, are left out, counted and named; none is cut, for annotations would lose their words.
+A sentence is either already split into words (a treebank's) or plain text, which the tokenizer's own rules split.
+Special tokens are where the family's template puts them, and belong to no word. Sentences that are too long for the
+model, or cannot be aligned, are left out, counted and named. No sentence is truncated, because annotations would lose
+their words.
 
     ids_T         [CLS] the  wal  ##king  end  .   [SEP]
     word_T         -1    0    1     1      2   3    -1
@@ -32,14 +33,14 @@ from bertkit.text.tokenizer import Tokenizer
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 CutInto = Literal["words", "spaces"]
-"""How plain text becomes words: by the tokenizer's own rules (most of which split off punctuation), or at white space
-alone, so that models with different tokenizers have the same words."""
+"""How plain text is split into words: by the tokenizer's own rules (most split off punctuation), or only at white
+space, which gives models with different tokenizers the same words."""
 
 TOO_LONG = "sentences longer than the model reads (left out)"
 NO_TOKENS = "sentences with a word that the tokenizer makes nothing of (left out)"
 NO_WORDS = "sentences without a word (left out)"
 _AT_ONCE = 512
-"""Sentences that go through the tokenizer together."""
+"""Sentences tokenised per call."""
 _NAMED_CHARACTERS = 60
 
 
@@ -49,8 +50,8 @@ class Sentence:
 
     Attributes:
         name: its source, for messages.
-        text: as it is written; unused where there are words.
-        words: its words, where the source has them.
+        text: the plain text; unused if there are words.
+        words: its words, if the source has them.
     """
 
     name: str
@@ -63,13 +64,13 @@ class EncodedSentence:
     """A sentence as a model reads it.
 
     Attributes:
-        number: its place among all given sentences, from 0, including those left out.
+        number: its index among all given sentences, from 0, counting those left out.
         name: its source.
-        words: as they are written.
+        words: the words as written.
         ids_T: token ids, special tokens included.
         types_T: segment types.
         word_T: the word of each token; -1 at special tokens.
-        spans_W2: each word's first token, and the one after its last.
+        spans_W2: index of each word's first token, and of the token after its last.
     """
 
     number: int
@@ -87,7 +88,7 @@ class EncodedSentence:
 
     @cached_property
     def punctuation_W(self) -> Bools:
-        """Words of punctuation and symbols alone."""
+        """Words that consist only of punctuation and symbols."""
         return np.array([is_punctuation(word) for word in self.words], dtype=np.bool_)
 
     def places(self, token_id: int) -> Int64s:
@@ -100,12 +101,12 @@ class TextEncoder:
 
     Args:
         tokenizer: the model's.
-        max_tokens: of the longest sequence, special tokens included.
+        max_tokens: length of the longest sequence, special tokens included.
         token_types: whether the model reads segment types.
-        cut_into: how plain text becomes words.
+        cut_into: how plain text is split into words.
 
     Attributes:
-        notes: sentences that were left out, counted, the first ones named.
+        notes: counts of sentences that were left out, with the first ones named.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.notes = Notes()
         self._sequences = SequenceEncoder(tokenizer, max_tokens=max_tokens, token_types=token_types)
-        # A tokenizer without rules of its own makes one word of a text.
+        # A tokenizer without a pre-tokeniser treats a whole text as one word.
         self._cut_at_spaces = cut_into == "spaces" or tokenizer.backend.pre_tokenizer is None
 
     @classmethod
@@ -124,7 +125,7 @@ class TextEncoder:
         return cls(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types, cut_into=cut_into)
 
     def encode(self, sentences: Iterable[Sentence]) -> Iterator[EncodedSentence]:
-        """The sentences that the model can read, in their order, some hundred in memory at a time."""
+        """The sentences that the model can read, in order, a few hundred in memory at a time."""
         stream, numbers = iter(sentences), count()
         while some := list(islice(stream, _AT_ONCE)):
             for sentence, encoding, words in self._split(some):
@@ -186,10 +187,10 @@ class TextEncoder:
 def batches(
     sentences: Iterable[EncodedSentence], max_tokens: int, *, pool: int = 1
 ) -> Iterator[tuple[EncodedSentence, ...]]:
-    """Batches of at most `max_tokens`, or of a single sentence; a batch and a pool of sentences are held at a time.
+    """Batches of at most `max_tokens` tokens, or of a single sentence. One batch and one pool are in memory at a time.
 
-    So many sentences as `pool` are sorted by length before they are divided: attention maps, which are padded to a
-    batch's longest sentence, then waste little. With 1 the order stays.
+    Each pool of `pool` sentences is sorted by length before it is divided into batches, so that attention maps, which
+    are padded to a batch's longest sentence, waste little memory. With 1, the order is unchanged.
     """
     stream = iter(sentences)
     batch: list[EncodedSentence] = []
@@ -206,18 +207,18 @@ def batches(
 
 
 def packed(sentences: Sequence[EncodedSentence], *, causal: bool = False) -> PackedBatch:
-    """The batch that a model reads."""
+    """The sentences as a packed batch."""
     ids, types = [s.ids_T.tolist() for s in sentences], [s.types_T.tolist() for s in sentences]
     return PackedBatch.from_ids(ids, types, causal=causal)
 
 
 def is_punctuation(word: str) -> bool:
-    """Whether a word consists of punctuation and symbols alone."""
+    """Whether a word consists only of punctuation and symbols."""
     return bool(word) and all(unicodedata.category(character)[0] in "PS" for character in word)
 
 
 def _words_of(text: str, encoding: Any) -> tuple[str, ...]:
-    """The words of an encoding as they are written in the text; empty where they are white space."""
+    """The words of an encoding as written in the text; empty strings for white space."""
     spans: dict[int, tuple[int, int]] = {}
     for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
         if word is not None:
@@ -227,7 +228,7 @@ def _words_of(text: str, encoding: Any) -> tuple[str, ...]:
 
 
 def _without_blanks(word_N: Int64s, words: tuple[str, ...]) -> tuple[Int64s, tuple[str, ...]]:
-    """The words that are more than white space, numbered anew: byte-level vocabularies have tokens for blanks, too."""
+    """Drop words that are only white space and renumber the rest: byte-level vocabularies have tokens for blanks."""
     if all(words):
         return word_N, words
     number_of = np.cumsum([bool(word) for word in words]) - 1

@@ -1,9 +1,9 @@
-"""Hidden states of words, computed once and kept on disk while a probe trains on them again and again.
+"""Hidden states of words, computed once and kept on disk while a probe trains on them repeatedly.
 
-Own design; sibling training/feature_store.py keeps states of sequences for fine-tuning. An unnamed file holds one table
-for each layer; it is mapped, not loaded, so that only the page cache holds it in memory.
+Sibling training/feature_store.py keeps states of sequences for fine-tuning. An unnamed file contains one table per
+layer. It is memory-mapped, not loaded, so only the page cache keeps it in memory.
 
-Shapes: L layers, the embeddings counted; W words that are kept of all sentences; D width; S sentences.
+Shapes: L layers, including the embeddings; W kept words of all sentences; D width; S sentences.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _CPU = torch.device("cpu")
 
 
 class StateStore:
-    """Tables of states, one for each layer, in the order of the sentences and of their words.
+    """Tables of states, one per layer, in the order of the sentences and their words.
 
     Args:
-        directory: on whose disk they are.
+        directory: a directory on the disk to use.
         layers: L.
-        rows_S: words that are kept of each sentence.
+        rows_S: number of words to keep of each sentence.
         width: D.
 
     Attributes:
-        offsets_S1: each sentence's first row, and the number of rows after the last.
+        offsets_S1: each sentence's first row, then the total number of rows.
         states_LWD: the tables, float32.
     """
 
@@ -49,12 +49,12 @@ class StateStore:
         self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=(layers, max(1, self.rows), width))
 
     def layer(self, number: int) -> Tensor:
-        """One layer's table, (W, D), mapped: writing to it changes the store."""
+        """One layer's table, (W, D), memory-mapped: writing to it changes the store."""
         return torch.from_numpy(self.states_LWD[number])[: self.rows]
 
     def standardise(self, rows: int) -> None:
-        """Give every dimension of every layer mean 0 and variance 1 over the first so many rows; a dimension that is
-        constant there becomes 0."""
+        """Standardise every dimension of every layer to mean 0 and variance 1 over the first `rows` rows; dimensions
+        that are constant there become 0."""
         for number in range(self.layers):
             table_WD = self.layer(number)
             mean_D, deviation_D = _moments(table_WD[:rows])
@@ -81,19 +81,19 @@ def collect_states(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> StateStore:
-    """One pass over the sentences; the store has one row for each word that is kept.
+    """Compute the states in one pass over the sentences; the store has one row per kept word.
 
     Args:
-        sentences: all of them.
-        points: one for each layer, as `layer_points` gives them.
-        directory: on whose disk the states are kept.
-        wanted: the words of each sentence that are kept, in this order; all where None.
+        sentences: all sentences.
+        points: one hook point per layer, as returned by `layer_points`.
+        directory: a directory on the disk to use.
+        wanted: the words to keep of each sentence, in this order; all if None.
 
     Raises:
-        DataError: no sentence, or layers of different widths.
+        DataError: no sentences, or layers of different widths.
     """
     if not sentences:
-        raise DataError("no sentence is left to compute states of")
+        raise DataError("no sentences are left to compute states of")
     words = [range(len(each.words)) for each in sentences] if wanted is None else wanted
     store: StateStore | None = None
     done = 0

@@ -1,11 +1,12 @@
 """Hidden states of words, layer by layer, through the recorder.
 
-Layers are counted as in Ethayarajh 2019, arXiv:1909.00512, section 3, and Tenney et al. 2019, arXiv:1905.05950: layer 0
-is the first layer's input, the embeddings with everything that is added to them; layer l is the output of the l-th.
-Where a family has a norm after the last layer, the last state is taken after it, as in `hidden_states` of
-`transformers`. A word of several tokens has the mean of their states (Ethayarajh's and Wiedemann's choice).
+Layers are numbered as in Ethayarajh 2019, arXiv:1909.00512, section 3, and Tenney et al. 2019, arXiv:1905.05950. Layer
+0 is the first layer's input: the embeddings with everything that is added to them. Layer l is the output of the l-th
+layer. If a family has a norm after the last layer, the last state is taken after it, as in `hidden_states` of
+`transformers`. The state of a word of several tokens is the mean of their states (as in Ethayarajh's and Wiedemann's
+work).
 
-Shapes: T packed tokens, W words of a batch, D width, L layers, the embeddings counted, P tokens of all words.
+Shapes: T packed tokens, W words of a batch, D width, L layers, including the embeddings, P tokens of all words.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class WordStates:
     """The states of the words of some sentences, in the order of the sentences and of their words.
 
     Attributes:
-        sentences: those computed together.
-        states: of each layer, (W, D), float32 on the CPU.
-        sentence_W: the sentence of each word, as a place in `sentences`.
-        word_W: the word's place in its sentence.
+        sentences: the sentences that were computed together.
+        states: one tensor per layer, (W, D), float32 on the CPU.
+        sentence_W: the sentence of each word, as an index into `sentences`.
+        word_W: the word's index in its sentence.
     """
 
     sentences: tuple[EncodedSentence, ...]
@@ -56,17 +57,17 @@ def layer_states(
 ) -> Iterator[WordStates]:
     """States of all words, batch by batch in the order of the sentences; one batch is in memory at a time.
 
-    An encoder that was trained from left to right alone reads that way here.
+    An encoder that was only trained from left to right reads that way here too.
 
     Args:
-        model: moved to the device and to evaluation mode.
+        model: is moved to the device and put in evaluation mode.
         sentences: any number.
-        points: hook points of (T, D) each; those of all layers where None, the embeddings first.
-        max_batch_tokens: tokens computed at once; affects speed and memory alone.
+        points: hook points with values of shape (T, D); by default those of all layers, the embeddings first.
+        max_batch_tokens: tokens computed at once; affects only speed and memory.
         device: where to compute, in fp32.
 
     Raises:
-        DataError: no hidden states to record, or they are not finite.
+        DataError: the model has no hidden states to record, or they are not finite.
     """
     model = model.to(device).eval()
     points = layer_points(model) if points is None else points

@@ -1,1 +1,1 @@
-"""Pages that show runs to people: `bertkit report`."""
+"""Readable pages about runs: `bertkit report`."""

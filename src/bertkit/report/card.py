@@ -1,8 +1,7 @@
-"""The model card of a run: what the model is, its results, how it was trained, and the recipe that repeats it.
+"""The model card of a run: what the model is, its results, how it was trained, and the recipe to reproduce it.
 
-Format: a README.md of the Hugging Face Hub, a block of metadata above Markdown
-(huggingface.co/docs/hub/model-cards). Sibling push.py uploads it. Paths of the machine are no one else's business: of
-absolute ones the card has the last part.
+Format: a README.md for the Hugging Face Hub, a block of metadata above Markdown (huggingface.co/docs/hub/model-cards).
+Sibling push.py uploads it. To keep the machine's paths private, the card contains only the last part of absolute paths.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TASKS = {
     "ForCausalLM": "text-generation",
     "ForConditionalGeneration": "translation",
 }
-"""The Hub's name of a task, by the end of the class's name."""
+"""The Hub's name of a task, by the suffix of the class name."""
 _MOST_SCORES = 40
 _FACTS = (
     "steps",
@@ -56,9 +55,9 @@ def model_card(model: Path, repository: str, run: ReportedRun | None, *, license
 
     Args:
         model: the model's directory.
-        repository: ORG/NAME, where it will be.
-        run: that made the model; None where that is not known.
-        license_id: of the Hub's list, such as `apache-2.0`.
+        repository: ORG/NAME, the model's destination.
+        run: the run that produced the model; None if unknown.
+        license_id: an identifier from the Hub's list, such as `apache-2.0`.
 
     Raises:
         DataError: config.json, or the run's recipe, cannot be read.
@@ -138,7 +137,7 @@ def _is_path(text: str) -> bool:
 
 
 def _without_paths(value: Any) -> Any:
-    """A tree of settings in which absolute paths are their last parts."""
+    """A tree of settings with absolute paths reduced to their last part."""
     if isinstance(value, Mapping):
         return {key: _without_paths(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,10 +1,10 @@
-"""What a report says of a run: facts, scores, settings, the curve of its training, and the files of its figures.
+"""The contents of a report on a run: facts, scores, settings, training curve, and the files of its figures.
 
-Own design (contract: `bertkit report`). Everything is read from the run directory, nothing is computed again; sibling
-page.py makes the page of it.
+Contract: `bertkit report`. Everything is read from the run directory, nothing is recomputed; sibling page.py renders
+the page.
 
-A run's files may be somebody else's: text goes through `visible`, sizes have a bound, and a damaged file is left out
-with a warning.
+A run's files are not trusted: text goes through `visible`, sizes are limited, and a damaged file is left out with a
+warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bertkit.run.metrics import metrics_by_step
 from bertkit.visible import visible, visible_document
 
 MOST_FIGURE_BYTES = 4_000_000
-"""A larger figure is left out of the page and named in it."""
+"""Size above which a figure is only named on the page."""
 MOST_TEXT_BYTES = 200_000
 _SUMMARIES = ("report.md", "summary.txt")
 _NOT_SCORES = (
@@ -41,7 +41,7 @@ _NOT_SCORES = (
     "measures",
     "curves",
 )
-"""Parts of results.json that describe, and are no results."""
+"""Parts of results.json that are descriptions, not results."""
 
 Content = TypeVar("Content")
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReportedScore:
-    """A figure of results.json, over seeds where it has a deviation."""
+    """A score from results.json; a mean over seeds if it has a deviation."""
 
     mean: float
     std: float | None = None
@@ -63,20 +63,20 @@ class ReportedScore:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run, ready to be shown.
+    """A run prepared for display.
 
     Attributes:
-        name: its directory's.
-        path: of the directory.
-        facts: name and value of what was run, where and for how long.
-        scores: figures of results.json by dotted name.
+        name: name of its directory.
+        path: path of the directory.
+        facts: what was run, where and for how long, by name.
+        scores: scores from results.json by dotted name.
         settings: leaves of the recipe by dotted key, as text.
         recipe: the whole recipe as text.
-        curve: figures by step, one mapping for each, of metrics.jsonl.
-        figures: SVG files that the run has drawn.
+        curve: metrics from metrics.jsonl, one mapping per step.
+        figures: SVG files of the run.
         left_out: figures that are too large.
-        summary: what a probe or a study says of itself in words.
-        commands: to run it again, and to check it.
+        summary: the summary text of a probe or a study.
+        commands: commands to rerun and to check the run.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ReportedRun:
 
     @classmethod
     def of(cls, run: RunDirectory) -> ReportedRun:
-        """Read a run, whatever its kind and status.
+        """Read a run of any kind and status.
 
         Raises:
             DataError: its recipe cannot be read.
@@ -117,7 +117,7 @@ class ReportedRun:
 
 
 def _read(run: RunDirectory, read: Callable[[], Content]) -> Content | None:
-    """What a function reads; None where its file is damaged, of which the user is told."""
+    """The content that a function reads; None, with a warning, if its file is damaged."""
     try:
         return read()
     except BertkitError as error:
@@ -170,7 +170,7 @@ def _took(record: Mapping[str, Any]) -> str | None:
 
 
 def _scores(prefix: str, value: Any) -> Iterator[tuple[str, ReportedScore]]:
-    """Numbers of a document by dotted name; a mapping with a mean is one."""
+    """Numbers of a document by dotted name; a mapping with a mean counts as one number."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -187,7 +187,7 @@ def _scores(prefix: str, value: Any) -> Iterator[tuple[str, ReportedScore]]:
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Settings by dotted key; a list is one, unless it is of objectives or other mappings by name."""
+    """Settings by dotted key; a list counts as one setting, unless it contains objectives or other named mappings."""
     if isinstance(value, list) and any(isinstance(each, Mapping) and len(each) == 1 for each in value):
         for each in value:
             yield from _leaves(prefix, each if isinstance(each, Mapping) else {str(each): "-"})
@@ -221,7 +221,7 @@ def _commands(run: RunDirectory) -> list[str]:
 
 
 def different_settings(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
-    """Keys of which the recipes have other values: of each the value in every run, empty where there is none."""
+    """Keys whose values differ between the recipes, with the value in each run; empty if a run has none."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     values = {key: [run.settings.get(key, "") for run in runs] for key in keys if key not in ("name", "title")}
     return {key: found for key, found in values.items() if len(set(found)) > 1}

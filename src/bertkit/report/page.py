@@ -1,7 +1,7 @@
-"""One page of HTML for one or several runs: facts, scores, what their recipes differ in, curves and figures.
+"""An HTML page for one or several runs: facts, scores, differences between their recipes, curves and figures.
 
-Own design (contract: `bertkit report`: one self-contained page). No script, no network, no time of day: the same runs
-give the same bytes. Figures are images within the page, so that nothing in an SVG can act.
+Contract: `bertkit report`: one self-contained page. No script, no network, no time of day: the same runs give the same
+bytes. Figures are embedded as images, so that scripts in an SVG cannot run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bertkit.report.gather import ReportedRun, different_settings
 
 _TEMPLATE = "page.html"
 _MANY = 24
-"""Rows of a table above which it is folded."""
+"""Number of rows above which a table is collapsed."""
 _MOST_POINTS = 600
-"""Points of a line; of a longer run every so many steps are drawn."""
+"""Maximum number of points of a line; longer runs are subsampled."""
 _FEW_POINTS = 40
-"""Points of a line up to which each has a mark; one alone is nothing else."""
+"""Maximum number of points for which each has a marker; a single point has nothing else."""
 _HELD_OUT = {"held_out/loss": "held-out loss", "dev/loss": "dev loss"}
-"""Losses of text or examples that are not trained on, the first that a run has."""
+"""Losses on text or examples not trained on; the first that a run has is used."""
 
 
 def page(runs: Sequence[ReportedRun], title: str = "") -> str:
@@ -32,7 +32,7 @@ def page(runs: Sequence[ReportedRun], title: str = "") -> str:
 
     Args:
         runs: at least one.
-        title: of the page; the runs' names where empty.
+        title: title of the page; the runs' names if empty.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("bertkit.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def _data(svg: bytes) -> str:
 
 
 def _curves(runs: Sequence[ReportedRun]) -> str:
-    """Loss in training and of held-out data by step, a line for each run; empty where fewer than two have any."""
+    """Training and held-out loss by step, one line per run; empty if fewer than two runs have any."""
     held_out = next((name for name in _HELD_OUT for run in runs if any(name in row for row in run.curve)), None)
     panels = [("loss", "training loss"), *([] if held_out is None else [(held_out, _HELD_OUT[held_out])])]
     found = {name: {run.path: _points(run, name) for run in runs} for name, _ in panels}
@@ -77,7 +77,7 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
 
 
 def _points(run: ReportedRun, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values, where a run has them; of many every so many."""
+    """Steps and values that a run has; subsampled if there are many."""
     rows = [row for row in run.curve if row.get(name) is not None]
     rows = rows[:: max(1, len(rows) // _MOST_POINTS)]
     return [row["step"] for row in rows], [row[name] for row in rows]

@@ -1,7 +1,7 @@
 """Upload a finished model to the Hugging Face Hub, with a model card: `bertkit push`.
 
-Own design (contract: `bertkit push`). Protocol and login are those of `huggingface_hub`. The files go up in one commit,
-so that the repository has all of them or none; a card that is there is somebody's work and stays.
+Contract: `bertkit push`. Protocol and login are those of `huggingface_hub`. All files are uploaded in one commit, so
+that the repository has all of them or none. An existing card is kept, because someone may have written it by hand.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Pushed:
     """What was uploaded, or would be.
 
     Attributes:
-        files: size in bytes by name within the repository; with the card where it is written.
-        card: its text; None where the repository keeps its own.
-        url: of the commit; None where nothing was uploaded.
+        files: size in bytes by name in the repository; includes the card if it is written.
+        card: the card's text; None if the repository keeps its own.
+        url: URL of the commit; None if nothing was uploaded.
     """
 
     files: dict[str, int]
@@ -52,26 +52,26 @@ def push(
 
     Args:
         model: a model or a run directory.
-        repository: ORG/NAME; made where it does not exist.
-        run: that made the model, for the card.
-        private: of a new repository.
-        license_id: for the card.
-        revision: a branch, made where it does not exist; None: main.
+        repository: ORG/NAME; created if it does not exist.
+        run: the run that produced the model, for the card.
+        private: whether a new repository is private.
+        license_id: licence for the card.
+        revision: a branch, created if it does not exist; None for main.
         new_card: replace the card that the repository has.
         dry_run: upload nothing.
-        offline: the network may not be used: only a dry run is possible.
+        offline: do not use the network; only a dry run is possible.
 
     Raises:
-        UsageError: the repository's name cannot be one, or the network is not allowed.
-        CheckError: the run's model is not as it was written.
-        DataError: there is no model, or none with weights, or the Hub refuses.
+        UsageError: the repository's name is invalid, or the network is not allowed.
+        CheckError: the run's model has changed since it was written.
+        DataError: there is no model, it has no weights, or the Hub refuses.
     """
     if is_offline(offline) and not dry_run:
         raise UsageError("push: needs the network; leave --offline (HF_HUB_OFFLINE) out, or give --dry-run")
     if repository.count("/") != 1 or not all(repository.split("/")):
-        raise UsageError(f"{repository}: give the repository as ORG/NAME, or your own name in place of ORG")
+        raise UsageError(f"{repository}: give the repository as ORG/NAME, or with your user name instead of ORG")
     if run is not None and (errors := model_errors(run)):
-        raise CheckError(f"{run.path}: its model is not as the run wrote it: {'; '.join(errors)}")
+        raise CheckError(f"{run.path}: its model has changed since the run wrote it: {'; '.join(errors)}")
     directory = find_model(str(run.path) if run is not None else model, offline=True)
     if not any(directory.rglob("*.onnx")):
         find_weights(encoder_directory(directory))
@@ -87,7 +87,7 @@ def push(
 
 
 def run_of_model(path: Path) -> RunDirectory | None:
-    """The run that a path names, or that a model directory belongs to; None where there is none."""
+    """The run at a path, or the run that a model directory belongs to; None if there is none."""
     for place in (path, path.parent):
         if (place / RECORD).is_file():
             return RunDirectory.open(place)
@@ -120,10 +120,10 @@ def _upload(
 
 
 def _why(error: BaseException) -> str:
-    """Why the Hub refuses, and what to do."""
+    """Why the Hub refused, and how to fix it."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
-        return "the Hub does not know you; log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+        return "not logged in to the Hub; run `hf auth login`, or set HF_TOKEN to a token with write access"
     if status == 403:
-        return "your token may not write there; take one that may, and an ORG that you belong to"
-    return f"could not be uploaded: {first_line(error)}; run again, what is there already is not sent twice"
+        return "your token has no write access there; use one that has, and an ORG that you belong to"
+    return f"could not be uploaded: {first_line(error)}; run the command again, uploaded files are not sent twice"

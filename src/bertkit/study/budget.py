@@ -1,9 +1,9 @@
-"""Steps of each run from the study's budget: the cost of a step is measured on the run's own first batches.
+"""Converts the study's budget to steps per run; the cost of a step is measured on the run's own first batches.
 
-FLOPs as in training/cost.py. Tokens and predictions of a step depend on the text and on the objective, not on the
-learning rate, so the cost is measured once for each arm's settings, and all its seeds take as many steps. Where a seed
-decides how long sequences are (BERT draws a length for a whole document), a run's own FLOPs, which its record has,
-differ from the budget by a few percent.
+FLOPs as in training/cost.py. Tokens and predictions per step depend on the text and the objective, not on the learning
+rate, so the cost is measured once for each arm's settings, and all its seeds take the same number of steps. If the seed
+affects sequence lengths (BERT draws one length per document), a run's actual FLOPs, as recorded, differ from the budget
+by a few percent.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
 
 _SAMPLE = 200
-"""Batches of a stage whose cost is measured: with a standard error of some 0.6% on text of uneven length."""
+"""Number of batches measured per stage; the standard error is about 0.6% on text of uneven length."""
 _FREE = ("optimizer", "schedule", "steps", "ema", "max_nonfinite_steps", "roll_back", "spikes")
-"""Keys of `optimisation` that do not change what a step costs."""
+"""Keys of `optimisation` that do not affect the cost of a step."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Means over the run."""
+    """Mean cost of a step over the run."""
 
     flops: float
     tokens: float
 
     def steps(self, budget: Budget, share: float) -> int:
-        """Updates within a share of the budget, at least one."""
+        """Number of updates within a share of the budget, at least one."""
         cost = {"flops": self.flops, "tokens": self.tokens, "steps": 1.0}[budget.unit]
         return max(1, round(budget.amount * share / cost))
 
 
 def cost_key(recipe: Recipe) -> str:
-    """A hash of all that decides what a step costs."""
+    """A hash of everything that affects the cost of a step."""
     half = deciding_half(recipe)
     optimisation = {key: value for key, value in half.pop("optimisation").items() if key not in _FREE}
     half.pop("seed")
@@ -54,8 +54,8 @@ def cost_key(recipe: Recipe) -> str:
 
 
 def step_cost(recipe: Recipe, shards: TokenShards, *, cache: Path) -> StepCost:
-    """The mean cost of a step, over stages in proportion to their shares, with seed 0 whatever the recipe's: seeds that
-    are carried out by themselves, as on another machine, take as many steps.
+    """The mean cost of a step, with stages weighted by their shares. Always measured with seed 0, so that seeds run
+    separately, for example on another machine, take the same number of steps.
 
     Up to 200 batches of each stage are measured, evenly spread over its first pass of the text.
     """

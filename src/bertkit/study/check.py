@@ -1,7 +1,7 @@
 """Checks before a study's first step: arms that do not differ, settings that change nothing, missing data.
 
-Own design; the schema (settings.py) checks what needs no recipe. All errors in the arms are found by loading every
-recipe that may be run.
+The schema (settings.py) checks everything that needs no recipe. Here every recipe that may be run is loaded, which
+finds all errors in the arms.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from bertkit.tasks.readers import load_split
 from bertkit.text.sources import open_corpus
 
 _HEADS = {rule.head for rule in SCORING_RULES.values() if not rule.must_be_recorded}
-"""Heads that give a text a probability."""
+"""Heads that assign a probability to a text."""
 
 
 def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Recipe]]]) -> None:
-    """Refuse arms or candidates that are the same.
+    """Check that no two arms or candidates are the same.
 
     Args:
         study: resolved.
-        recipes: each arm's settings with the recipe that they make, all of one seed.
+        recipes: each arm's settings with the resulting recipe, all with the same seed.
 
     Raises:
-        UsageError: with the names of what is the same.
+        UsageError: two are the same; with their names.
     """
     seen: dict[str, tuple[str, str]] = {}
     for arm, own in recipes.items():
@@ -73,14 +73,14 @@ def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Re
 
 
 def check_measurable(study: Study, recipes: dict[str, Recipe]) -> None:
-    """Refuse a choice or a claim by a measure that is not defined for an arm.
+    """Check that the measures of the choice and the claims are defined for all their arms.
 
     Args:
         study: resolved.
-        recipes: one of each arm.
+        recipes: one per arm.
 
     Raises:
-        UsageError: with the reason.
+        UsageError: a measure is not; with the reason.
     """
     wanted = (
         [] if study.choose is None else [("choose.by", name, arm) for name in study.choose.names for arm in recipes]
@@ -97,7 +97,7 @@ def check_measurable(study: Study, recipes: dict[str, Recipe]) -> None:
 
 
 def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
-    """Why a measure cannot be computed for a run of this recipe; None where it can."""
+    """Why a measure cannot be computed for a run of this recipe; None if it can."""
     objectives = stages_of(recipe)[-1].recipe.objectives
     rule = SCORING_RULES.get(str(scoring_rule(objectives)))
     in_place = any(each.fills_masks for each in objectives) and (rule is None or not rule.shifted)
@@ -120,7 +120,7 @@ def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
 
 
 def masked_lm_companion(recipe: Recipe) -> str | None:
-    """The companion model with a run's masked-LM head, such as ELECTRA's generator; None: the model itself."""
+    """The companion model with a run's masked-LM head, such as ELECTRA's generator; None for the model itself."""
     objectives = stages_of(recipe)[-1].recipe.objectives
     companions = {each.companion for each in objectives if isinstance(each, CompanionObjective)}
     learners = [each.learnt_by for each in objectives if each.fills_masks]
@@ -128,10 +128,10 @@ def masked_lm_companion(recipe: Recipe) -> str | None:
 
 
 def check_measures(study: Study, *, offline: bool) -> None:
-    """Read the data of every measure.
+    """Check the data of every measure by reading it.
 
     Raises:
-        UsageError, DataError: after the measure's name.
+        UsageError, DataError: prefixed with the measure's name.
     """
     for name, measure in study.measures.items():
         try:
@@ -154,11 +154,11 @@ def _check(measure: MeasureSettings, *, offline: bool) -> None:
 
 
 def finetune_arguments(measure: FinetuneMeasure, model: str, **more: Any) -> FinetuneArguments:
-    """The command line of a fine-tuning measure.
+    """The command-line arguments of a fine-tuning measure.
 
     Args:
         measure: its settings.
-        model: that is fine-tuned.
+        model: the model to fine-tune.
         more: further arguments.
     """
     overrides = [Override(key, value, f"set.{key}") for key, value in measure.set.items()]

@@ -1,9 +1,9 @@
-"""Scores by training FLOPs: the points of each curve, the best of all sizes at each cost, and a power law through them.
+"""Scores by training FLOPs: points of each curve, the best over all sizes at each cost, a power law through them.
 
 Kaplan et al. 2020, Scaling laws for neural language models, arXiv:2001.08361, section 3 and figure 1: losses of many
 sizes by the FLOPs of their training, and L(C) = (C_0 / C)^b through the lowest of them, the compute-efficient frontier.
-Here a run is a point with its own schedule, as Hoffmann et al. 2022, arXiv:2203.15556, section 3 found necessary: a
-loss in the midst of a longer schedule is higher than that of a run which ends there. Pure functions.
+Here each point is a run with its own schedule, as Hoffmann et al. 2022, arXiv:2203.15556, section 3 found necessary:
+the loss in the middle of a longer schedule is higher than that of a run that ends there. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from bertkit.study.settings import Study
 
 FEWEST = 3
-"""Points that a power law is fitted through, at least: two are always on one."""
+"""Minimum number of points to fit a power law: any two points are on one."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """An arm: means over its seeds.
+    """An arm, as means over its seeds.
 
     Attributes:
         arm, curve: their names.
         flops: training FLOPs of a run.
-        score: of a measure.
+        score: score of one measure.
     """
 
     arm: str
@@ -38,16 +38,16 @@ class Point:
 
 
 def curves(study: Study, results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each measure, the frontiers of the study: `{measure: {frontier: {"points", "best", "law", "ratio"}}}`.
+    """The frontiers of the study for each measure: `{measure: {frontier: {"points", "best", "law", "ratio"}}}`.
 
-    `points` are all arms of its curves. `best` are the names of those that no other reaches with as few FLOPs. `law`
-    is the fit of score = (scale / FLOPs)^exponent to `best`, None where fewer than three arms are in it or the measure
-    is no loss. `ratio` is how many times as many FLOPs the baseline's frontier needs for the best score that both
-    reach; None where they have none in common.
+    `points` are all arms of the frontier's curves. `best` are the names of the arms whose score no other arm reaches
+    with as few FLOPs. `law` is the fit of score = (scale / FLOPs)^exponent to `best`; None if `best` has fewer than
+    three arms or the measure is not a loss. `ratio` is how many times as many FLOPs the baseline's frontier needs for
+    the best score that both reach; None if they have none in common.
 
     Args:
         study: resolved.
-        results: the scores and runs of `study_results`.
+        results: scores and runs from `study_results`.
     """
     flops = {arm: mean_of([run for run in results["runs"] if run["arm"] == arm], "flops") for arm in study.arms}
     found: dict[str, dict[str, Any]] = {}
@@ -75,7 +75,7 @@ def curves(study: Study, results: Mapping[str, Any]) -> dict[str, dict[str, Any]
 
 
 def best_of(points: Sequence[Point], *, higher: bool) -> list[Point]:
-    """The points better than all that cost as little or less, by rising FLOPs."""
+    """The points that are better than all points of equal or lower cost, by increasing FLOPs."""
     sign = 1.0 if higher else -1.0
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.flops, -sign * point.score)):
@@ -85,7 +85,7 @@ def best_of(points: Sequence[Point], *, higher: bool) -> list[Point]:
 
 
 def power_law(points: Sequence[Point]) -> dict[str, float] | None:
-    """`{"scale": C_0, "exponent": b}` of score = (C_0 / FLOPs)^b, by least squares of the logarithms."""
+    """`{"scale": C_0, "exponent": b}` of score = (C_0 / FLOPs)^b, by least squares on the logarithms."""
     if len(points) < FEWEST or any(point.score <= 0 for point in points):
         return None
     slope, height = np.polyfit(np.log([point.flops for point in points]), np.log([point.score for point in points]), 1)
@@ -93,7 +93,7 @@ def power_law(points: Sequence[Point]) -> dict[str, float] | None:
 
 
 def ratio(against: Sequence[Point], best: Sequence[Point], *, higher: bool) -> float | None:
-    """FLOPs of one frontier over those of another, at the best score that both reach; nothing is extrapolated."""
+    """FLOPs of one frontier divided by those of another at the best score that both reach; never extrapolated."""
     if not against or not best:
         return None
     last = (min if higher else max)(against[-1].score, best[-1].score)
@@ -102,7 +102,7 @@ def ratio(against: Sequence[Point], best: Sequence[Point], *, higher: bool) -> f
 
 
 def _flops_at(score: float, points: Sequence[Point]) -> float | None:
-    """By linear interpolation of the logarithm of the FLOPs; None for a score that is not between those of two."""
+    """FLOPs at a score, by linear interpolation of their logarithm; None if the score is outside the points' range."""
     scores = np.array([point.score for point in points])
     if not scores.min() <= score <= scores.max():
         return None
@@ -112,6 +112,6 @@ def _flops_at(score: float, points: Sequence[Point]) -> float | None:
 
 
 def mean_of(runs: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean of what runs cost, such as `tokens` or `flops`, over those that have it; None where none has."""
+    """The mean cost of runs, such as `tokens` or `flops`, over the runs that have it; None if none has it."""
     known = [run[key] for run in runs if run[key]]
     return fmean(known) if known else None

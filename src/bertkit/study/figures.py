@@ -1,7 +1,7 @@
-"""Figures of a study: the scores of every arm with every seed, the score of every candidate by what was chosen, and
-scores by FLOPs with the power law through the best of them.
+"""Figures of a study: the scores of every arm with every seed, the scores of the candidates by setting, and scores by
+FLOPs with the power law through the best of them.
 
-Own design, in the style of evaluation/figures.py. Each figure has the CSV that drew it beside it.
+In the style of evaluation/figures.py. The CSV file that a figure is drawn from is written next to it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bertkit.tables import write_csv
 
 SCORES, CHOICE, CURVES = "scores", "choice", "curves"
 _PANEL, _LINE = 2.9, 0.36
-"""Inches of a panel, and of an arm in it."""
+"""Size in inches of a panel, and of an arm in it."""
 _LOGARITHMIC = 4
-"""Ratio of the values of a key from which its axis is logarithmic."""
+"""Ratio of a key's largest to smallest value from which its axis is logarithmic."""
 
 
 def draw_figures(directory: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
-    """Write the figures and their tables; returns the paths of the images."""
+    """Write the figures and their tables; return the paths of the images."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = _draw_scores(directory / SCORES, study, results)
     if study.choose is not None:
@@ -33,12 +33,12 @@ def draw_figures(directory: Path, study: Study, results: Mapping[str, Any]) -> l
 
 
 def factor(higher: bool) -> float:
-    """Accuracies and correlations are shown in percent, losses as they are."""
+    """The scale for display: accuracies and correlations are shown in percent, losses unchanged."""
     return 100.0 if higher else 1.0
 
 
 def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
-    """One panel a measure, one line an arm."""
+    """One panel per measure, one line per arm."""
     names = [name for name in study.measures if any(own[name] for own in results["scores"].values())]
     columns = ["arm", "seed", "steps", "tokens", "flops", *study.measures]
     rows = [{**run, **run["scores"]} for run in results["runs"]]
@@ -69,7 +69,7 @@ def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
 
 
 def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
-    """One panel a key of the common grid, one line an arm: the best candidate with each value."""
+    """One panel per key of the common grid, one line per arm: the best candidate with each value."""
     assert study.choose is not None
     keys = list(study.choose.grid)
     rows = [
@@ -112,7 +112,7 @@ def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
 
 
 def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
-    """One panel a measure, one line a curve in the shade of its frontier, and each frontier's power law."""
+    """One panel per measure, one line per curve in the shade of its frontier, and each frontier's power law."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     found: Mapping[str, Any] = results["curves"]

@@ -1,7 +1,7 @@
 """Measures of a study: scores that are computed for each finished run, with their settings.
 
-Own design; each kind calls the command of its name. A relative path starts from the study's folder of data
-(`--data-dir`). Sibling measuring.py computes them.
+Each kind calls the command of the same name. Relative paths start from the study's data folder (`--data-dir`). Sibling
+measuring.py computes the scores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bertkit.settings import Settings
 from bertkit.stores.url import SCHEMES
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "error", "bits")
-"""Words in the names of metrics that count errors."""
+"""Words in the names of metrics for which lower is better."""
 _NOT_FILES = ("hub:", "builtin:", *(f"{scheme}://" for scheme in SCHEMES))
 
 
@@ -31,16 +31,16 @@ class MeasureSettings(Settings, ABC):
     )
 
     path_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that name files, folders or other sources."""
+    """Fields that contain files, folders or other sources."""
 
     @property
     def metric_name(self) -> str:
-        """The name of what is computed."""
+        """The name of the metric."""
         return "accuracy"
 
     @property
     def higher(self) -> bool:
-        """Whether a greater score is better."""
+        """Whether a higher score is better."""
         if self.higher_is_better is not None:
             return self.higher_is_better
         return not any(word in self.metric_name for word in _LOWER_IS_BETTER)
@@ -49,7 +49,7 @@ class MeasureSettings(Settings, ABC):
         """The measure with full paths.
 
         Args:
-            folder: where relative paths start.
+            folder: the start of relative paths.
         """
 
         def full(value: Any) -> Any:
@@ -72,7 +72,7 @@ class HeldOutMeasure(MeasureSettings):
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics in the order in which they are looked for."""
+        """The metrics in order of preference."""
         return [self.metric] if isinstance(self.metric, str) else self.metric
 
     @property

@@ -1,7 +1,7 @@
-"""One measure of one finished run: a score, computed as by the commands `eval`, `probe` and `finetune`.
+"""Computes one measure of one finished run: a score, as by the commands `eval`, `probe` and `finetune`.
 
-Own design. Each measurement is a run directory of its own, below the study run's. A finished one is not repeated; an
-interrupted one starts over, except fine-tuning, which resumes.
+Each measurement has its own run directory below the study's. Finished measurements are not repeated; interrupted ones
+start over, except fine-tuning, which resumes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class MeasureResult:
     """One measure of one run.
 
     Attributes:
-        score: None where the measure is not defined for the run.
-        reason: why it is not.
-        of: the companion model that was evaluated in place of the model.
-        more: further figures.
+        score: the score; None if the measure is not defined for the run.
+        reason: why it is not defined.
+        of: the companion model that was evaluated instead of the model.
+        more: additional values.
     """
 
     score: float | None
@@ -53,21 +53,21 @@ class MeasureResult:
     more: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        """As JSON data, without what is None."""
+        """The result as JSON data, without fields that are None."""
         found = {"score": self.score, "reason": self.reason, "of": self.of, "more": self.more}
         return {key: value for key, value in found.items() if value is not None or key == "score"}
 
 
 @dataclass(frozen=True)
 class Measurer:
-    """How measures are computed.
+    """Computes measures.
 
     Attributes:
-        directory: of the run's measurements.
-        command: for the record.
+        directory: directory of the run's measurements.
+        command: the command line, for the record.
         progress: the display.
         offline: use no network.
-        deadline_minutes: time left for a fine-tuning; None: no limit.
+        minutes_left: returns the time left for fine-tuning; None for no limit.
     """
 
     directory: Path
@@ -80,10 +80,10 @@ class Measurer:
         """Compute a measure of a finished pretraining run.
 
         Args:
-            name: of the measure.
+            name: name of the measure.
             measure: its settings.
-            run: with its model.
-            recipe: of the run.
+            run: the run, with its model.
+            recipe: recipe of the run.
 
         Raises:
             UsageError, DataError: the measure's data are missing or invalid.
@@ -122,7 +122,7 @@ class Measurer:
         return MeasureResult(results["average"], of=of)
 
     def _layers(self, measure: LayersMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> MeasureResult:
-        """The best layer's score; the embeddings, layer 0, are left out."""
+        """The best layer's score, excluding the embeddings (layer 0)."""
         settings = LayersSettings(
             tasks=[measure.task], sentences=measure.sentences, test_sentences=measure.test_sentences
         )
@@ -174,7 +174,7 @@ def _held_out(measure: HeldOutMeasure, run: RunDirectory) -> MeasureResult:
 
 
 def _once(place: Path, evaluate: Callable[[], Any]) -> dict[str, Any]:
-    """The results of an evaluation, which is not repeated."""
+    """The results of an evaluation; a finished evaluation is not repeated."""
     done = (place / RECORD).is_file() and read_json(place / RECORD)["status"] == "done"
     if not done or not (place / RESULTS).is_file():
         shutil.rmtree(place, ignore_errors=True)

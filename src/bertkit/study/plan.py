@@ -1,7 +1,7 @@
 """The cost of a study before it starts: the document of `--plan`.
 
-Steps and FLOPs are estimates by pretraining/plan.py, which takes sequences at their full length; the study itself
-measures the cost of a step on its text (budget.py). Measuring the runs is not counted.
+Steps and FLOPs are estimated by pretraining/plan.py, which assumes full-length sequences; the study itself measures the
+cost of a step on its text (budget.py). The cost of measuring the runs is not included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
     """Runs, steps, tokens, FLOPs and time of the whole study, and each arm's share of them.
 
     Raises:
-        UsageError: a recipe that does not hold for the steps of its runs.
+        UsageError: a recipe is not valid for the steps of its runs.
     """
     study, arms = planned.study, {}
     for arm, own in planned.recipes.items():

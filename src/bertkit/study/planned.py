@@ -1,6 +1,6 @@
 """A study whose recipes are all loaded and checked: its runs, their steps, and the hashes of its inputs.
 
-Own design. Sibling work.py carries the runs out.
+Sibling work.py executes the runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from bertkit.study.study_runs import (
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study whose every recipe is loaded and checked.
+    """A study with all its recipes loaded and checked.
 
     Attributes:
         study: resolved.
-        cache: the cache's root.
-        offline: use no network.
+        cache: the cache root.
+        offline: do not use the network.
     """
 
     study: Study
@@ -48,7 +48,7 @@ class PlannedStudy:
 
     @cached_property
     def recipes(self) -> dict[str, list[tuple[dict[str, Any], Recipe]]]:
-        """Each arm's settings with the recipe that they make, at the recipe's own steps and the first seed."""
+        """Each arm's settings with the resulting recipe, at the recipe's own steps and the first seed."""
         return {
             arm: [(setting, self.recipe(StudyRun(arm, setting, self.study.seeds[0]), None)) for setting in settings]
             for arm in self.study.arms
@@ -72,15 +72,15 @@ class PlannedStudy:
         check_measures(self.study, offline=self.offline)
 
     def runs(self, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> list[StudyRun]:
-        """All runs; the scored ones are of the chosen settings, or of an arm's first where nothing is chosen yet.
+        """All runs; scored runs use the chosen settings, or an arm's first setting if nothing is chosen yet.
 
         Args:
-            chosen: each arm's settings, of arms that have a choice.
+            chosen: settings of each arm that has a choice.
         """
         arms = list(self.study.arms)
         settings = {arm: own[0][0] for arm, own in self.recipes.items()} if chosen is None else chosen
         candidates = [study_run for arm in arms for study_run in candidates_of(self.study, arm)]
-        # Seed by seed, so that an interrupted study has scores of every arm.
+        # Seed by seed, so that an interrupted study has scores for every arm.
         scored = [
             scored_of(self.study, arm, settings[arm])[n]
             for n in range(len(self.study.seeds))
@@ -90,7 +90,7 @@ class PlannedStudy:
         return [*candidates, *scored]
 
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
-        """Hashes of the text of all arms, and of all recipes that may be run."""
+        """Hashes of the text of all arms, and of all recipes that may run."""
         recipes = [recipe for own in self.recipes.values() for _, recipe in own]
         corpora = {_text_key(recipe): self._shards(recipe, progress).fingerprint for recipe in recipes}
         return {"data": _joint(corpora.values()), "recipe": _joint(map(what_hash, recipes))}
@@ -103,7 +103,7 @@ class PlannedStudy:
         return self._opened[key]
 
     def costs(self, known: Mapping[str, Any], progress: Progress) -> dict[str, dict[str, float]]:
-        """The cost of a step of every recipe, by its `cost_key`, measured where it is not known."""
+        """The cost of a step of every recipe, by its `cost_key`; measured if not known."""
         found = dict(known)
         recipes = {cost_key(recipe): recipe for own in self.recipes.values() for _, recipe in own}
         with progress("cost of a step", len(recipes), "settings") as meter:
@@ -114,13 +114,13 @@ class PlannedStudy:
         return found
 
     def steps(self, study_run: StudyRun, costs: Mapping[str, Any]) -> int:
-        """Updates of one run."""
+        """Number of updates of one run."""
         recipe = next(recipe for setting, recipe in self.recipes[study_run.arm] if setting == dict(study_run.setting))
         return StepCost(**costs[cost_key(recipe)]).steps(self.study.budget, study_run.share)
 
 
 def _text_key(recipe: Recipe) -> str:
-    """Of the recipes with the same shards."""
+    """A key shared by recipes with the same shards."""
     data = recipe.data.model_dump(mode="json", include={"sources", "languages", "reading", "language_smoothing"})
     return json.dumps([data, recipe.tokenizer.model_dump(mode="json")], sort_keys=True)
 

@@ -1,6 +1,6 @@
-"""A study's results as Markdown: what was chosen, scores over seeds, differences, and a verdict for each claim.
+"""A study's results as Markdown: chosen settings, scores over seeds, differences, and a verdict for each claim.
 
-Own design. Accuracies and correlations are in percent.
+Accuracies and correlations are in percent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> s
 
     Args:
         study: resolved.
-        results: of `study_results`.
-        images: names of the figures' files.
+        results: result of `study_results`.
+        images: file names of the figures.
     """
     parts = [f"# {study.title or study.name}", _setup(study, results)]
     if study.choose is not None:
@@ -96,7 +96,7 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
 
 
 def _curves(results: Mapping[str, Any]) -> str:
-    """Each frontier with its power law, and how many times as many FLOPs the baseline's needs."""
+    """Each frontier with its power law, and how many times as many FLOPs the baseline's frontier needs."""
     rows = []
     for name, frontiers in results["curves"].items():
         about = results["measures"][name]
@@ -110,7 +110,7 @@ def _curves(results: Mapping[str, Any]) -> str:
 
 
 def _missing(results: Mapping[str, Any]) -> str:
-    """Why a field is empty, or which companion model was evaluated instead, once for each arm and reason."""
+    """Why a field is empty, or which companion model was evaluated instead, once per arm and reason."""
     notes: dict[str, None] = {}
     for run in results["runs"]:
         if run["diverged"]:

@@ -1,8 +1,8 @@
-"""What a study found, from the scores of its runs: each arm's choice, spreads over seeds, differences and verdicts.
+"""The results of a study from the scores of its runs: each arm's choice, spreads over seeds, differences and verdicts.
 
 Differences are paired by seed, and their interval is Student's t (Student 1908, Biometrika 6): mean +- t(97.5%, n - 1)
-s / sqrt(n) over n seeds. It is the interval of one comparison: of twenty claims about arms that do not differ, one is
-decided wrongly on average. Pure functions.
+s / sqrt(n) over n seeds. The interval is for a single comparison: of twenty claims about arms that do not differ, one
+is decided wrongly on average. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bertkit.study.settings import Claim, Study
 from bertkit.study.study_runs import shown_setting
 
 Document = Mapping[str, Any]
-"""The scores of a finished run: `scores.json`, with the key `run`."""
+"""The scores of a finished run: the contents of `scores.json`, plus the key `run`."""
 
 
 @dataclass(frozen=True)
 class ChosenSetting:
-    """An arm's choice.
+    """The choice of an arm's settings.
 
     Attributes:
-        setting: of the best candidate; None where none has a score.
-        candidates: each with its setting, steps, scores and the score that decides.
-        at_edge: keys whose chosen value is the first or the last of its list, so that the best may be outside.
+        setting: setting of the best candidate; None if none has a score.
+        candidates: each candidate's setting, steps, scores and deciding score.
+        at_edge: keys whose chosen value is the first or last in its list: the best value may be outside.
     """
 
     setting: Mapping[str, Any] | None
@@ -37,23 +37,23 @@ class ChosenSetting:
 
     @property
     def shown(self) -> str:
-        """The setting as the log and the report show it."""
+        """The setting as shown in the log and the report."""
         return shown_setting(self.setting or {}).rstrip(", ")
 
 
 def score_of(document: Document, names: Sequence[str]) -> float | None:
-    """The mean of a run's scores of these measures; None where one is missing."""
+    """The mean of a run's scores over these measures; None if one is missing."""
     scores = [document["answers"].get(name, {}).get("score") for name in names]
     return None if None in scores else fmean(scores)
 
 
 def choose(study: Study, arm: str, documents: Sequence[Document]) -> ChosenSetting:
-    """The best of an arm's candidates, the first of equal ones.
+    """The best of an arm's candidates; the first if several are equal.
 
     Args:
         study: resolved.
         arm: its name.
-        documents: of its candidates; none where nothing is chosen.
+        documents: documents of its candidates; empty if nothing is chosen.
     """
     if study.choose is None:
         return ChosenSetting({})
@@ -75,7 +75,7 @@ def choose(study: Study, arm: str, documents: Sequence[Document]) -> ChosenSetti
     ]
     ordered = {key for key, values in grid.items() if all(isinstance(value, int | float) for value in values)}
     at_edge = [key for key in grid if key in ordered and setting and setting[key] in (min(grid[key]), max(grid[key]))]
-    # Of two values each is at the edge, so that the note would be meaningless.
+    # With only two values, both are at the edge, and the note would be meaningless.
     return ChosenSetting(setting, candidates, [key for key in at_edge if len(grid[key]) > 2])
 
 
@@ -85,7 +85,7 @@ def study_results(study: Study, chosen: Mapping[str, ChosenSetting], documents: 
     Args:
         study: resolved.
         chosen: each arm's choice.
-        documents: of the scored runs.
+        documents: documents of the scored runs.
     """
     by_arm = {arm: [each for each in documents if each["arm"] == arm] for arm in study.arms}
     results = {
@@ -125,7 +125,7 @@ def difference(
 ) -> dict[str, Any]:
     """The paired difference of two arms' scores over the seeds that both have, with its interval.
 
-    `mean`, `low` and `high` are None where fewer than two seeds have both scores.
+    `mean`, `low` and `high` are None if fewer than two seeds have both scores.
     """
     others = {document["seed"]: score_of(document, names) for document in against}
     pairs = {document["seed"]: (score_of(document, names), others.get(document["seed"])) for document in arm}
@@ -137,7 +137,7 @@ def difference(
 def verdict(expects: str, margin: float, low: float, high: float) -> str:
     """Verdict on a claim from the interval of the difference: confirmed, contradicted or undecided.
 
-    Confirmed where all of it is on the claim's side of the margin, contradicted where none of it is.
+    Confirmed if the whole interval is on the claim's side of the margin, contradicted if none of it is.
     """
     if expects == "lower":
         low, high = -high, -low
@@ -170,6 +170,6 @@ def _scores(document: Document) -> dict[str, float | None]:
 
 
 def _summary(documents: Sequence[Document], name: str) -> dict[str, Any] | None:
-    """One measure over the seeds; None where no run has it."""
+    """Summary of one measure over the seeds; None if no run has it."""
     scores = {document["seed"]: score_of(document, [name]) for document in documents}
     return None if all(score is None for score in scores.values()) else summarise(scores)

@@ -1,12 +1,10 @@
-"""Run `bertkit study`: choose each arm's settings, score it on fresh seeds, and write results, report and figures.
+"""Runs `bertkit study`: chooses each arm's settings, scores arms on fresh seeds, writes results, report, figures.
 
-Own design (contract: the run directory). A study is a run directory:
+Contract: the run directory. A study is a run directory:
 
-    RUN/recipe.yaml          the study, resolved
-    RUN/costs.json           measured cost of a step of each arm's settings
-    RUN/runs/NAME/          a pretraining run each
-    RUN/measured/NAME/      its measurements, a run directory each, and scores.json
-    RUN/results.json, report.md, figures/
+    RUN/recipe.yaml          the resolved study RUN/costs.json           measured cost of a step for each arm's settings
+    RUN/runs/NAME/          the pretraining runs RUN/measured/NAME/      their measurements, one run directory each, and
+    scores.json RUN/results.json, report.md, figures/
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ class StudyArguments(RunArguments[Study]):
     """The command line of a study.
 
     Attributes:
-        sources: text to pretrain on, in place of the study's; empty for its own.
-        data_dir: where relative paths of measures start; None: the working directory.
-        arms: those to compare; empty for all.
+        sources: text to pretrain on instead of the study's; empty for the study's own.
+        data_dir: the start of relative paths of measures; the working directory if None.
+        arms: the arms to compare; empty for all.
     """
 
     sources: Sequence[str] = ()
@@ -64,7 +62,7 @@ class StudyArguments(RunArguments[Study]):
 
     def requested(self) -> Study:
         if self.recipe is None:
-            raise UsageError("give a study FILE, such as `objectives`, which ships, or --resume RUN")
+            raise UsageError("give a study FILE, such as the shipped `objectives`, or --resume RUN")
         study = load_study(self.recipe, self.overrides, arms=self.arms)
         return located(study, find_recipe(self.recipe), self.sources, Path(self.data_dir or ".").expanduser())
 
@@ -76,7 +74,7 @@ class StudyArguments(RunArguments[Study]):
 
 
 def _located_recipe(recipe: str, file: Path) -> str:
-    """The name of a shipped recipe, or the path of another: beside the study's file, else as any command finds it."""
+    """The name of a shipped recipe, or a path: next to the study's file, else as for any command."""
     names = [recipe, *(f"{recipe}{suffix}" for suffix in SUFFIXES)]
     beside = [file.parent / name for name in names if name.endswith(SUFFIXES)]
     base = next((path for path in beside if path.is_file()), None) or find_recipe(recipe)
@@ -84,13 +82,13 @@ def _located_recipe(recipe: str, file: Path) -> str:
 
 
 def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> Study:
-    """The study with full paths, so that its record can be carried out from anywhere.
+    """The study with full paths, so that its record can be run from anywhere.
 
     Args:
-        study: as it is written.
-        file: of the study.
-        sources: text in place of its own; empty for its own.
-        folder: where relative paths of measures start.
+        study: the study as written.
+        file: the study's file.
+        sources: text to use instead of its own; empty for its own.
+        folder: the start of relative paths of measures.
     """
     common = study.set | {override.key: override.value for override in source_overrides(sources)}
     measures = {name: measure.located(folder) for name, measure in study.measures.items()}
@@ -103,10 +101,10 @@ def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> S
 
 
 def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:
-    """Start or resume a study and carry it out to its end.
+    """Start or resume a study and run it to the end.
 
     Args:
-        arguments: of the command line.
+        arguments: the command-line arguments.
         progress: the display.
         on_start: called with each run's directory before its work starts.
 
@@ -117,7 +115,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
     run = None if arguments.resume is None else run_of(arguments)
     study = arguments.requested() if run is None else resumed_recipe(arguments, run)
     if run is not None and run.status == "done" and run.results is not None:
-        log.info("%s is done already", run.path)
+        log.info("%s is already done", run.path)
         return FinishedRun(run, run.results, (run,))
     planned = PlannedStudy(study, arguments.cache, arguments.offline)
     planned.check()

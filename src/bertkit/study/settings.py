@@ -1,8 +1,8 @@
 """The schema of a study file, a YAML of kind `study`: arms, budget, how settings are chosen, seeds, measures, claims.
 
-Own design. Every arm gets the same budget of training FLOPs (or tokens, or steps), its settings are chosen among
-equally many candidates on a seed of their own, and fresh seeds are scored. A claim is decided by the paired
-differences over these seeds (results.py).
+Every arm gets the same budget of training FLOPs (or tokens, or steps). Its settings are chosen among equally many
+candidates on a separate seed, and fresh seeds are scored. Claims are decided by the paired differences over these seeds
+(results.py).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OWN_KEYS = {
     "name": "the arms' names",
     "kind": "the recipe",
 }
-"""Keys of a recipe that the study sets itself, and from what."""
+"""Keys of a recipe that the study sets, and the setting it takes them from."""
 _DOTTED = re.compile(r"(set|choose\.grid|arms\.[^.]+\.(?:set|grid)|measures\.[^.]+\.set)\.(.+)")
-"""Mappings whose keys are dotted keys of a recipe."""
+"""Mappings with dotted recipe keys as keys."""
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 Names = str | list[str]
-"""One measure, or several, whose mean is meant."""
+"""One measure, or several to be averaged."""
 
 
 class Budget(Settings):
@@ -58,12 +58,12 @@ class Budget(Settings):
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """The unit of the budget."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def amount(self) -> float:
-        """How much of it."""
+        """The amount in this unit."""
         return float(getattr(self, self.unit))
 
 
@@ -208,7 +208,7 @@ class Study(RecipeHeader):
 
     @property
     def against(self) -> str:
-        """The baseline's name; empty where there are no arms."""
+        """The baseline's name; empty if there are no arms."""
         return self.baseline or next(iter(self.arms), "")
 
     def _seed_errors(self) -> Iterable[str]:
@@ -216,23 +216,23 @@ class Study(RecipeHeader):
             yield "seed has no effect in a study; write seeds, and choose.seed for the choice"
         repeated = [seed for seed, times in Counter(self.seeds).items() if times > 1]
         if repeated:
-            yield f"seeds names {repeated[0]} twice; every run needs a seed of its own"
+            yield f"seeds contains {repeated[0]} twice; every run needs its own seed"
         if not self.seeds:
-            yield "seeds is empty; every arm needs one at least"
+            yield "seeds is empty; every arm needs at least one"
         elif len(self.seeds) < 2 and self.claims:
-            yield "seeds has fewer than two, which gives no interval to decide a claim; add fresh seeds"
+            yield "seeds has fewer than two entries, so there is no interval to decide a claim; add fresh seeds"
         if self.choose is not None and self.choose.seed in self.seeds:
             yield (
-                f"seeds contains {self.choose.seed}, the seed that the settings are chosen on (choose.seed); what was"
-                " chosen would be scored on its own choice: take another"
+                f"seeds contains {self.choose.seed}, the seed that the settings are chosen on (choose.seed); a setting"
+                " must not be scored on the seed that chose it: use another seed"
             )
 
     def _grid_errors(self) -> Iterable[str]:
         if not self.arms:
-            yield "arms is empty; name what is to be trained, such as `plain: {}`"
+            yield "arms is empty; name at least one arm to train, such as `plain: {}`"
         for name in self.arms:
             if not re.fullmatch(r"[\w.+-]+", name):
-                yield f"arms: the name {name!r} has other signs than letters, digits and _ . + -"
+                yield f"arms: the name {name!r} has characters other than letters, digits and _ . + -"
         places = {"set": self.set, **{f"arms.{name}.set": arm.set for name, arm in self.arms.items()}}
         grids = {f"arms.{name}.grid": arm.grid for name, arm in self.arms.items()}
         common = {} if self.choose is None else self.choose.grid
@@ -251,14 +251,14 @@ class Study(RecipeHeader):
                 if len(values) < 2:
                     yield f"{place}.{key} has one value, so there is nothing to choose; add others, or move it to `set`"
                 elif any(value in values[:place_] for place_, value in enumerate(values)):
-                    yield f"{place}.{key} names a value twice"
+                    yield f"{place}.{key} contains a value twice"
         for name, arm in self.arms.items():
             if arm.budget_shares is not None:
-                yield f"arms.{name}.budget_shares goes without budget_share; leave one of the two out"
+                yield f"arms.{name}.budget_shares excludes budget_share; leave one of the two out"
             elif arm.frontier is not None and arm.curve is None:
-                yield f"arms.{name}.frontier goes with budget_shares or curve, whose points it is made of"
+                yield f"arms.{name}.frontier needs budget_shares or curve, which define its points"
             for key in common.keys() & arm.grid.keys():
-                yield f"arms.{name}.grid.{key} is a key of choose.grid, too; every arm has the same values of those"
+                yield f"arms.{name}.grid.{key} is also a key of choose.grid; those values are the same for every arm"
 
     def _name_errors(self) -> Iterable[str]:
         if self.baseline is not None:
@@ -287,7 +287,7 @@ class Study(RecipeHeader):
 
 
 def _with_against(claim: Any, baseline: Any) -> Any:
-    """A claim with the arm that it is against written out, whichever is the first one later."""
+    """A claim with its `against` written out, so that it does not depend on which arm is first later."""
     return {**claim, "against": claim.get("against") or baseline} if isinstance(claim, Mapping) else claim
 
 
@@ -317,15 +317,15 @@ def _unknown(place: str, names: Sequence[str], known: Mapping[str, object], noun
 
 
 def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[str] = ()) -> Study:
-    """The study of that name or path, with overrides applied.
+    """The study with this name or path, with overrides applied.
 
     Args:
         name: a file, or the name of a shipped study.
-        overrides: of its settings; below `set` and `grid` the rest of a key is one key of the recipe.
-        arms: those to keep, or curves, with the claims about them; empty for all.
+        overrides: overrides of its settings; after `set` and `grid`, the rest of a key is one recipe key.
+        arms: arms or curves to keep, with the claims about them; empty for all.
 
     Raises:
-        UsageError: no such file, one of another kind, or errors in it (all of them at once).
+        UsageError: no such file, a file of another kind, or errors in it (all reported at once).
     """
     tree = _with_overrides(resolve_recipe(name), overrides)
     require_kind(tree, name, KIND)
@@ -335,10 +335,10 @@ def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[
 
 
 def from_tree(tree: Located) -> Study:
-    """The study of resolved settings.
+    """The study with resolved settings.
 
     Raises:
-        UsageError: errors in the settings, all of them at once.
+        UsageError: errors in the settings, all reported at once.
     """
     return validate(_with_points(tree), Study, what="the study")
 
@@ -347,7 +347,7 @@ def changed_study(study: Study, overrides: Sequence[Override]) -> Study:
     """A copy with overrides applied.
 
     Raises:
-        UsageError: errors in the result, all of them at once.
+        UsageError: errors in the result, all reported at once.
     """
     return from_tree(_with_overrides(Located.of(study.model_dump(mode="json"), "the study"), overrides))
 
@@ -359,7 +359,7 @@ def _with_overrides(tree: Located, overrides: Sequence[Override]) -> Located:
 
 
 def _undotted(tree: Located, override: Override) -> Override:
-    """`set.model.hidden_size=64` as an override of `set`, whose keys are dotted themselves."""
+    """`set.model.hidden_size=64` as an override of `set`, which itself has dotted keys."""
     found = _DOTTED.fullmatch(override.key)
     if found is None:
         return override
@@ -371,7 +371,7 @@ def _undotted(tree: Located, override: Override) -> Override:
 
 
 def _with_arms(tree: Located, names: Sequence[str]) -> Located:
-    """Only these arms, and the claims between them."""
+    """Keep only these arms and the claims between them."""
     arms = tree.child("arms")
     known = arms.value if arms is not None and isinstance(arms.value, dict) else {}
     curves = {name: arm.plain().get("curve") if isinstance(arm.value, dict) else None for name, arm in known.items()}
@@ -396,7 +396,7 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
 
 
 def _with_points(tree: Located) -> Located:
-    """With an arm for each of an arm's `budget_shares`."""
+    """Replace an arm with `budget_shares` by one arm per share."""
     arms = tree.child("arms")
     if arms is None or not isinstance(arms.value, dict) or not isinstance(tree.value, dict):
         return tree
@@ -404,7 +404,7 @@ def _with_points(tree: Located) -> Located:
     for name, arm in arms.value.items():
         shares = arm.child("budget_shares")
         if shares is None or not isinstance(shares.value, list) or not shares.value or "budget_share" in arm.plain():
-            points[name] = arm  # whatever is wrong with it is told where it is validated
+            points[name] = arm  # errors in it are reported by validation
             continue
         assert isinstance(arm.value, dict)
         common = {"curve": Located(name, arm.place), **arm.value}

@@ -1,6 +1,6 @@
-"""The runs that a study is made of: candidates of each arm's settings, then each arm at its choice for every seed.
+"""The runs of a study: candidates for each arm's settings, then each arm with its chosen settings for every seed.
 
-Own design. Each is an ordinary pretraining run, whose recipe is the study's with the arm's settings.
+Each is an ordinary pretraining run with the study's recipe and the arm's settings.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class StudyRun:
 
     Attributes:
         arm: its name.
-        setting: value of each key that the study chooses.
-        seed: of the run.
-        share: fraction of the budget that it may spend.
+        setting: value of each key that the study tunes.
+        seed: seed of the run.
+        share: fraction of the budget to spend.
         candidate: its number among the arm's candidates; None for a scored run.
     """
 
@@ -39,12 +39,12 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        """Name of its directories."""
+        """Name of the run's directories."""
         return f"{self.arm}-seed={self.seed}" if self.candidate is None else f"{self.arm}-candidate={self.candidate}"
 
     @property
     def shown(self) -> str:
-        """Arm, chosen settings and seed, for log lines."""
+        """Arm, chosen settings and seed, for log messages."""
         return f"{self.arm}, {shown_setting(self.setting)}seed {self.seed}"
 
 
@@ -59,13 +59,13 @@ def short_key(key: str) -> str:
 
 
 def settings_of(study: Study, arm: str) -> list[dict[str, Any]]:
-    """The candidate settings of an arm; a single empty one where nothing is chosen."""
+    """The candidate settings of an arm; a single empty one if nothing is chosen."""
     grid = {**({} if study.choose is None else study.choose.grid), **study.arms[arm].grid}
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def candidates_of(study: Study, arm: str) -> list[StudyRun]:
-    """A short run for each setting of an arm; none where nothing is chosen."""
+    """One short run per candidate setting of an arm; none if nothing is chosen."""
     if study.choose is None:
         return []
     share = study.choose.budget_share * study.arms[arm].budget_share
@@ -76,7 +76,7 @@ def candidates_of(study: Study, arm: str) -> list[StudyRun]:
 
 
 def scored_of(study: Study, arm: str, setting: Mapping[str, Any]) -> list[StudyRun]:
-    """A whole run for each seed."""
+    """One full run per seed."""
     return [StudyRun(arm, setting, seed, study.arms[arm].budget_share) for seed in study.seeds]
 
 
@@ -88,10 +88,10 @@ def pretrain_arguments(
     Args:
         study: resolved.
         study_run: one of its runs.
-        steps: of the run; None for the recipe's own.
-        cache: the cache's root.
-        offline: use no network.
-        more: further overrides.
+        steps: steps of the run; None for the recipe's own.
+        cache: the cache root.
+        offline: do not use the network.
+        more: additional overrides.
     """
     arm = study.arms[study_run.arm]
     overrides = [
@@ -111,7 +111,7 @@ def pretrain_recipe(arguments: PretrainArguments, arm: str) -> Recipe:
     """The recipe of one run of a study.
 
     Raises:
-        UsageError: errors in it, all of them at once, after the arm's name.
+        UsageError: errors in it, all reported at once, prefixed with the arm's name.
         DataError: its initial model is missing.
     """
     try:

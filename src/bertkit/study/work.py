@@ -1,7 +1,7 @@
-"""The runs of a study, carried out in sequence or in parallel, and its results.
+"""Executes the runs of a study, in sequence or in parallel, and computes its results.
 
-Own design. The order is: all candidates, the choice, then the scored runs seed by seed, so that an interrupted study
-has scores of every arm.
+The order is: all candidates, the choice, then the scored runs seed by seed, so that an interrupted study has scores for
+every arm.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StudyWork:
 
     Args:
         planned: the study.
-        workplace: where its runs are carried out.
-        costs: of `PlannedStudy.costs`.
+        workplace: trains and measures its runs.
+        costs: result of `PlannedStudy.costs`.
         progress: the display.
         on_start: called with the directory of each run before its training starts.
     """
@@ -48,10 +48,10 @@ class StudyWork:
         self.runs = planned.runs()
 
     def results(self) -> dict[str, Any]:
-        """Carry out what is not finished; the contents of results.json.
+        """Execute the unfinished runs and return the contents of results.json.
 
         Raises:
-            StoppedError: a signal or the time limit came first; the message says how to go on.
+            StoppedError: a signal or the time limit came first; the message states how to continue.
         """
         study = self.planned.study
         candidates = [study_run for study_run in self.runs if study_run.candidate is not None]
@@ -61,7 +61,7 @@ class StudyWork:
             if own.setting:
                 log.info("%s: chosen %s", arm, own.shown)
             elif own.setting is None:
-                log.warning("%s: no candidate has a score to be chosen by; the arm is left out", arm)
+                log.warning("%s: no candidate has a score to choose by; the arm is left out", arm)
         found = {arm: own.setting for arm, own in chosen.items() if own.setting is not None}
         self.runs = self.planned.runs(found)
         scored = [study_run for study_run in self.runs if study_run.candidate is None]
@@ -79,7 +79,7 @@ class StudyWork:
         return {**document, "run": str(self.workplace.run_of(study_run).relative_to(self.workplace.directory))}
 
     def _carry_out(self, study_runs: Sequence[StudyRun]) -> None:
-        """Train and measure those that are not finished."""
+        """Train and measure the unfinished runs."""
         left = [
             (study_run, self.planned.steps(study_run, self.costs))
             for study_run in study_runs

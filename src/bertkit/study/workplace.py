@@ -1,7 +1,7 @@
-"""One run of a study: pretrained, scored by every measure, and its weights deleted.
+"""Executes one run of a study: pretrains, computes every measure, and deletes the weights.
 
-Own design. The scores of a finished run are one file, `measured/NAME/scores.json`; a run that has it is not repeated.
-A run whose training diverges counts as finished: it has no scores, and is never chosen.
+The scores of a finished run are in `measured/NAME/scores.json`; a run with this file is not repeated. A run whose
+training diverges counts as finished: it has no scores, and is never chosen.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Workplace:
 
     Attributes:
         study: resolved.
-        directory: of the study's run.
-        cache: the cache's root.
+        directory: directory of the study's run.
+        cache: the cache root.
         command: the command line, for the records.
-        offline: use no network.
-        deadline: on the monotonic clock; None: no limit.
+        offline: do not use the network.
+        deadline: time on the monotonic clock; None for no limit.
     """
 
     study: Study
@@ -52,21 +52,21 @@ class Workplace:
     deadline: float | None = None
 
     def minutes_left(self) -> float | None:
-        """Until the deadline; None where there is none."""
+        """Minutes until the deadline; None if there is none."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) / 60
 
     def measures_of(self, study_run: StudyRun) -> list[str]:
-        """The measures to compute for a run; for a candidate only those that decide."""
+        """The measures to compute for a run; for a candidate, only those that decide."""
         if study_run.candidate is None or self.study.choose is None:
             return list(self.study.measures)
         return self.study.choose.names
 
     def run_of(self, study_run: StudyRun) -> Path:
-        """The directory of the pretraining."""
+        """The directory of the pretraining run."""
         return self.directory / RUNS / study_run.name
 
     def scores_file(self, study_run: StudyRun) -> Path:
-        """Where the scores of a finished run are."""
+        """The file with the scores of a finished run."""
         return self.directory / MEASURED / study_run.name / SCORES
 
     def scores_of(self, study_run: StudyRun) -> dict[str, Any] | None:
@@ -148,14 +148,14 @@ class Workplace:
 
 
 def carry_out_job(workplace: Workplace, study_run: StudyRun, steps: int, moment: float | None) -> dict[str, str]:
-    """`Workplace.carry_out` on a worker, up to a moment of `until`; the hash of what it leaves."""
+    """`Workplace.carry_out` on a worker, up to a moment of `until`; returns the hash of its outputs."""
     here = replace(workplace, deadline=deadline_after(minutes_until(moment)))
     here.carry_out(study_run, steps, progress=silent_progress)
     return hashes([here.scores_file(study_run)])
 
 
 def _free_part(directory: Path) -> None:
-    """Delete a directory of a run; what is not in a run goes as it is."""
+    """Delete a part of a run; a directory that is in no run is simply removed."""
     if (directory.parent / RECORD).is_file():
         free_parts(RunDirectory.open(directory.parent), [directory.name])
     else:

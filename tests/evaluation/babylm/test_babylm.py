@@ -141,7 +141,7 @@ def test_what_is_missing_is_named_and_no_mean_is_given_over_part_of_the_columns(
     assert results["items"]["blimp"] == 2
     assert results["references"] == []  # they are of the whole sets
     assert average_of({})["value"] is None
-    with pytest.raises(DataError, match=r"holds none of the fast evaluation's files; expected blimp: blimp_fast"):
+    with pytest.raises(DataError, match=r"contains none of the fast evaluation's files; expected blimp: blimp_fast"):
         find_tasks(data, "fast", ["blimp"])
     with pytest.raises(DataError, match="no such directory"):
         find_tasks(tmp_path / "nowhere", "full", ())
@@ -225,7 +225,7 @@ def test_correlations_tell_what_single_precision_rounds_away() -> None:
         (read_ewok, {"Context1": "A", "Target1": "B", "Target2": "C"}, "no column 'Domain'"),
         (read_comps, {"prefix_acceptable": "A", "prefix_unacceptable": "B", "property_phrase": " "}, "expected text"),
         (read_entity_tracking, {"input_prefix": "A", "numops": 0, "options": ["b"]}, "expected at least two texts"),
-        (read_wug_past_tense, {"sentences": "a", "ratio": 0.5}, "1 texts between tabs"),
+        (read_wug_past_tense, {"sentences": "a", "ratio": 0.5}, "1 texts separated by tabs"),
         (read_wug_past_tense, {"sentences": "a\tb", "ratio": "half"}, "expected a number"),
     ],
 )

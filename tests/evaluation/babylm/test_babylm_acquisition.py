@@ -71,7 +71,7 @@ def test_faulty_files_are_told_by_their_place(tmp_path: Path) -> None:
     assert ages.tolist() == [16, 18]
     assert shares.tolist() == [0.1, 0.5]
     children.write_text(",word,16\n0,dog,many\n")
-    with pytest.raises(DataError, match="line 2: a share is no number"):
+    with pytest.raises(DataError, match="line 2: a share is not a number"):
         read_children(children)
     children.write_text("word\ndog\n")
     with pytest.raises(DataError, match="none of ages 16 to 30"):

@@ -87,9 +87,9 @@ def test_mistakes_are_told(bertkit) -> None:
     (Path("empty")).mkdir()
     (Path("empty") / "run.json").write_text("{}")
     for code, told, model, more in [
-        (2, "is no run directory", "run/models/1M", ["--sample", "fast"]),
-        (2, "--checkpoints goes with --sample fast", "run", []),
-        (3, "the run has kept no models at words that it read", "empty", ["--sample", "fast"]),
+        (2, "is not a run directory", "run/models/1M", ["--sample", "fast"]),
+        (2, "--checkpoints needs --sample fast", "run", []),
+        (3, "the run has kept no models at given numbers of words", "empty", ["--sample", "fast"]),
     ]:
         outcome = bertkit("eval", "babylm", "--model", model, "--data-dir", "evaluation_data", "--checkpoints", *more)
         assert outcome.code == code, outcome.stderr

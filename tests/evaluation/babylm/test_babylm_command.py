@@ -42,7 +42,7 @@ def test_the_document_and_the_table_say_what_is_lacking(bertkit) -> None:
 def test_mistakes_end_with_their_codes(bertkit) -> None:
     for code, told, arguments in [
         (3, "give --data-dir DIR", []),
-        (3, "holds none of the full evaluation's files", ["--data-dir", "model"]),
+        (3, "contains none of the full evaluation's files", ["--data-dir", "model"]),
         (3, "no such directory", ["--data-dir", "nowhere"]),
         (2, "--only", ["--data-dir", "evaluation_data", "--only", "glue"]),
         (2, "--items", ["--data-dir", "evaluation_data", "--items", "0"]),

@@ -109,7 +109,7 @@ def test_mistakes_of_finetuning_end_with_their_codes(bertkit, tmp_path: Path, mo
     write_evaluation_data(tmp_path / "evaluation_data")
     for code, told, arguments in [
         (2, "did you mean multirc?", ["--finetune", "multirk"]),
-        (2, "--finetune goes with --sample full", ["--finetune", "rte", "--sample", "fast"]),
+        (2, "--finetune needs --sample full", ["--finetune", "rte", "--sample", "fast"]),
         (3, "no folder glue_filtered", ["--finetune", "rte"]),
     ]:
         command = ("eval", "babylm", "--model", "model", "--data-dir", "evaluation_data", "--only", "wug_adj")

@@ -147,7 +147,7 @@ def test_faulty_files_are_named_with_their_line(file: str, content: str, message
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds none of sts12"):
+    with pytest.raises(DataError, match="contains none of sts12"):
         find_sets(tmp_path, StsSettings())
     with pytest.raises(DataError, match="no file of sickr"):
         find_sets(tmp_path, StsSettings(only=["sickr"]))
@@ -207,7 +207,7 @@ def test_pairs_and_triplets(model: Path, tmp_path: Path, bertkit: Command) -> No
     assert (done.code, "anchor" in done.stderr) == (3, True)
     (tmp_path / "one.csv").write_text("sentence1,sentence2,label\na,b,1\n")
     done = bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "one.csv")
-    assert (done.code, "1 pairs of one label" in done.stderr) == (3, True)
+    assert (done.code, "1 pairs, all with the same label" in done.stderr) == (3, True)
     (tmp_path / "one.csv").write_text("sentence1,sentence2,label\na,b,2\n")
     done = bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "one.csv")
     assert (done.code, "'2', expected 0 or 1" in done.stderr) == (3, True)

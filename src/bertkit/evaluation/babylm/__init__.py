@@ -1,1 +1,1 @@
-"""The BabyLM challenge's evaluation: files, scores as the official pipeline counts them, and the leaderboard's file."""
+"""The evaluation of the BabyLM challenge: files, scores as in the official pipeline, and the leaderboard's file."""

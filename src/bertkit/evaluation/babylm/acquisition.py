@@ -1,14 +1,14 @@
-"""Age of acquisition: does a model learn words in the order in which children do?
+"""Age of acquisition: does a model learn words in the same order as children?
 
 Chang and Bergen 2022, TACL, doi:10.1162/tacl_a_00444: a word's surprisal in its contexts is measured with the models
-that a run has kept; a sigmoid in the logarithm of the words read is fitted to it, and the word counts as learnt where
-the sigmoid is halfway from a random guess to its least surprisal. Children's age is where a sigmoid through the shares
-of those who say the word (MacArthur-Bates inventories, Frank et al. 2017) reaches one half. The score is Pearson's
-correlation of the two over the words that have both.
+that a run has kept. A sigmoid in the logarithm of the words read is fitted to it, and the word counts as learned where
+the sigmoid is halfway from a random guess to its lowest surprisal. The children's age is where a sigmoid through the
+shares of children who say the word (MacArthur-Bates inventories, Frank et al. 2017) reaches one half. The score is
+Pearson's correlation of the two over the words that have both.
 
 github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/AoA_word and utils.py (AoAEvaluator) at commit 45fe2c1.
-There the random guess is log2(300,000), in bits, beside surprisals in nats. That score is given (`aoa`), and beside it
-one whose guess is the logarithm of the model's own vocabulary, in nats (`aoa_own_vocabulary`).
+There the random guess is log2(300,000), in bits, while surprisals are in nats. That score is reported as `aoa`;
+`aoa_own_vocabulary` uses the logarithm of the model's own vocabulary size, in nats, as the guess.
 
 Shapes: P points of a word's curve (contexts by checkpoints), A ages.
 """
@@ -49,26 +49,26 @@ Floats = NDArray[np.float64]
 CONTEXTS = "cdi_childes.json"
 CHILDREN = "cdi_human.csv"
 OFFICIAL_GUESS = math.log2(300_000)
-"""Taken for nats there."""
+"""Treated as nats there."""
 LEAST_WORDS = 3
-"""Fewer words with both ages have no correlation."""
+"""With fewer words that have both ages, there is no correlation."""
 _STEPS = 1000
-"""Evaluations of a fit at most."""
+"""Maximum number of function evaluations per fit."""
 
 
 @dataclass(frozen=True)
 class WordContexts:
-    """A word, and the texts that it comes behind."""
+    """A word, and the texts that precede it."""
 
     word: str
     contexts: tuple[str, ...]
 
 
 def read_contexts(path: Path) -> list[WordContexts]:
-    """The challenge's `cdi_childes.json`; words of one letter are left out, as officially.
+    """Read the challenge's `cdi_childes.json`; one-letter words are left out, as in the official code.
 
     Raises:
-        DataError: the file has another form, or no words.
+        DataError: the file has another format, or no words.
     """
     found = []
     for word, entries in read_json(path).items():
@@ -82,10 +82,10 @@ def read_contexts(path: Path) -> list[WordContexts]:
 
 
 def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
-    """Of each word of `cdi_human.csv` the ages in months and the shares of children who say it, (A,) each.
+    """Ages in months and shares of children who say the word, (A,) each, for each word of `cdi_human.csv`.
 
     Raises:
-        DataError: a column is missing, or a cell is no number.
+        DataError: a column is missing, or a cell is not a number.
     """
     rows = list(csv.DictReader(line for _, line in numbered_lines(path)))
     ages = [age for age in range(16, 31) if rows and str(age) in rows[0]]
@@ -96,7 +96,7 @@ def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
         try:
             share_A = np.array([float(row[str(age)]) if row[str(age)] else math.nan for age in ages])
         except (TypeError, ValueError):
-            raise DataError(f"{path}, line {line}: a share is no number") from None
+            raise DataError(f"{path}, line {line}: a share is not a number") from None
         known_A = np.isfinite(share_A)
         found.setdefault(row["word"], (np.array(ages, dtype=float)[known_A], share_A[known_A]))
     return found
@@ -105,12 +105,12 @@ def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
 def measure_surprisals(
     arguments: EvalArguments, words: Sequence[WordContexts], path: Path, settings: BabylmSettings, progress: Progress
 ) -> Evaluated:
-    """The surprisal of each word in each of its contexts, in nats, as a run of its own; a finished one is not repeated.
+    """The surprisal of each word in each of its contexts, in nats, as a separate run; a finished run is not repeated.
 
-    results.json has them under `surprisals`, by word.
+    results.json contains them under `surprisals`, by word.
 
     Raises:
-        DataError: the model cannot score text, or reads fewer tokens than a context has.
+        DataError: the model cannot score text, or a context is too long for it.
     """
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
@@ -148,9 +148,9 @@ def official_document(name: str, measured: Mapping[str, tuple[int, Evaluated]], 
     """The contents of AoA_word/surprisal.json.
 
     Args:
-        name: of the model.
-        measured: by the checkpoint's official name the words that it has read, and its surprisals.
-        words: with their contexts.
+        name: name of the model.
+        measured: words read and surprisals, by the checkpoint's official name.
+        words: the words, with their contexts.
     """
     rows = [
         {
@@ -178,12 +178,12 @@ def agreement(
     """Pearson's correlation of the models' and children's ages.
 
     Args:
-        surprisals: in nats, by the words read, by word.
+        surprisals: surprisals in nats, by words read, then by word.
         children: ages and shares by word.
         guess_nats: the surprisal of a random guess.
 
     Returns:
-        `{"value": correlation or None, "words": number with both ages}`; officially 0 where the value is None.
+        `{"value": correlation or None, "words": number with both ages}`; officially 0 if the value is None.
     """
     pairs = []
     for word in next(iter(surprisals.values())):
@@ -202,7 +202,7 @@ def agreement(
 
 
 def child_age(age_A: Floats, share_A: Floats) -> float | None:
-    """The age in months at which half of the children say the word, by a sigmoid; None where it never or always is."""
+    """The age in months at which half of the children say the word, by a sigmoid; None if there is no such age."""
     if len(age_A) < 3:
         return None
     low, high = float(age_A[0]), float(age_A[-1])
@@ -212,7 +212,7 @@ def child_age(age_A: Floats, share_A: Floats) -> float | None:
 
 
 def model_age(read_P: Floats, nats_P: Floats, guess_nats: float) -> float | None:
-    """The logarithm (base 10) of the words read at which surprisal is halfway from a guess to its least value."""
+    """The logarithm (base 10) of the words read at which surprisal is halfway from a guess to its lowest value."""
     if len(nats_P) < 3:
         return None
     least = float(nats_P.min())
@@ -226,15 +226,15 @@ def model_age(read_P: Floats, nats_P: Floats, guess_nats: float) -> float | None
 def _crossing(
     x_P: Floats, y_P: Floats, start: Sequence[float], level: float, bounds: Any = (-np.inf, np.inf)
 ) -> float | None:
-    """Where a sigmoid a / (1 + exp(-b (x - c))) + d through the points has this value; None where it has not, or there
-    are fewer points than it has parameters."""
+    """Where a sigmoid a / (1 + exp(-b (x - c))) + d fitted to the points has this value; None if nowhere, or if there
+    are fewer points than parameters."""
     if len(x_P) < len(start):
         return None
     with warnings.catch_warnings(), np.errstate(over="ignore"):
         warnings.simplefilter("ignore", OptimizeWarning)
         try:
             (a, b, c, d), _ = curve_fit(_sigmoid, x_P, y_P, p0=start, bounds=bounds, maxfev=_STEPS)
-        except (RuntimeError, ValueError):  # no fit within the steps, or none to these points
+        except (RuntimeError, ValueError):  # no fit within the maximum steps, or none for these points
             return None
     if a <= 0 or b <= 0 or not d < level < a + d:
         return None

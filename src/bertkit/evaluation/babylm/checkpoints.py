@@ -1,12 +1,12 @@
-"""What a model learnt when: the fast samples of the BabyLM evaluation, scored with each model that a run has kept.
+"""What a model has learned at which point: scores each model that a run has kept on BabyLM's fast samples.
 
 Charpentier et al. 2025, arXiv:2502.10645: models are scored after each million words up to ten, then after each ten
-million. A run keeps them by `engine.models_at_words` (pretraining/words.py). Sibling run.py scores one model; each is a
-run of its own here, so that a comparison that was stopped repeats nothing.
+million. `engine.models_at_words` (pretraining/words.py) keeps these models. Sibling run.py scores one model; here each
+model has its own run, so that a stopped comparison repeats nothing.
 
-github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py: what is handed in for a checkpoint are
-the shares of right answers in each subset, in the order of the checkpoints, and it looks for predictions in folders
-named `chck_1M`, `chck_2M`, ...
+github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py: submissions contain each checkpoint's
+share of correct answers in each subset, in the order of the checkpoints, and the script looks for predictions in
+folders named `chck_1M`, `chck_2M`, ...
 """
 
 from __future__ import annotations
@@ -45,44 +45,44 @@ from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 SUITE = "babylm-checkpoints"
 AOA = "aoa"
 OFFICIAL_MARKS = (*(million * 1_000_000 for million in range(1, 11)), *(ten * 10_000_000 for ten in range(2, 11)))
-"""Words of the checkpoints that the leaderboard takes of strict-small."""
+"""Words read at the checkpoints that the leaderboard accepts for strict-small."""
 
 
 def kept_models(run: str) -> dict[int, Path]:
-    """The models that a run has kept, by the words read, ascending.
+    """The models that a run has kept, by words read, in ascending order.
 
     Raises:
-        UsageError: it is no run directory.
+        UsageError: it is not a run directory.
         DataError: it has kept none.
     """
     path = Path(run)
     if not (path / RECORD).is_file():
-        raise UsageError(f"--checkpoints: {run} is no run directory; give the run of `bertkit pretrain`")
+        raise UsageError(f"--checkpoints: {run} is not a run directory; give the run of `bertkit pretrain`")
     folders = sorted(path.joinpath(MODELS).glob("*/config.json"))
     found = {words: each.parent for each in folders if (words := words_of_mark(each.parent.name)) is not None}
     if not found:
         remedy = "train with --set engine.models_at_words=[1000000, 2000000]"
-        raise DataError(f"{path / MODELS}: the run has kept no models at words that it read; {remedy}")
+        raise DataError(f"{path / MODELS}: the run has kept no models at given numbers of words; {remedy}")
     return dict(sorted(found.items()))
 
 
 def evaluate_checkpoints(
     arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
 ) -> Evaluated:
-    """Score each model that the run has kept, and write what the leaderboard takes of checkpoints.
+    """Score each model that the run has kept, and write what the leaderboard accepts for checkpoints.
 
     Args:
         arguments: the run, and where to compute and write.
         data: the challenge's `evaluation_data`, or a folder with its fast parts.
-        settings: which parts, and how they are scored; the sample has to be the fast one.
+        settings: which parts to score, and how; the sample has to be the fast one.
         progress: the display.
 
     Raises:
-        UsageError: the model is no run, or the sample is the full one.
-        DataError: the run has kept no models; or as of `evaluate_babylm`.
+        UsageError: the model is not a run, or the sample is the full one.
+        DataError: the run has kept no models; or as for `evaluate_babylm`.
     """
     if settings.sample != "fast":
-        raise UsageError("--checkpoints goes with --sample fast, as officially; the full sets are for the last model")
+        raise UsageError("--checkpoints needs --sample fast, as officially; the full sets are for the final model")
     models = kept_models(arguments.model)
     scored = {
         words: evaluate_babylm(
@@ -120,19 +120,19 @@ def evaluate_checkpoints(
 
 
 def find_acquisition(data: Path | None) -> Path | None:
-    """The folder with words in context and children's shares; None where it is not there."""
+    """The folder with words in context and children's shares; None if it does not exist."""
     found = [] if data is None else [place / AOA for place in places_of(data)]
     return next((each for each in found if (each / CONTEXTS).is_file() and (each / CHILDREN).is_file()), None)
 
 
 @dataclass(frozen=True)
 class Ages:
-    """What came of the age of acquisition.
+    """The results of the age of acquisition.
 
     Attributes:
-        measured: surprisals by the words read.
+        measured: surprisals by words read.
         figures: the correlations with children's ages.
-        document: what the leaderboard takes.
+        document: the leaderboard's document.
     """
 
     measured: dict[int, Evaluated]
@@ -161,7 +161,7 @@ def _acquisition(
 
 
 def _revision(words: int) -> str:
-    """What the official scripts call a checkpoint."""
+    """The name of a checkpoint in the official scripts."""
     return f"chck_{mark_name(words)}"
 
 
@@ -180,7 +180,7 @@ def _identity(arguments: EvalArguments, settings: BabylmSettings, scored: Sequen
 
 
 def official_shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Of each task what the leaderboard takes of a checkpoint: shares by subset, correlations, gains."""
+    """What the leaderboard accepts for a checkpoint, by task: shares by subset, correlations, gains."""
     found: dict[str, dict[str, float | None]] = {}
     for task, metrics in results["tasks"].items():
         if "accuracy" in metrics:
@@ -195,7 +195,7 @@ def official_shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | N
 def _write_submission(
     run: Path, name: str, scored: Mapping[int, Evaluated], ages: Ages | None
 ) -> dict[str, Any] | None:
-    """Predictions by checkpoint and the document of their shares; None where no official backend scores so."""
+    """Write predictions by checkpoint and the document of their shares; None if no official backend scores this way."""
     first = next(iter(scored.values())).results
     backend = BACKENDS.get(first["protocol"]["rule"])
     if backend is None:

@@ -1,10 +1,10 @@
-"""Choices: texts of which a model should find the first the most probable, and how right answers are counted.
+"""Choices: texts of which the first should be the most probable, and how correct answers are counted.
 
-The official pipeline (github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/sentence_zero_shot) puts the right
-text first in every task and takes the first maximum, so that a tie counts as right: a model that gives all texts one
-score gets 100%. Here the same answers are counted three ways; what differs is the ties alone.
+The official pipeline (github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/sentence_zero_shot) puts the
+correct text first in every task and takes the first maximum. A tie therefore counts as correct: a model that gives all
+texts the same score gets 100%. Here the same answers are counted in three ways, which differ only in the ties.
 
-Shapes: none; an item has two texts or more.
+No shapes; an item has two or more texts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bertkit.progress import Progress
 from bertkit.training.engine import Engine
 
 COUNTS = ("accuracy", "accuracy_ties_shared", "accuracy_ties_wrong")
-"""Ways to count: ties as right (official); 1/m where m texts tie for the first place, the right one among them; ties
-as wrong."""
+"""Ways to count: ties as correct (official); 1/m if m texts, including the correct one, tie for first place; ties as
+wrong."""
 
 Z = 1.959963984540054
 """The normal quantile of a 95% interval."""
@@ -33,14 +33,14 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class BabylmItem:
-    """An item: its texts, the right one first.
+    """An item: its texts, the correct one first.
 
     Attributes:
-        subset: what it is counted under (the official UID).
+        subset: the subset it belongs to (the official UID).
         texts: to choose from.
-        starts: of each text the character at which the scored part begins; what is before it is context.
-        answers: what the leaderboard's file calls each text.
-        human: the share of people who preferred the first text; None where that is not asked.
+        starts: for each text, the character at which the scored part begins; everything before it is context.
+        answers: names of the texts in the leaderboard's file.
+        human: share of people who preferred the first text; None if not available.
     """
 
     subset: str
@@ -51,7 +51,7 @@ class BabylmItem:
 
     @classmethod
     def whole(cls, subset: str, texts: Sequence[str], human: float | None = None) -> BabylmItem:
-        """Texts that are scored from their beginning."""
+        """An item whose texts are scored from the beginning."""
         return cls(subset, tuple(texts), (0,) * len(texts), tuple(texts), human)
 
 
@@ -69,30 +69,30 @@ class AnsweredItem:
 
     @property
     def tied(self) -> int:
-        """How many texts are the most probable; 1 without a tie."""
+        """Number of texts that share the highest probability; 1 without a tie."""
         return self.log_p.count(max(self.log_p))
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether the decision could come out otherwise on another machine, by its rounding."""
+        """Whether rounding could change the decision on another machine."""
         best, second = sorted(self.log_p, reverse=True)[:2]
         return 0 < best - second < NEAR_TIE
 
     def credit(self) -> tuple[float, float, float]:
-        """What it adds under each of COUNTS."""
+        """The credit under each of COUNTS."""
         right = self.chosen == 0
         return float(right), right / self.tied, float(right and self.tied == 1)
 
 
 @dataclass(frozen=True)
 class SubsetScore:
-    """How the items of one subset were answered.
+    """The scores of one subset.
 
     Attributes:
-        items: their number.
+        items: number of items.
         shares: the accuracy under each of COUNTS.
-        ties: items whose right text is among several that are the most probable.
-        near_ties: decided items that rounding could decide otherwise.
+        ties: items whose correct text ties with others for the highest probability.
+        near_ties: decided items that rounding could decide differently.
     """
 
     items: int
@@ -109,7 +109,7 @@ class SubsetScore:
 
 
 def by_subset(answered: Iterable[AnsweredItem]) -> dict[str, list[AnsweredItem]]:
-    """The items of each subset, in the order in which they come."""
+    """The items of each subset, in order of occurrence."""
     found: dict[str, list[AnsweredItem]] = {}
     for each in answered:
         found.setdefault(each.choice.subset, []).append(each)
@@ -121,8 +121,8 @@ def weights_of(subsets: Iterable[str], groups: Sequence[str] = ()) -> dict[str, 
 
     Args:
         subsets: their names.
-        groups: beginnings of names; the mean is taken within each group and then over the groups that there are. All
-            subsets weigh the same where there are none.
+        groups: prefixes of names; the mean is taken within each group and then over the existing groups. Without
+            groups, all subsets have the same weight.
     """
     names = list(subsets)
     group_of = {name: next((group for group in groups if name.startswith(group)), "") for name in names}
@@ -133,8 +133,8 @@ def weights_of(subsets: Iterable[str], groups: Sequence[str] = ()) -> dict[str, 
 def accuracy(subsets: Mapping[str, SubsetScore], weights: Mapping[str, float], count: str) -> tuple[float, list[float]]:
     """The task's accuracy and its 95% interval.
 
-    The interval is that of a weighted mean of independent shares (normal approximation): the items of a subset are a
-    sample of those that could be written, the subsets are given.
+    The interval is that of a weighted mean of independent shares (normal approximation): the items of a subset are
+    treated as a sample, the subsets as fixed.
     """
     mean = math.fsum(weights[name] * subset.shares[count] for name, subset in subsets.items())
     variance = math.fsum(
@@ -146,7 +146,7 @@ def accuracy(subsets: Mapping[str, SubsetScore], weights: Mapping[str, float], c
 
 
 def drawn(choices: Sequence[BabylmItem], count: int | None, seed: int) -> list[BabylmItem]:
-    """At most `count` items of each subset, drawn at random, in the file's order; more items are these and others."""
+    """At most `count` items of each subset, drawn at random, in the file's order; a larger count adds to these."""
     if count is None:
         return list(choices)
     places: dict[str, list[int]] = {}
@@ -165,7 +165,7 @@ def answer(
     """Score all texts of all items.
 
     Raises:
-        DataError: the model cannot score text, or reads fewer tokens than a text has.
+        DataError: the model cannot score text, or a text is too long for it.
     """
     scores = iter(
         score_texts(

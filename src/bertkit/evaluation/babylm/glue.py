@@ -1,11 +1,11 @@
 """The fine-tuned part of the BabyLM evaluation: seven (Super)GLUE tasks, through the suites of `bertkit eval`.
 
 github.com/babylm-org/babylm-eval, strict/scripts/eval_finetuning.sh at commit 45fe2c1: AdamW at 3e-5 with a warm-up of
-6% and a cosine to a tenth, batches of 32 (16 of BoolQ and MultiRC), ten epochs (30 of WSC), 512 tokens, seed 42. The
-epoch that is best on dev is kept, and dev is what is scored: a score that is somewhat too high, beside which that of
-the last epoch is given. The tasks, their files and these settings are entries of tasks/catalogue.yaml.
+6% and cosine decay to a tenth, batches of 32 (16 for BoolQ and MultiRC), ten epochs (30 for WSC), 512 tokens, seed 42.
+The best epoch on dev is kept and scored on dev. This score is somewhat too high, so that of the last epoch is also
+reported. The tasks, their files and these settings are entries of tasks/catalogue.yaml.
 
-Here the head is the family's own; there it is two layers behind the first token with a norm before each.
+Here the head is the family's own; the official head has two layers on the first token, with a norm before each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDER = "glue_filtered"
 SEED = 42
 ALL = "all"
 SIZES = {"boolq": 1_635, "mnli": 4_908, "mrpc": 204, "multirc": 2_424, "qqp": 20_215, "rte": 139, "wsc": 52}
-"""Items of dev; the leaderboard refuses other numbers."""
+"""Number of dev items; the leaderboard rejects other numbers."""
 OFFICIAL: Mapping[str, Any] = {
     "optimisation.optimizer": {
         "name": "adamw",
@@ -45,20 +45,19 @@ OFFICIAL: Mapping[str, Any] = {
     "optimisation.schedule": {"name": "cosine", "floor": 0.1},
     "optimisation.select": "best",
 }
-"""What is the same for all tasks; the rest are the tasks' own settings."""
+"""Settings common to all tasks; the others are the tasks' own."""
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What came of the tasks.
+    """The results of the tasks.
 
     Attributes:
-        tasks: metrics by official name, of the best epoch; with `NAME_last_epoch` of the last one.
-        predictions: as the leaderboard takes them, by official name.
-        left_out: why tasks have none, by official name.
-        average: the mean over the tasks, of F1 for MRPC and QQP and of accuracy for the others; None unless all are
-            there.
-        run: the directory that holds it all.
+        tasks: metrics of the best epoch by official name; of the last epoch under `NAME_last_epoch`.
+        predictions: predictions for the leaderboard, by official name.
+        left_out: why tasks have no score, by official name.
+        average: the mean over the tasks, of F1 for MRPC and QQP and of accuracy for the others; None if any is missing.
+        run: the directory that contains everything.
     """
 
     tasks: dict[str, dict[str, dict[str, Any]]]
@@ -69,10 +68,10 @@ class Finetuned:
 
 
 def glue_names(wanted: Sequence[str]) -> list[str]:
-    """The official names of the tasks, in their order.
+    """The official names of the tasks, in the official order.
 
     Raises:
-        UsageError: one is no task of the subset.
+        UsageError: a name is not a task of the subset.
     """
     for name in wanted:
         if name not in (*TEXTS, ALL):
@@ -85,18 +84,18 @@ def glue_names(wanted: Sequence[str]) -> list[str]:
 def finetune_glue(
     arguments: EvalArguments, data: Path | None, wanted: Sequence[str], steps: int | None, progress: Progress
 ) -> Finetuned:
-    """Fine-tune and score; what is finished is not repeated, and a stopped task continues where it stopped.
+    """Fine-tune and score; finished tasks are not repeated, and a stopped task continues where it stopped.
 
     Args:
         arguments: the model, and where to compute and write.
         data: the challenge's `evaluation_data`, or a folder with its part `glue_filtered`.
-        wanted: official names, or `all`: then those without files are left out.
-        steps: of each task at most.
+        wanted: official names, or `all`, which leaves out tasks without files.
+        steps: maximum number of steps per task.
         progress: the display.
 
     Raises:
-        DataError: a task that was named has no files, or they are faulty.
-        UsageError: one is no task of the subset.
+        DataError: a named task has no files, or they are invalid.
+        UsageError: a name is not a task of the subset.
     """
     names = glue_names(wanted)
     places = [] if data is None else places_of(data)
@@ -140,5 +139,5 @@ def finetune_glue(
 
 
 def wrong_sizes(predictions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Tasks of the subset that lack, or of which the leaderboard takes another number of items."""
+    """Tasks of the subset that are missing, or whose number of items the leaderboard rejects."""
     return [name for name, size in SIZES.items() if len(predictions.get(name, {}).get("predictions", ())) != size]

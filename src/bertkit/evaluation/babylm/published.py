@@ -1,8 +1,8 @@
-"""Published scores of the challenge's own baselines, to set beside a model's.
+"""Published scores of the challenge's baselines, for comparison with a model's.
 
 github.com/babylm-org/babylm-eval, strict/README.md and README.md, read at commit 45fe2c11: models trained on the
-official ten million words (strict-small), scored by the official pipeline on the full sets. In percent there. The rows
-of 2025 are commented out in the first of the two pages, and have no GLUE.
+official ten million words (strict-small), scored by the official pipeline on the full sets, in percent. The rows of
+2025 are commented out on the first of the two pages, and have no GLUE.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BASELINES: tuple[dict[str, Any], ...] = tuple(
     }
     for model, backend, values in _ROWS
 )
-"""By row: figures as fractions."""
+"""Scores as fractions, by row."""
 
 ALIKE = {"mlm": ("mlm", "mntp"), "mntp": ("mlm", "mntp"), "causal": ("causal",)}
-"""By official backend those whose baselines stand beside a model: the page has masked models of both kinds in one
+"""For each official backend, the backends whose baselines are shown: the page has masked models of both kinds in one
 table."""

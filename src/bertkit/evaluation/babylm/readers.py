@@ -1,7 +1,7 @@
-"""The files of the BabyLM evaluation whose items are choices, in the shape in which the challenge gives them out.
+"""Readers of the BabyLM evaluation's files with choices, in the format that the challenge distributes.
 
 github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/sentence_zero_shot/read_files.py: which parts of a record
-are joined, where the scored part begins, and under which name (UID) it is counted. Reading times are in reading.py.
+are joined, where the scored part begins, and to which subset (UID) it belongs. Reading times are in reading.py.
 
 Sources: BLiMP, Warstadt et al. 2020, arXiv:1912.00582; its supplement, Warstadt et al. 2023, BabyLM findings; EWoK,
 Ivanova et al. 2024, arXiv:2405.09605; entity tracking, Kim and Schuster 2023, ACL; COMPS, Misra et al. 2023, EACL;
@@ -26,14 +26,14 @@ COMPS_SUBSETS = {
     "comps_wugs_dist-before": "wugs_dist_before",
     "comps_wugs_dist-in-between": "wugs_dist_in_between",
 }
-"""What the four files of COMPS are counted under."""
+"""The subset of each of the four COMPS files."""
 
 
 def files_of(path: Path) -> list[Path]:
     """The file itself, or the `.jsonl` files of a directory, sorted by name.
 
     Raises:
-        DataError: there is none.
+        DataError: there are none.
     """
     files = [path] if path.is_file() else sorted(path.glob("*.jsonl"))
     if not files:
@@ -47,7 +47,7 @@ def read_pairs(path: Path) -> list[BabylmItem]:
 
 
 def read_ewok(path: Path) -> list[BabylmItem]:
-    """EWoK: one context with the target that fits it and one that does not; the target is scored, with its space."""
+    """EWoK: a context with a target that fits it and one that does not; the target is scored, including its space."""
     choices = []
     for where, record in _records(path):
         context, domain = _text(record, "Context1", where), _text(record, "Domain", where)
@@ -57,14 +57,14 @@ def read_ewok(path: Path) -> list[BabylmItem]:
 
 
 def read_entity_tracking(path: Path) -> list[BabylmItem]:
-    """What a box contains after some operations: five endings, of which the first is right."""
+    """Entity tracking: what a box contains after some operations; five endings, of which the first is correct."""
     choices = []
     for file in files_of(path):
         for where, record in _records(file):
             prefix, operations = _text(record, "input_prefix", where), field(record, "numops", where)
             options = list_in(field(record, "options", where), f"{where}: options")
             if len(options) < 2 or not all(isinstance(option, str) and option for option in options):
-                raise DataError(f"{where}: options holds {len(options)} endings; expected at least two texts")
+                raise DataError(f"{where}: options contains {len(options)} endings; expected at least two texts")
             subset = f"{file.stem}_{operations}_ops"
             texts = tuple(prefix + option for option in options)
             choices.append(BabylmItem(subset, texts, (len(prefix),) * len(options), tuple(options)))
@@ -72,7 +72,7 @@ def read_entity_tracking(path: Path) -> list[BabylmItem]:
 
 
 def read_comps(path: Path) -> list[BabylmItem]:
-    """COMPS: a property behind two subjects, of which the first has it; the property alone is scored."""
+    """COMPS: a property after two subjects, of which the first has it; only the property is scored."""
     choices = []
     for file in files_of(path):
         subset = COMPS_SUBSETS.get(file.stem, file.stem)
@@ -99,7 +99,7 @@ def _read_wug(path: Path, subset: str) -> list[BabylmItem]:
     for where, record in _records(path):
         texts, ratio = _text(record, "sentences", where).split("\t"), field(record, "ratio", where)
         if len(texts) < 2 or not all(texts):
-            raise DataError(f"{where}: sentences holds {len(texts)} texts between tabs; expected at least two")
+            raise DataError(f"{where}: sentences contains {len(texts)} texts separated by tabs; expected at least two")
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio):
             raise DataError(f"{where}: ratio is {ratio!r}; expected a number")
         choices.append(BabylmItem.whole(subset, texts, float(ratio)))
@@ -107,7 +107,7 @@ def _read_wug(path: Path, subset: str) -> list[BabylmItem]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file or of all files of a directory, each with its place for messages."""
+    """The records of a file or of all files of a directory, each with its position for messages."""
     for file in files_of(path):
         for line, record in json_rows(file):
             yield f"{file}, line {line}", record

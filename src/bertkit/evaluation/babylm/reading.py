@@ -1,14 +1,14 @@
-"""Reading times: how much of what they vary is explained by a model's surprisal at the word.
+"""Reading times: how much of their variance a model's surprisal explains.
 
 De Varda et al. 2023, Behavior Research Methods (205 English sentences with eye tracking and self-paced reading), as
-scored by github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/reading: a linear model of the reading time
-from frequency, length and position of the word and their products, without and with the surprisal. The score is the
-gain in R2 over the greatest gain possible, which equals the squared partial correlation of time and surprisal. Eye
-tracking is the mean over four times; self-paced reading has the word before it among the predictors too.
+scored by github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/reading: a linear model of the reading time with
+frequency, length and position of the word and their products as predictors, without and with the surprisal. The score
+is the gain in R2 divided by the largest possible gain, which equals the squared partial correlation of time and
+surprisal. Eye tracking is the mean over four times; self-paced reading also has the previous word among the predictors.
 
-A masked model reads the text so far with three [MASK] behind it and predicts the first (Samuel 2024, arXiv:2406.04823).
-The surprisal of a word of several tokens is summed as there: each token is written out as text, appended without a
-blank, and the text tokenised anew. A word is therefore never seen with the blank in front of it.
+A masked model reads the text so far followed by three [MASK] and predicts the first (Samuel 2024, arXiv:2406.04823).
+The surprisal of a word of several tokens is summed as in that code: each token is converted to text, appended without a
+blank, and the text is tokenised again. A word is therefore never read with the blank before it.
 
 Shapes: N words, K columns of a linear model, R resamples.
 """
@@ -49,9 +49,9 @@ class ReadingWords:
     """The words of the file.
 
     Attributes:
-        word: of each row the text before the word, and the word.
-        previous: the same of the word before it; None where the file has none.
-        columns: times and predictors by name, (N,), NaN where a cell is empty.
+        word: for each row, the text before the word, and the word.
+        previous: the same for the previous word; None if the file has none.
+        columns: times and predictors by name, (N,), NaN if a cell is empty.
     """
 
     word: list[tuple[str, str]]
@@ -61,7 +61,7 @@ class ReadingWords:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One token that is predicted: what the model reads, where, and which id."""
+    """One token to predict: the model's input, the position, and the target id."""
 
     ids: tuple[int, ...]
     position: int
@@ -69,10 +69,10 @@ class _Step:
 
 
 def read_reading(path: Path) -> ReadingWords:
-    """The challenge's `reading_data.csv`, plain or compressed.
+    """Read the challenge's `reading_data.csv`, plain or compressed.
 
     Raises:
-        DataError: a column is missing, a cell is no number, or there are no rows.
+        DataError: a column is missing, a cell is not a number, or there are no rows.
     """
     rows = list(csv.DictReader(line for _, line in numbered_lines(path)))
     missing = [name for name in (*_TEXTS, *_NUMBERS) if not rows or name not in rows[0]]
@@ -84,8 +84,8 @@ def read_reading(path: Path) -> ReadingWords:
     columns = {
         name: np.array([_number(row[name], name, path, n) for n, row in enumerate(rows, 2)]) for name in _NUMBERS
     }
-    # The one text that is "None" was lost where the file was made: pandas reads it as a missing value. The official
-    # code puts it back.
+    # The one text "None" was lost when the file was created: pandas reads it as a missing value. The official
+    # code restores it.
     word = [(row["item"] or "None", row["word"]) for row in rows]
     previous = [(row["prev_item"], row["prev_word"]) if row["prev_item"] else None for row in rows]
     return ReadingWords(word, previous, columns)
@@ -94,10 +94,10 @@ def read_reading(path: Path) -> ReadingWords:
 def surprisals(
     loaded: LoadedModel, words: ReadingWords, rule: str, engine: Engine, progress: Progress
 ) -> tuple[Floats, Floats]:
-    """Surprisal in nats of each word, and of the one before it (NaN where there is none), (N,) each.
+    """Surprisal in nats of each word, and of the previous word (NaN if there is none), (N,) each.
 
     Raises:
-        DataError: the model has no distribution over words, or reads fewer tokens than a text has.
+        DataError: the model has no distribution over words, or a text is too long for it.
     """
     kind = SCORING_RULES[rule]
     check_distribution(kind, source=loaded.name)
@@ -107,8 +107,8 @@ def surprisals(
     longest = max(len(step.ids) for steps in steps_of.values() for step in steps)
     if longest > loaded.model.encoder.max_tokens:
         raise DataError(
-            f"{loaded.name}: reads at most {loaded.model.encoder.max_tokens} tokens, a text of the reading times has"
-            f" {longest} with what is around it"
+            f"{loaded.name}: reads at most {loaded.model.encoder.max_tokens} tokens, but a text of the reading times"
+            f" has {longest}, including special tokens"
         )
     predict = scoring.predictor(loaded.model, device=engine.device)
     assert isinstance(predict, TokenPredictor)
@@ -121,7 +121,7 @@ def surprisals(
 def reading_gains(words: ReadingWords, surprisal_N: Floats, previous_N: Floats, seed: int) -> dict[str, list[float]]:
     """The two scores with their 95% intervals: `{"eye_tracking": [score, low, high], "self_paced_reading": ...}`.
 
-    Shares, not percent. Intervals are percentiles over resamples of the words, the same words for all times.
+    Fractions, not percent. Intervals are percentiles over resamples of the words, the same words for all times.
     """
     columns = words.columns
     base_N3 = np.stack([columns[name] for name in PREDICTORS], axis=1)
@@ -138,13 +138,13 @@ def reading_gains(words: ReadingWords, surprisal_N: Floats, previous_N: Floats, 
 def partial_r2(time_N: Floats, predictors_NK: Floats, surprisal_N: Floats, count_RN: NDArray[np.int64]) -> Floats:
     """(R2 with - R2 without) / (1 - R2 without) of least squares, (1 + R,): on all rows, then on each resample.
 
-    The columns are those of `time ~ (a + b + c)**2` and an intercept; rows with an empty cell are left out. It is the
-    squared correlation of what is left of time and of surprisal when each is regressed on the columns.
+    The columns are those of `time ~ (a + b + c)**2` and an intercept; rows with an empty cell are left out. The result
+    is the squared correlation of the residuals of time and surprisal after regression on the columns.
     """
     known_N = np.isfinite(np.column_stack([time_N, predictors_NK, surprisal_N])).all(axis=1)
     products = [predictors_NK[:, i] * predictors_NK[:, j] for i, j in combinations(range(predictors_NK.shape[1]), 2)]
     whole_NK = np.column_stack([predictors_NK, *products, surprisal_N, time_N])[known_N]
-    # An orthonormal basis of all but the last two changes neither score, and makes G well conditioned.
+    # An orthonormal basis of all columns but the last two leaves the scores unchanged and makes G well conditioned.
     spread_K = whole_NK.std(axis=0)
     scaled_NK = (whole_NK - whole_NK.mean(axis=0)) / np.where(spread_K > 0, spread_K, 1)
     basis_NK = np.linalg.qr(np.column_stack([np.ones(len(scaled_NK)), scaled_NK[:, :-2]]))[0]
@@ -154,12 +154,12 @@ def partial_r2(time_N: Floats, predictors_NK: Floats, surprisal_N: Floats, count
     weight_RN = np.concatenate([np.ones((1, len(column_NK))), count_RN[:, known_N]])
     product_RKK = (weight_RN @ pairs_NP).reshape(-1, size, size)
     across_RK2 = product_RKK[:, :-2, -2:]
-    # What surprisal and time vary and covary beyond the predictors, (R, 2, 2).
+    # Residual variances and covariance of surprisal and time given the predictors, (R, 2, 2).
     rest_R22 = product_RKK[:, -2:, -2:] - across_RK2.transpose(0, 2, 1) @ (
         np.linalg.pinv(product_RKK[:, :-2, :-2], hermitian=True) @ across_RK2
     )
     greatest_R = rest_R22[:, 0, 0] * rest_R22[:, 1, 1]
-    # A surprisal that the predictors determine explains nothing more.
+    # A surprisal that is determined by the predictors explains nothing more.
     defined_R = rest_R22[:, 0, 0] > 1e-9 * product_RKK[:, -2, -2]
     found_R: Floats = np.where(defined_R, rest_R22[:, 0, 1] ** 2 / np.where(defined_R, greatest_R, 1), 0.0)
     return found_R
@@ -171,7 +171,7 @@ def _interval(value_R: Floats) -> list[float]:
 
 
 def _steps(tokenizer: Tokenizer, scoring: ScoringRule, context: str, word: str) -> Iterator[_Step]:
-    """The predictions whose log-probabilities add up to the word's."""
+    """The predictions whose log-probabilities sum to the word's."""
     text = context
     for number, piece in enumerate(tokenizer.encode_batch([word])[0]):
         written = tokenizer.decode([piece])

@@ -1,9 +1,9 @@
-"""`bertkit eval babylm`: every task of the BabyLM evaluation whose files are there, in one run.
+"""`bertkit eval babylm`: every task of the BabyLM evaluation whose files are available, in one run.
 
-The challenge: Charpentier et al. 2025, arXiv:2502.10645. Scores are counted as the official pipeline counts them
-(github.com/babylm-org/babylm-eval, strict/) and beside it with ties made harmless; all in single precision. How a text
-is scored is in models/scoring_rules.py; a further way of scoring, such as that of a masked diffusion model, is a
-rule there, and its official name an entry of submission.BACKENDS.
+The challenge: Charpentier et al. 2025, arXiv:2502.10645. Scores are counted as in the official pipeline
+(github.com/babylm-org/babylm-eval, strict/), and also with ties made harmless; all in single precision.
+models/scoring_rules.py scores texts. To add another way of scoring, such as that of a masked diffusion model, add a
+rule there, and its official name to submission.BACKENDS.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ log = logging.getLogger(__name__)
 
 SUITE = "babylm"
 AVERAGED = ("blimp", "blimp_supplement", "ewok", "entity_tracking", "comps")
-"""The tasks whose accuracies are averaged."""
+"""The tasks over whose accuracies the average is taken."""
 
 
 @dataclass
 class BabylmScores:
-    """What is found task by task.
+    """The results by task.
 
     Attributes:
         tasks: metrics of the contract, each with its interval.
-        subsets: of each task, how the items of each subset were answered.
-        items: of each task, how many were scored.
-        parts: predictions as the leaderboard takes them.
-        left_out: why the other tasks have no score.
-        finetuned: the part that is fine-tuned, where it was wanted.
+        subsets: scores of each task's subsets.
+        items: number of scored items of each task.
+        parts: predictions for the leaderboard.
+        left_out: why other tasks have no score.
+        finetuned: the fine-tuned part, if requested.
     """
 
     tasks: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -91,21 +91,21 @@ class BabylmScores:
 def evaluate_babylm(
     arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
 ) -> Evaluated:
-    """Score what is there and write the run: results.json, subsets.csv, predictions/TASK.jsonl and submission/.
+    """Score the available parts and write the run: results.json, subsets.csv, predictions/TASK.jsonl and submission/.
 
     Args:
         arguments: the model, and where to compute and write.
         data: the challenge's `evaluation_data`, or a folder with its parts.
-        settings: which parts, and how they are scored.
+        settings: which parts to score, and how.
         progress: the display.
 
     Raises:
-        DataError: no data, faulty ones, or a model that cannot score text.
+        DataError: no data, invalid data, or a model that cannot score text.
         UsageError: the rule does not fit the model, or the run directory is taken.
     """
     glue_names(settings.finetune)
     if settings.finetune and settings.sample != "full":
-        raise UsageError("--finetune goes with --sample full: checkpoints are not fine-tuned; leave one of them out")
+        raise UsageError("--finetune needs --sample full: checkpoints are not fine-tuned; leave one of them out")
     found, left_out = find_tasks(data, settings.sample, settings.only)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
@@ -114,7 +114,7 @@ def evaluate_babylm(
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
     if (done := finished_measurement(identity, arguments)) is not None:
         return Evaluated(done, done.results or {})
-    # The longest part, which continues where it was stopped, goes first.
+    # The longest part goes first; it continues where it was stopped.
     finetuned = None
     if settings.finetune:
         finetuned = finetune_glue(arguments, data, settings.finetune, settings.finetune_steps, progress)
@@ -142,7 +142,7 @@ def _measure(
     measured: BabylmScores,
     progress: Progress,
 ) -> None:
-    """Score one task; it is left out with its reason where the model cannot read its texts."""
+    """Score one task; it is left out, with the reason, if the model cannot read its texts."""
     if task.read is None:
         words = read_reading(path)
         try:
@@ -172,16 +172,16 @@ def _measure(
 
 
 def accuracies(task: BabylmTask, subsets: Mapping[str, SubsetScore]) -> dict[str, dict[str, Any]]:
-    """A task's accuracy under each way to count ties."""
+    """A task's accuracy under each way of counting ties."""
     weights = weights_of(subsets, task.groups)
     found = {count: accuracy(subsets, weights, count) for count in COUNTS}
     return {count: measured_once(value) | {"interval": interval} for count, (value, interval) in found.items()}
 
 
 def correlations(answered: Sequence[AnsweredItem], seed: int) -> dict[str, dict[str, Any]]:
-    """Spearman's rho of the model's and people's shares for the first text; undefined where either is constant.
+    """Spearman's rho of the model's and people's shares for the first text; undefined if either is constant.
 
-    `spearman` ranks the shares in single precision as the official code does, where many round to 0 or 1 and tie;
+    `spearman` ranks the shares in single precision like the official code, so many round to 0 or 1 and tie;
     `spearman_unrounded` ranks their logits, in double precision.
     """
     human = [math.nan if each.choice.human is None else each.choice.human for each in answered]
@@ -204,7 +204,7 @@ def _logit(answered: AnsweredItem) -> float:
 
 
 def rule_warning(loaded: LoadedModel, rule: type[ScoringRule]) -> str | None:
-    """That the model was not trained for this rule, as far as its config.json and its head tell; None where it was."""
+    """A warning if, by its config.json and its head, the model was not trained for this rule; else None."""
     trained = loaded.model.extras.get(SCORING_RULE)
     usual = choose_rule(loaded.model, None, source=loaded.name).name
     masked = {"original", "within_word_l2r"}
@@ -220,7 +220,7 @@ def rule_warning(loaded: LoadedModel, rule: type[ScoringRule]) -> str | None:
 
 
 def average_of(values: Mapping[str, float]) -> dict[str, Any]:
-    """The mean accuracy over those tasks of AVERAGED that there are, with the names of the others."""
+    """The mean accuracy over the available tasks of AVERAGED, with the names of the missing ones."""
     over = [name for name in AVERAGED if name in values]
     return {
         "value": math.fsum(values[name] for name in over) / len(over) if over else None,
@@ -233,7 +233,7 @@ def average_of(values: Mapping[str, float]) -> dict[str, Any]:
 def _results(
     run: RunDirectory, loaded: LoadedModel, rule: type[ScoringRule], settings: BabylmSettings, measured: BabylmScores
 ) -> dict[str, Any]:
-    """The contents of results.json; writes subsets.csv and the submission on the way."""
+    """The contents of results.json; also writes subsets.csv and the submission."""
     rows = [
         (task, name, subset.items, *(subset.shares[count] for count in COUNTS), subset.ties, subset.near_ties)
         for task, own in measured.subsets.items()
@@ -277,7 +277,7 @@ def _results(
 
 
 def _not_scored(measured: BabylmScores, settings: BabylmSettings) -> dict[str, str]:
-    """Why parts of the official score are missing that no model alone has."""
+    """Why parts of the official score are missing that scoring a single model does not give."""
     if measured.finetuned is not None:
         return {**measured.finetuned.left_out, "aoa": NOT_SCORED["aoa"]}
     return {} if settings.only else NOT_SCORED
@@ -315,7 +315,7 @@ def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, An
 
 
 def _write_predictions(run: RunDirectory, task: str, answered: Sequence[AnsweredItem]) -> None:
-    """One line an item: the scores of its texts, and the number of the one that is chosen."""
+    """Write one line per item: the scores of its texts, and the number of the chosen one."""
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)
     counts: dict[str, int] = {}

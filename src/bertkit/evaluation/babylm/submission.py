@@ -1,8 +1,8 @@
-"""The files that the BabyLM leaderboard takes: one predictions.json a task, and all of them in one document.
+"""The files for the BabyLM leaderboard: one predictions.json per task, and all of them in one document.
 
 github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py: a list of `{"id", "pred"}` under
 `predictions` of each subset of each task, with the probability of the first text for the WUG tasks. The folders are
-those that it reads, so that its own script can add what is fine-tuned elsewhere.
+those that the script reads, so that it can add tasks fine-tuned elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKENDS = {
     "left_to_right": "causal",
     "encoder_left_to_right": "causal",
 }
-"""The official backend of each rule that has one."""
+"""The official backend of each rule, if there is one."""
 
 FOLDER = "submission"
 FAST_SIZES = {
@@ -38,12 +38,12 @@ FAST_SIZES = {
     "wug_past": 50,
     "reading": 1_726,
 }
-"""Items of each task's fast sample; the official script refuses others."""
+"""Number of items in each task's fast sample; the official script rejects others."""
 Floats = NDArray[np.float64]
 
 
 def choice_predictions(task: BabylmTask, answered: Sequence[AnsweredItem]) -> dict[str, Any]:
-    """A task's part of the document: ids count within a subset, in the file's order."""
+    """A task's part of the document; ids are numbered within a subset, in the file's order."""
     return {
         name: {"predictions": [_prediction(task, f"{name}_{number}", each) for number, each in enumerate(own)]}
         for name, own in by_subset(answered).items()
@@ -51,7 +51,7 @@ def choice_predictions(task: BabylmTask, answered: Sequence[AnsweredItem]) -> di
 
 
 def reading_predictions(surprisal_N: Floats, previous_N: Floats) -> dict[str, Any]:
-    """The same of reading times: the surprisal of each word, and of the one before it (NaN where there is none)."""
+    """The part for reading times: the surprisal of each word, and of the previous word (NaN if there is none)."""
     rows = zip(surprisal_N.tolist(), previous_N.tolist(), strict=True)
     return {READING: {"predictions": [{"id": k, "pred": own, "prev_pred": prev} for k, (own, prev) in enumerate(rows)]}}
 
@@ -63,17 +63,17 @@ def write_submission(
     parts: Mapping[str, Mapping[str, Any]],
     glue: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Write RUN/submission: a folder a task, as the official pipeline writes it, and the document of all.
+    """Write RUN/submission: one folder per task, as in the official pipeline, and the document of all tasks.
 
     Args:
         run: the run directory.
-        model: the name that the files are under.
-        backend: the official one.
+        model: the model's name in the paths.
+        backend: the official backend.
         parts: predictions by task.
-        glue: those of the fine-tuned tasks.
+        glue: predictions of the fine-tuned tasks.
 
     Returns:
-        `{"file", "complete": bool, "missing": {task: reason}}`; paths below the run.
+        `{"file", "complete": bool, "missing": {task: reason}}`; paths relative to the run.
     """
     root = Path(FOLDER) / model
     _write_tasks(run / root / "main" / "zero_shot" / backend, parts, fast=False)
@@ -96,8 +96,8 @@ def write_submission(
 
 
 def write_fast_predictions(run: Path, model: str, backend: str, parts: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Write the predictions on the fast sample where `collate_preds.py --fast` looks for a checkpoint's, but for the
-    revision's name, which is `main`; returns the folder, below the run."""
+    """Write the predictions on the fast sample where `collate_preds.py --fast` looks for a checkpoint's, except that
+    the revision is named `main`; returns the folder, relative to the run."""
     folder = Path(FOLDER) / model / "main" / "zero_shot" / backend
     _write_tasks(run / folder, parts, fast=True)
     return folder
@@ -117,7 +117,7 @@ def _prediction(task: BabylmTask, name: str, answered: AnsweredItem) -> dict[str
 
 
 def first_share(answered: AnsweredItem) -> float:
-    """The probability of the first text among the texts of the item, in single precision as the official code."""
+    """The probability of the first text among the texts of the item, in single precision like the official code."""
     log_p = np.array(answered.log_p, dtype=np.float32)
     share = np.exp(log_p - log_p.max())
     return float(share[0] / share.sum())
@@ -125,5 +125,5 @@ def first_share(answered: AnsweredItem) -> float:
 
 def _write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # NaN stands for a word without one before it, as there, so this is no strict JSON.
+    # As in the official code, NaN marks a word without a previous one, so this is not strict JSON.
     write_text(path, json.dumps(value) + "\n")

@@ -1,7 +1,7 @@
-"""The tasks of the BabyLM evaluation: where their files are, who reads them, and what the official pipeline calls them.
+"""The tasks of the BabyLM evaluation: their files, their readers, and their names in the official pipeline.
 
-Names of folders: the challenge's `evaluation_data` (osf.io/ryjfm), with `full_eval` and `fast_eval` in it. Sizes:
-github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py, which refuses others.
+Folder names: the challenge's `evaluation_data` (osf.io/ryjfm), which contains `full_eval` and `fast_eval`. Sizes:
+github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/collate_preds.py, which rejects others.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class BabylmTask:
     """A task.
 
     Attributes:
-        name: in results, and in the leaderboard's file.
-        title: for tables.
-        full: its folder or file in the full evaluation, any of these.
-        fast: likewise in the fast one; none where it has no part there.
-        official: the names of its task and of its data in the official results' paths.
-        items: of the full set.
-        subsets: of the full set.
-        read: its reader; None of reading times, which are no choices.
-        groups: beginnings of the subsets' names; see `choices.weights_of`.
-        correlates: whether it is a rank correlation with people's shares, and no accuracy.
+        name: name in results and in the leaderboard's file.
+        title: name in tables.
+        full: possible names of its folder or file in the full evaluation.
+        fast: likewise for the fast evaluation; empty if it has no part there.
+        official: names of its task and of its data in the official results' paths.
+        items: number of items in the full set.
+        subsets: number of subsets in the full set.
+        read: its reader; None for reading times, which are not choices.
+        groups: prefixes of the subsets' names; see `choices.weights_of`.
+        correlates: whether its score is a rank correlation with people's shares instead of an accuracy.
     """
 
     name: str
@@ -117,15 +117,15 @@ NOT_SCORED = {
     "aoa": "age of acquisition needs the models that a run has kept: give --checkpoints --sample fast",
     "glue": "the GLUE subset is fine-tuned, not scored as the model is: give --finetune all",
 }
-"""Parts of the official score that no model alone has a score in, and why."""
+"""Parts of the official score that scoring a single model does not give, and why."""
 
 
 def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dict[str, Path], dict[str, str]]:
-    """Where the files of each task are, and why the others are left out, by name.
+    """The files of each task, and the reasons why other tasks are left out, by name.
 
     Raises:
-        UsageError: a name in `only` is no task.
-        DataError: no folder is given, or nothing of the evaluation is in it.
+        UsageError: a name in `only` is not a task.
+        DataError: no folder is given, or it contains nothing of the evaluation.
     """
     every = [task.name for task in TASKS]
     for name in only:
@@ -153,12 +153,12 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
         else:
             left_out[task.name] = f"has no part in the {sample} evaluation"
     if not found:
-        raise DataError(f"{data}: holds none of the {sample} evaluation's files; expected {known}")
+        raise DataError(f"{data}: contains none of the {sample} evaluation's files; expected {known}")
     return found, left_out
 
 
 def places_of(data: Path, sample: str = "full") -> list[Path]:
-    """The folders in which parts of an evaluation may be."""
+    """The folders that may contain parts of an evaluation."""
     return [data, *(data / below for below in (f"{sample}_eval", f"evaluation_data/{sample}_eval"))]
 
 

@@ -1,1 +1,1 @@
-"""Sentence vectors measured: similarity, pairs, triplets, retrieval; of a model, or of averaged word vectors."""
+"""Evaluation of sentence vectors from a model or averaged word vectors: similarity, pairs, triplets, retrieval."""

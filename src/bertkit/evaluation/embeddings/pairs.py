@@ -1,8 +1,8 @@
-"""`bertkit eval pairs` and `triplets`: are pairs that belong together nearer than others?
+"""`bertkit eval pairs` and `triplets`: are pairs that belong together closer than others?
 
-Reimers and Gurevych 2019, arXiv:1908.10084, section 4.4 (triplets: a positive nearer than a negative); the figures of
-pairs are those of sentence-transformers' BinaryClassificationEvaluator: average precision, and accuracy and F1 at the
-threshold that is best on these pairs, which flatters them.
+Reimers and Gurevych 2019, arXiv:1908.10084, section 4.4 (triplets: the positive is closer than the negative). The
+scores of pairs are those of sentence-transformers' BinaryClassificationEvaluator: average precision, and accuracy and
+F1 at the threshold that is best on the same pairs, which is optimistic.
 
 Shapes: N pairs or triplets.
 """
@@ -36,7 +36,7 @@ def evaluate_pairs(
     """Measure on a table of pairs with labels 0 and 1, and write the run's results.json.
 
     Raises:
-        DataError: invalid model or data: a missing column, a label that is neither 0 nor 1, or one label only.
+        DataError: invalid model or data: a missing column, a label that is neither 0 nor 1, or only one label.
     """
     rows = []
     for where, record in table_rows(table):
@@ -46,7 +46,7 @@ def evaluate_pairs(
             raise DataError(f"{where}, {columns[2]}: {record[columns[2]]!r}, expected 0 or 1")
         rows.append((first, second, label))
     if len({label for *_, label in rows}) < 2:
-        raise DataError(f"{table}: {len(rows)} pairs of one label; there is nothing to tell apart, give both 0 and 1")
+        raise DataError(f"{table}: {len(rows)} pairs, all with the same label; give pairs with both 0 and 1")
     firsts, seconds, labels = zip(*rows, strict=True)
 
     def compute(source: VectorSource) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def evaluate_pairs(
 
 
 def pair_scores(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> tuple[dict[str, Any], dict[str, float]]:
-    """Average precision with its interval, and accuracy and F1 at their best thresholds, with these."""
+    """Average precision with its interval, and accuracy and F1 at their best thresholds, with the thresholds."""
 
     def precision(predictions: Sequence[float], references: Sequence[bool]) -> float | None:
         return average_precision(np.array(predictions), np.array(references))
@@ -76,8 +76,8 @@ def pair_scores(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> tu
 
 
 def best_thresholds(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> dict[str, tuple[float, float]]:
-    """The best accuracy and the best F1 of calling pairs alike from some cosine on, each with that cosine."""
-    # Behind each pair in falling order of the cosine: what a threshold there would call alike.
+    """The best accuracy and the best F1 of classifying pairs by a threshold on the cosine, each with its threshold."""
+    # After each pair in decreasing order of the cosine: the counts for a threshold there.
     order_N = np.argsort(-cosine_N, kind="stable")
     hits_N = np.cumsum(label_N[order_N])
     calls_N = np.arange(1, len(order_N) + 1)
@@ -95,7 +95,7 @@ def best_thresholds(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -
 
 
 def average_precision(score_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> float | None:
-    """The sum over thresholds of precision times the gain in recall, as in scikit-learn; None without a positive."""
+    """The sum over thresholds of precision times the gain in recall, as in scikit-learn; None without positives."""
     positives = int(label_N.sum())
     if not positives:
         return None
@@ -121,7 +121,7 @@ def evaluate_triplets(
         for where, record in table_rows(table)
     ]
     if not rows:
-        raise DataError(f"{table}: has no triplets")
+        raise DataError(f"{table}: contains no triplets")
     anchors, positives, negatives = zip(*rows, strict=True)
 
     def compute(source: VectorSource) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """`bertkit eval retrieval`: are the relevant documents of a query ranked first?
 
 Thakur et al. 2021, BEIR, arXiv:2104.08663: a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`,
-`text`) and qrels/SPLIT.tsv (query, document, grade, after a line of names). nDCG as trec_eval has it (Järvelin and
-Kekäläinen 2002, with the grade itself as gain): the sum of grade / log2(rank + 1), divided by that of the best ranking.
-As in BEIR a document's title stands before its text, and a document that has the query's own id is no hit. The corpus
-is searched exactly, in blocks.
+`text`) and qrels/SPLIT.tsv (query, document, grade, after a line of names). nDCG as in trec_eval (Järvelin and
+Kekäläinen 2002, with the grade itself as gain): the sum of grade / log2(rank + 1), divided by that of the ideal
+ranking. As in BEIR, a document's title precedes its text, and a document with the query's own id is not a hit. The
+corpus is searched exactly, in blocks.
 
 Shapes: Q queries, N documents of a block, E width, K hits kept.
 """
@@ -37,12 +37,12 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class RetrievalFolder:
-    """A BEIR-shaped folder.
+    """A folder in BEIR's format.
 
     Attributes:
         path: the folder.
-        queries: the text of each query that has a relevant document, by id.
-        grades: of each of these, the grade of its documents by id.
+        queries: text of each query that has a relevant document, by id.
+        grades: for each of these queries, the grades of its documents by id.
     """
 
     path: Path
@@ -62,15 +62,16 @@ class RetrievalFolder:
             title = row.get("title") or ""
             text = field(row, "text", where)
             if not isinstance(title, str) or not isinstance(text, str):
-                raise DataError(f"{where}: title and text have to be texts")
+                raise DataError(f"{where}: title and text must be strings")
             yield str(field(row, "_id", where)), f"{title} {text}".strip()
 
 
 def read_folder(path: Path, split: str) -> RetrievalFolder:
-    """Queries and their relevant documents; the corpus is read when it is encoded.
+    """Read queries and their relevant documents; the corpus is read when it is encoded.
 
     Raises:
-        DataError: a file is missing, a line has another form, a query of the qrels has no text, or none is relevant.
+        DataError: a file is missing, a line has the wrong format, a query of the qrels has no text, or no document is
+            relevant.
     """
     folder = RetrievalFolder(path, split, {}, {})
     for file in folder.files:
@@ -96,7 +97,7 @@ def read_folder(path: Path, split: str) -> RetrievalFolder:
         raise DataError(f"{qrels}: no document is relevant to any query")
     lacking = next((name for name in folder.grades if name not in folder.queries), None)
     if lacking is not None:
-        raise DataError(f"{queries}: has no query {lacking!r}, which {qrels} has")
+        raise DataError(f"{queries}: has no query {lacking!r}, which occurs in {qrels}")
     return folder
 
 
@@ -110,7 +111,7 @@ def evaluate_retrieval(
         DataError: invalid model or data.
     """
     if min(settings.cutoffs) < 1:
-        raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks begin at 1")
+        raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks start at 1")
     folder = read_folder(path, settings.split)
     source = (
         model_source(arguments.model, settings, arguments)
@@ -140,7 +141,7 @@ def evaluate_retrieval(
 def search_folder(
     folder: RetrievalFolder, source: VectorSource, settings: RetrievalSettings, *, progress: Progress = silent_progress
 ) -> tuple[dict[str, list[str]], int]:
-    """The nearest documents of each query, the best first, and the number of all; equal ones in the corpus's order."""
+    """The nearest documents of each query, best first, and the corpus size; ties are in the corpus's order."""
     kept = max(DEPTH, *settings.cutoffs) + 1  # the query itself may be among them
     names = list(folder.queries)
     query_QE = _ready(source.encode([settings.query_prefix + folder.queries[name] for name in names]), settings)
@@ -155,7 +156,7 @@ def search_folder(
             best = merged(best, score_QN, np.broadcast_to(number_N, score_QN.shape), kept)
             meter.update(len(ids))
     if len(set(ids)) < len(ids):
-        raise DataError(f"{folder.files[0]}: an _id occurs twice; ids have to be different")
+        raise DataError(f"{folder.files[0]}: an _id occurs twice; ids must be unique")
     found = {}
     for name, numbers in zip(names, best[1].tolist(), strict=True):
         found[name] = [ids[number] for number in numbers if ids[number] != name][: kept - 1]
@@ -163,7 +164,7 @@ def search_folder(
 
 
 def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> tuple[Any, Any]:
-    """The best scores and their numbers, in falling order; of equal ones the lower number first."""
+    """The best scores and their document numbers, in decreasing order; ties by lower number."""
     score = np.concatenate([best[0], score_QN], axis=1)
     number = np.concatenate([best[1], number_QN], axis=1)
     order = np.argsort(-score, axis=1, kind="stable")[:, :kept]
@@ -188,12 +189,12 @@ def _blocks(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, st
 def query_scores(
     hits: Mapping[str, Sequence[str]], grades: Mapping[str, Mapping[str, float]], cutoffs: Sequence[int]
 ) -> dict[str, list[float]]:
-    """Of each query nDCG@10, the reciprocal rank of its first relevant document within 10, and recall.
+    """For each query, nDCG@10, the reciprocal rank of its first relevant document within 10, and recall.
 
     Args:
-        hits: document ids by query, the best first.
-        grades: of the relevant documents, by query.
-        cutoffs: ranks of the recall.
+        hits: document ids by query, best first.
+        grades: grades of the relevant documents, by query.
+        cutoffs: ranks at which to compute recall.
     """
     found: dict[str, list[float]] = {f"ndcg@{DEPTH}": [], f"mrr@{DEPTH}": [], **{f"recall@{k}": [] for k in cutoffs}}
     for query, relevant in grades.items():

@@ -1,4 +1,4 @@
-"""What the suites of sentence vectors share: the run directory, and scores with intervals.
+"""Shared by the suites of sentence vectors: the run directory, and scores with intervals.
 
 Efron and Tibshirani 1993, chapter 13, for the percentile interval (bertkit.metrics.statistics).
 """
@@ -30,14 +30,14 @@ class VectorArguments(EvalArguments):
     """The arguments of these suites.
 
     Attributes:
-        word_vectors: a file of word vectors that is measured in place of the model.
+        word_vectors: a file of word vectors to measure instead of a model.
     """
 
     word_vectors: Path | None = None
 
 
 class Mean(MeanOf):
-    """The mean of one number an example, given as the predictions."""
+    """The mean of one number per example, given as the predictions."""
 
     name = "mean"
 
@@ -48,13 +48,13 @@ class Mean(MeanOf):
 def with_interval(
     value: float | None, predictions: Sequence[Any], references: Sequence[Any], metric: Additive | Score
 ) -> dict[str, Any]:
-    """A score as in results.json, with its interval over other examples of the same kind; None where it has none."""
+    """A score as in results.json, with its interval over other examples of the same kind, or None."""
     interval = None if value is None else bootstrap_interval(predictions, references, metric, confidence=CONFIDENCE)
     return {**measured_once(value), "interval": None if interval is None else list(interval)}
 
 
 def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
-    """The mean of one number an example, with its interval."""
+    """The mean of one number per example, with its interval."""
     return with_interval(float(sum(values) / len(values)), values, values, Mean())
 
 
@@ -67,15 +67,15 @@ def measure(
     data: Mapping[str, str],
     compute: Callable[[], dict[str, Any]],
 ) -> Evaluated:
-    """Write a run, or find the finished one.
+    """Write a run, or return the finished one.
 
     Args:
-        suite: its name.
-        source: what is measured.
-        settings: what decides the result.
-        arguments: of the run.
+        suite: name of the suite.
+        source: the source of the vectors.
+        settings: the settings that affect the result.
+        arguments: arguments of the run.
         data: hash of each file, by name.
-        compute: gives results.json without suite, model and notes: `tasks`, `average` and more.
+        compute: returns results.json without suite, model and notes: `tasks`, `average` and others.
     """
     chosen = settings.model_dump(mode="json")
     fingerprints = {"model": source.fingerprint, "tokenizer": source.tokenizer, "data": "".join(sorted(data.values()))}

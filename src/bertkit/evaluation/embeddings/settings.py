@@ -1,6 +1,6 @@
-"""Settings of the suites that measure sentence vectors: what decides a result beside model and data.
+"""Settings of the suites that measure sentence vectors: what determines a result, apart from model and data.
 
-Own design. They are kept apart from the suites, and import no torch, because options are generated from them.
+They are separate from the suites and do not import torch, because command-line options are generated from them.
 """
 
 from __future__ import annotations

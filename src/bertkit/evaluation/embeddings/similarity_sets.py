@@ -1,8 +1,8 @@
-"""Sets of sentence pairs with a score of similarity, in the layouts that they are published in.
+"""Sets of sentence pairs with similarity scores, in their published layouts.
 
-Agirre et al. 2012 to 2016 (SemEval's STS tasks: STS.input.NAME.txt and STS.gs.NAME.txt, as SentEval keeps them), Cer et
-al. 2017, arXiv:1708.00055 (STS-B: GLUE's dev.tsv, the release's sts-dev.csv, sentence-transformers'
-stsbenchmark.tsv.gz), Marelli et al. 2014 (SICK: SICK_test_annotated.txt, or SICK.txt with all splits).
+Agirre et al. 2012 to 2016 (SemEval's STS tasks: STS.input.NAME.txt and STS.gs.NAME.txt, as in SentEval), Cer et al.
+2017, arXiv:1708.00055 (STS-B: GLUE's dev.tsv, the release's sts-dev.csv, sentence-transformers' stsbenchmark.tsv.gz),
+Marelli et al. 2014 (SICK: SICK_test_annotated.txt, or SICK.txt with all splits).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertkit.tasks.readers.delimited import rows_of_lines
 from bertkit.tasks.readers.table import table_rows
 
 SCORES = (0.0, 5.0)
-"""The range of the published scores; SICK's begin at 1."""
+"""The range of the published scores; SICK's start at 1."""
 _SPLITS = ("test", "dev", "train")
 _SICK_SPLITS = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
 
@@ -30,9 +30,9 @@ class ScoredPairs:
     """Pairs of sentences with their scores.
 
     Attributes:
-        name: of the set.
-        split: which part; empty where it has none.
-        files: what was read.
+        name: name of the set.
+        split: the split; empty if there are none.
+        files: the files read.
         subsets: the pairs as (first, second, score) by the subset's name.
     """
 
@@ -50,14 +50,14 @@ def find_sets(directory: Path, settings: StsSettings) -> list[ScoredPairs]:
     """The sets below a directory, in the order of STS_SETS.
 
     Raises:
-        UsageError: a set that is not known.
-        DataError: no set is there, or one that was named is not; a faulty line.
+        UsageError: an unknown set.
+        DataError: no set is found, a named set is missing, or a line is invalid.
     """
     unknown = [name for name in settings.only if name not in STS_SETS]
     if unknown:
-        raise UsageError(f"--only {unknown[0]}: no such set; known are {', '.join(STS_SETS)}")
+        raise UsageError(f"--only {unknown[0]}: no such set; known sets: {', '.join(STS_SETS)}")
     if not directory.is_dir():
-        raise DataError(f"{directory}: is no directory; name the one that holds the sets, or a table with --data")
+        raise DataError(f"{directory}: is not a directory; give the one that contains the sets, or a table with --data")
     found = []
     for name in STS_SETS:
         if settings.only and name not in settings.only:
@@ -67,14 +67,14 @@ def find_sets(directory: Path, settings: StsSettings) -> list[ScoredPairs]:
         if pairs is not None:
             found.append(pairs)
         elif settings.only:
-            raise DataError(f"{directory}: holds no file of {name}; docs/embeddings.md lists the layouts that are read")
+            raise DataError(f"{directory}: contains no file of {name}; docs/embeddings.md lists the supported layouts")
     if not found:
-        raise DataError(f"{directory}: holds none of {', '.join(STS_SETS)}; docs/embeddings.md lists their layouts")
+        raise DataError(f"{directory}: contains none of {', '.join(STS_SETS)}; docs/embeddings.md lists their layouts")
     return found
 
 
 def table_pairs(path: Path, columns: Sequence[str]) -> ScoredPairs:
-    """The pairs of a table of one's own; scores of any range.
+    """The pairs of a user's own table; scores may have any range.
 
     Raises:
         DataError: a missing column, an empty text, or a score that is not a finite number.
@@ -100,13 +100,13 @@ def _in_range(score: float, where: str, allowed: tuple[float, float] | None) -> 
 
 
 def _below(directory: Path, pattern: str) -> Path | None:
-    """The first file of this name in the directory or below, the highest one first."""
+    """The first file with this name in the directory or below, starting from the top."""
     found = sorted(directory.rglob(pattern), key=lambda path: (len(path.parts), str(path)))
     return next((path for path in found if path.is_file()), None)
 
 
 def _yearly(directory: Path, year: str) -> ScoredPairs | None:
-    """STS12 to STS16: two files a subset, an empty score where nobody gave one."""
+    """STS12 to STS16: two files per subset; scores are empty for unrated pairs."""
     folders = sorted({path.parent for path in directory.rglob("STS.input.*.txt") if f"STS{year}" in str(path)})
     if not folders:
         return None
@@ -145,7 +145,7 @@ def _stsb(directory: Path, settings: StsSettings) -> ScoredPairs | None:
 
 
 def _glue_stsb(directory: Path, split: str) -> tuple[Path, list[tuple[str, str, float]]] | None:
-    """GLUE's, whose test split has no scores."""
+    """GLUE's STS-B, whose test split has no scores."""
     for path in sorted(directory.rglob(f"{split}.tsv")):
         if not re.search(r"sts-?b", path.parent.name, re.IGNORECASE):
             continue
@@ -157,7 +157,7 @@ def _glue_stsb(directory: Path, split: str) -> tuple[Path, list[tuple[str, str, 
 
 
 def _tab_table(path: Path, columns: Sequence[str], only: tuple[str, str] | None = None) -> Iterator[Any]:
-    """The pairs of a file of tabs whose quotes are characters; `only`: a column and the value that a row must have."""
+    """The pairs of a tab-separated file without quoting; `only`: a column and the value that rows must have."""
     lines = numbered_lines(path)
     header = next(lines, (0, ""))[1].split("\t")
     for number, line in lines:
@@ -171,7 +171,7 @@ def _tab_table(path: Path, columns: Sequence[str], only: tuple[str, str] | None 
 
 
 def _released_stsb(directory: Path, split: str) -> tuple[Path, list[tuple[str, str, float]]] | None:
-    """The release's sts-dev.csv: tabs, no header, sources behind the sentences in some lines."""
+    """The release's sts-dev.csv: tabs, no header, sources after the sentences in some lines."""
     path = _below(directory, f"sts-{split}.csv")
     if path is None:
         return None
@@ -186,7 +186,7 @@ def _released_stsb(directory: Path, split: str) -> tuple[Path, list[tuple[str, s
 
 
 def _joint_stsb(directory: Path, split: str) -> tuple[Path, list[tuple[str, str, float]]] | None:
-    """sentence-transformers' one file of all splits."""
+    """sentence-transformers' single file with all splits."""
     path = _below(directory, "stsbenchmark.tsv*")
     if path is None:
         return None

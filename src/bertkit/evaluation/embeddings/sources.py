@@ -1,7 +1,7 @@
-"""What is measured: a model's vectors of texts, or the mean of the vectors of their words.
+"""Sources of text vectors: a model, or the mean of word vectors.
 
-Reimers and Gurevych 2019, arXiv:1908.10084, table 1 (the average of GloVe's vectors as the baseline). The weight of a
-word by its inverse document frequency is scikit-learn's smooth form, ln((1 + N) / (1 + df)) + 1.
+Reimers and Gurevych 2019, arXiv:1908.10084, table 1 (averaged GloVe vectors as the baseline). The inverse document
+frequency weight of a word is scikit-learn's smooth form, ln((1 + N) / (1 + df)) + 1.
 
 Shapes: N texts, E width.
 """
@@ -28,14 +28,14 @@ from bertkit.text.word_vectors import WordVectors, read_word_vectors
 
 @dataclass(frozen=True)
 class VectorSource:
-    """Texts to vectors.
+    """Converts texts to vectors.
 
     Attributes:
-        name: as the user gave it.
-        fingerprint: of what decides the vectors.
-        tokenizer: its fingerprint; None where there is none.
-        encode: texts to (N, E).
-        notes: what was noticed so far, for the results.
+        name: the name as given by the user.
+        fingerprint: hash of everything that determines the vectors.
+        tokenizer: fingerprint of the tokenizer; None if there is none.
+        encode: maps texts to vectors, (N, E).
+        notes: notes for the results.
     """
 
     name: str
@@ -46,7 +46,7 @@ class VectorSource:
 
 
 def model_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
-    """A model, computed in fp32.
+    """Vectors from a model, computed in fp32.
 
     Raises:
         DataError: no such model, or a damaged one.
@@ -69,12 +69,12 @@ def model_source(model: str, settings: VectorSettings, arguments: MeasurementArg
 
 
 def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterable[str]]) -> VectorSource:
-    """The mean of the vectors of a text's words; of a word that the file lacks, those of its lower case, else none.
+    """The mean of a text's word vectors; a word not in the file falls back to its lower-cased form, else is skipped.
 
     Args:
-        path: a word and its numbers a line.
-        settings: how words are weighted.
-        texts: all that are to be encoded, read once for their words and frequencies.
+        path: a file with one word and its numbers per line.
+        settings: how to weight words.
+        texts: all texts to encode, read once for their words and frequencies.
 
     Raises:
         DataError: the file cannot be read.
@@ -110,7 +110,7 @@ def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterab
 
 
 def _inverse_frequencies(vectors: WordVectors, frequency: Counter[str], count: int) -> Any:
-    """The weight of each vector; words that share one are counted together."""
+    """The weight of each vector; words that share a vector are counted together."""
     known: Counter[int] = Counter()
     for word, times in frequency.items():
         if (number := _number(vectors, word)) is not None:
@@ -128,14 +128,14 @@ def _number(vectors: WordVectors, word: str) -> int | None:
 
 
 def cosines(first_NE: Floats, second_NE: Floats) -> Any:
-    """The cosine of each pair of rows, (N,) in float64; 0 where one is all zeros."""
+    """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros."""
     first, second = first_NE.astype(np.float64), second_NE.astype(np.float64)
     product = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1))
     return (first * second).sum(axis=1) / np.where(product > 0, product, 1.0)
 
 
 def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Floats]:
-    """The vectors of several columns of texts, each different text computed once."""
+    """The vectors of several columns of texts; each distinct text is computed once."""
     numbers: dict[str, int] = {}
     for column in columns:
         for text in column:

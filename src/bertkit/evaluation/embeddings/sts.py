@@ -1,8 +1,8 @@
-"""`bertkit eval sts`: does the cosine of two sentences rank pairs as people do?
+"""`bertkit eval sts`: does the cosine of sentence vectors rank pairs like human scores?
 
 Reimers and Gurevych 2019, arXiv:1908.10084, section 4.1 (Spearman's correlation of the cosine with the scores); Gao et
-al. 2021, SimCSE, arXiv:2104.08821, appendix B: a year's subsets are joined before they are ranked ("all"), which is the
-figure `spearman`; `spearman_mean` is the mean over the subsets.
+al. 2021, SimCSE, arXiv:2104.08821, appendix B: a year's subsets are concatenated before ranking ("all"), which gives
+`spearman`; `spearman_mean` is the mean over the subsets.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def evaluate_sts(
     Args:
         arguments: the model, or word vectors, and where to write.
         data_dir: a directory with the published sets.
-        table: a table of one's own; in place of a directory.
-        settings: what is scored.
-        columns: of the table: both sentences and the score.
+        table: a user's own table, instead of a directory.
+        settings: what to score.
+        columns: columns of the table: both sentences and the score.
         progress: the display.
 
     Raises:
-        UsageError: a set that is not known.
+        UsageError: an unknown set.
         DataError: invalid model or data.
     """
     sets = [table_pairs(table, columns)] if table is not None else find_sets(data_dir or Path(), settings)

@@ -1,1 +1,1 @@
-"""`bertkit eval speed`: models are timed in turn, and listed with their sizes and scores."""
+"""`bertkit eval speed`: times models in alternation, and lists them with their sizes and scores."""

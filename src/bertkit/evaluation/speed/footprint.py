@@ -1,7 +1,7 @@
-"""The cost of a model before it is run: parameters, multiply-adds a sentence, bytes of its weights on disk.
+"""The static cost of a model: parameters, multiply-adds per sentence, bytes of its weights on disk.
 
-Own design, over the counts of training/cost.py. A weight counts as one parameter and one multiply-add however many bits
-it is kept in, as in the papers' tables; what bits save shows in the bytes.
+Uses the counts of training/cost.py. A weight counts as one parameter and one multiply-add regardless of its number of
+bits, as in the papers' tables; lower precision only reduces the bytes.
 
 Shapes: T tokens of a sentence.
 """
@@ -22,7 +22,7 @@ from bertkit.models.model_files import encoder_directory, find_weights
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
 TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")
-"""Heads of tasks, the first of which is timed; a head of pretraining is not."""
+"""Task heads, of which the first found is timed; pretraining heads are not."""
 
 _FLOPS_OF_A_STEP = 2 * 3
 """A multiply-add is two operations, and a training step three forward passes."""
@@ -30,12 +30,12 @@ _FLOPS_OF_A_STEP = 2 * 3
 
 @dataclass(frozen=True)
 class Footprint:
-    """A model at rest.
+    """The static size of a model.
 
     Attributes:
-        parameters: of encoder, pooler and heads, what is tied counted once.
-        without_embeddings: those outside the tables of words, positions and segments.
-        disk_bytes: of its weight files.
+        parameters: parameters of encoder, pooler and heads; tied ones count once.
+        without_embeddings: parameters outside the tables of words, positions and segments.
+        disk_bytes: size of its weight files.
     """
 
     parameters: int
@@ -44,7 +44,7 @@ class Footprint:
 
     @classmethod
     def of(cls, model: HeadedModel, directory: Path) -> Footprint:
-        """Of a model and the directory that it was read from."""
+        """The footprint of a model and the directory that it was loaded from."""
         tables = [part for part in model.encoder.modules() if isinstance(part, nn.Embedding)]
         total = count_parameters(model).total
         disk = sum(path.stat().st_size for path in weight_files(directory))
@@ -52,7 +52,7 @@ class Footprint:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that the loader reads a model's weights from.
+    """The files that a model's weights are loaded from.
 
     Raises:
         DataError: there are none.
@@ -64,7 +64,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def task_head(model: HeadedModel) -> str | None:
-    """The head of a task; None where the model has none, so that the states of its tokens are computed."""
+    """The task head; None if the model has none, in which case token states are computed."""
     return next((head for head in TASK_HEADS if head in model.head_names), None)
 
 
@@ -79,13 +79,13 @@ def outputs(model: HeadedModel, head: str | None, batch: PackedBatch) -> Tensor:
 def multiply_adds(model: HeadedModel, head: str | None, length: int) -> int:
     """Multiply-adds of `outputs` for one sentence.
 
-    Of linear maps, the products of attention and LSTMs; norms, activations and sums are left out, and so are maps of
-    relative positions, which are computed once for a whole batch.
+    Counts linear maps, attention products and LSTMs, but not norms, activations and sums, nor maps of relative
+    positions, which are computed once per batch.
 
     Args:
-        model: any family's.
-        head: as `task_head` found it.
-        length: T, special tokens included.
+        model: a model of any family.
+        head: the head from `task_head`.
+        length: T, including special tokens.
     """
     encoder = model.encoder
     with torch.device("meta"):

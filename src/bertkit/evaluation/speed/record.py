@@ -1,7 +1,7 @@
-"""What the runs of a timed model record: its scores, and the method that made it.
+"""Reads from the runs of a timed model its scores, and the method that produced it.
 
-Own design (contract: the run directory). Nothing is evaluated here: a run of `finetune` or `distill` has the scores of
-its model in results.json, and an evaluation names the model whose scores it has.
+Contract: the run directory. Nothing is evaluated here: a run of `finetune` or `distill` has its model's scores in
+results.json, and an evaluation names the model that it scored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bertkit.tasks.published import published_for
 from bertkit.tasks.published_compression import NO_METHOD, method_in, method_named
 
 _SUITES_WITHOUT_TASKS = ("blimp", "mlm")
-"""Suites whose parts are no tasks of their own: their average is the score."""
+"""Suites whose parts are not separate tasks: their average is the score."""
 _SUITES_WITHOUT_SCORES = ("lm", "speed")
-"""Suites whose figures are the better the lower they are."""
+"""Suites for which lower is better."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Score:
     """A model's score on one task.
 
     Attributes:
-        metric: the one that selects on this task.
-        value: a fraction; the mean over the runs' seeds.
-        run: where it comes from.
+        metric: the task's selection metric.
+        value: a fraction, the mean over seeds.
+        run: the run it comes from.
     """
 
     metric: str
@@ -43,13 +43,13 @@ class Score:
 
 
 def own_run(directory: Path) -> RunDirectory | None:
-    """The run that a model directory is the result of; None where it is of none."""
-    run = directory.parent  # of a suite its own, though its model is a link to one of its runs
+    """The run that produced a model directory; None if there is none."""
+    run = directory.parent  # for a suite, the suite itself, although its model is a link to one of its runs
     return RunDirectory.open(run) if directory.name == "model" and (run / RECORD).is_file() else None
 
 
 def scores_of(run: RunDirectory) -> dict[str, Score]:
-    """The main score of each task in a run's results; none where it has no results or measured no tasks."""
+    """The main score of each task in a run's results; empty if it has no results or measured no tasks."""
     results = run.results or {}
     suite, average = results.get("suite"), results.get("average")
     if suite in _SUITES_WITHOUT_TASKS:
@@ -67,7 +67,7 @@ def scores_of(run: RunDirectory) -> dict[str, Score]:
 
 
 def _main_metric(task: str, metrics: Mapping[str, Any], primary: Any) -> str | None:
-    """The metric that selects: the results' own word, else the catalogue's, else accuracy or the first."""
+    """The selection metric: from the results, else from the catalogue, else accuracy or the first metric."""
     named = primary.get(task) if isinstance(primary, dict) else primary
     try:
         usual = find_task(task).primary
@@ -77,16 +77,16 @@ def _main_metric(task: str, metrics: Mapping[str, Any], primary: Any) -> str | N
 
 
 def scores_by_model(models: Sequence[LoadedModel], results: Sequence[str], runs_root: Path) -> list[dict[str, Score]]:
-    """The scores of each model: of the run that it is the result of, and of the runs that the user names.
+    """The scores of each model: from the run that produced it, and from the runs named by the user.
 
     Args:
-        models: in their order.
-        results: `RUN` or `MODEL=RUN`; where several have a task, the last one counts.
-        runs_root: where runs are looked for by their id.
+        models: the models, in order.
+        results: `RUN` or `MODEL=RUN`; if several have the same task, the last one counts.
+        runs_root: directory in which to look up runs by id.
 
     Raises:
         DataError: no such run, or it has no scores.
-        UsageError: the run is of none of the models.
+        UsageError: the run belongs to none of the models.
     """
     found: list[dict[str, Score]] = []
     for model in models:
@@ -98,36 +98,36 @@ def scores_by_model(models: Sequence[LoadedModel], results: Sequence[str], runs_
         run = find_run(name, runs_root)
         scores = scores_of(run)
         if not scores:
-            raise DataError(f"--results {name}: the run has no scores of tasks in its results.json")
+            raise DataError(f"--results {name}: the run has no task scores in its results.json")
         found[_model_of(run, models, name) if named is None else named] |= scores
     return found
 
 
 def _model_of(run: RunDirectory, models: Sequence[LoadedModel], name: str) -> int:
-    """Which of the models a run evaluated, started from or made."""
+    """The index of the model that a run evaluated, started from or produced."""
     weights = run.record["fingerprints"].get("model")
     made = find_model(str(run.path)) if (run.path / "model").is_dir() else None
     for number, model in enumerate(models):
         if model.fingerprint == weights or (made is not None and made.resolve() == model.directory.resolve()):
             return number
     raise UsageError(
-        f"--results {name}: the run is of none of the models; write --results MODEL={name} with MODEL one of"
+        f"--results {name}: the run belongs to none of the models; write --results MODEL={name} with MODEL one of"
         f" {', '.join(model.name for model in models)}"
     )
 
 
 def methods_by_model(models: Sequence[LoadedModel], named: Sequence[str]) -> list[tuple[str, str] | None]:
-    """The method of compression that made each model, a key of `METHODS`, and where that is known from; else None.
+    """The compression method of each model, a key of `METHODS`, and the source of this information; None if unknown.
 
-    The user's word goes first, then the record of the model's run (a recipe of kind `distill` whose name begins with
-    the method's, or a method of fine-tuning), then family and size, as for `bertkit eval --published`.
+    The user's setting takes precedence, then the record of the model's run (a recipe of kind `distill` whose name
+    starts with the method's, or a fine-tuning method), then family and size, as for `bertkit eval --published`.
 
     Args:
-        models: in their order.
+        models: the models, in order.
         named: the user's `MODEL=METHOD`; METHOD may be `none`.
 
     Raises:
-        UsageError: a model or a method that there is not.
+        UsageError: an unknown model or method.
     """
     chosen: dict[str, str] = {}
     for entry in named:
@@ -158,8 +158,8 @@ def _method(model: LoadedModel, chosen: str | None) -> tuple[str, str] | None:
 
 
 def _recorded_method(run: RunDirectory) -> str | None:
-    """The method that a run's recipe names, by its own name or by that of its method of fine-tuning; a control, which
-    has no teacher, is of none."""
+    """The method that a run's recipe names, by the recipe's name or its fine-tuning method; None for a control, which
+    has no teacher."""
     recipe = read_tree(run.recipe_yaml, str(run.path / RECIPE)).plain()
     if not isinstance(recipe, dict) or recipe.get("control"):
         return None

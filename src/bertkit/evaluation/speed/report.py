@@ -1,8 +1,8 @@
-"""What a run of `eval speed` shows: two tables as CSV, and the figure of scores (or parameters) against milliseconds.
+"""The report of `eval speed`: two tables as CSV, and a figure of scores (or parameters) against milliseconds.
 
-Own design, in the style of evaluation/figures.py: grey, distinguished by marker, each model named beside its point.
+In the style of evaluation/figures.py: grey, distinguished by marker, each point labelled with its model.
 
-Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and the .csv that drew them.
+Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and the .csv they are drawn from.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SPEED = (
 )
 _PANEL_WIDTH, _PANEL_HEIGHT = 6.4, 4.4
 _LINE = 12.0
-"""Points from one name to the next one above it."""
+"""Vertical distance between names, in points."""
 
 
 def write_report(directory: Path, results: Mapping[str, Any]) -> None:
-    """Write all of it below a run's directory.
+    """Write tables and figures below a run's directory.
 
     Args:
-        directory: the run's.
-        results: its results.json.
+        directory: the run's directory.
+        results: contents of its results.json.
     """
     write_table(directory / "tables" / "speed.csv", _SPEED, results["cells"])
     rows = [compression_row(row) for row in results["compression"]]
@@ -44,12 +44,12 @@ def write_report(directory: Path, results: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file; a value that is missing is an empty cell."""
+    """Write a CSV file; missing values are empty cells."""
     write_csv(path, columns, ([row.get(name) for name in columns] for row in rows))
 
 
 def compression_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the compression table, ours and the published one beside it, as flat as a CSV has it."""
+    """A row of the compression table with the published row next to it, flattened for CSV."""
     published = row["published"] or {}
     names = ("title", "compression", "retention", "speed_up", "against", "source", "note")
     return {
@@ -62,7 +62,7 @@ def compression_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_pareto(results: Mapping[str, Any]) -> Figure:
-    """A panel for each batch size: milliseconds, in logarithms, and score or parameters; the frontier is a line."""
+    """One panel per batch size: milliseconds (logarithmic) against score or parameters; the frontier is a line."""
     pareto = results["pareto"]
     by_score = pareto["against"] == "score"
     points: Sequence[Mapping[str, Any]] = pareto["points"]
@@ -125,8 +125,8 @@ def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequenc
 
 
 def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequence[float]) -> None:
-    """The names in a column on the right, in the order of the points' heights, each with a line to its point: beside
-    the points themselves, names of models that are near each other would cover one another."""
+    """Write the names in a column on the right, ordered by height, each with a line to its point; next to the points,
+    names of nearby models would overlap."""
     height = axes.bbox.height * 72 / axes.figure.dpi
     order = sorted(range(len(names)), key=lambda index: (ys[index], -xs[index]))
     across = [float(axes.transAxes.inverted().transform(axes.transData.transform((xs[i], ys[i])))[1]) for i in order]
@@ -144,7 +144,7 @@ def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequ
 
 
 def spread(places: Sequence[float], *, least: float, top: float) -> list[float]:
-    """Rising places, moved as little as possible to be this far apart and not above the top."""
+    """Ascending positions, moved as little as possible to be at least `least` apart and not above the top."""
     moved: list[float] = []
     for place in places:
         moved.append(place if not moved else max(place, moved[-1] + least))

@@ -1,8 +1,8 @@
-"""The results of `eval speed`: the contents of its results.json, with the compression table and the Pareto frontier.
+"""The results of `eval speed`: contents of results.json, with the compression table and the Pareto frontier.
 
-Own design (contract: `eval`): each model is a task of the document, with metrics that name their units. The compression
-table is that of surveys of compressed BERTs: how many times smaller, which share of the score is left, how many times
-faster than the first model, and beside it the published row of the model's method.
+Contract: `eval`. Each model is a task of the document, with metrics that name their units. The compression table
+follows surveys of compressed BERTs: how many times smaller, which share of the score is kept, how many times faster
+than the first model, and the published row of the model's method.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MILLI = 1e3
 
 @dataclass(frozen=True)
 class Compressed:
-    """A model against the reference.
+    """A model compared with the reference.
 
     Attributes:
         label: its short name.
-        size: bytes of the reference's weights over its own.
-        parameters: parameters of the reference over its own.
-        retention: share of the reference's score; None without tasks that both have.
-        tasks: those that it was taken over.
-        speed_up: times as fast as the reference, at `measured_at`; None where either cannot read that length.
+        size: bytes of the reference's weights divided by its own.
+        parameters: parameters of the reference divided by its own.
+        retention: share of the reference's score; None without common tasks.
+        tasks: the tasks it was computed over.
+        speed_up: how many times as fast as the reference at `measured_at`; None if either cannot read that length.
         measured_at: batch size and length.
-        published: of its method; None where that is not known.
-        known_by: who names the method.
+        published: published row of its method; None if unknown.
+        known_by: source of the method's name.
     """
 
     label: str
@@ -58,9 +58,9 @@ class Compressed:
 
 
 def retention(scores: Mapping[str, Score], reference: Mapping[str, Score]) -> tuple[float | None, tuple[str, ...]]:
-    """The mean score over that of the reference, on the tasks that both have in the same metric; and these tasks.
+    """The mean score divided by the reference's, on the tasks that both have in the same metric; and these tasks.
 
-    None where there are none, or where the reference's mean is not above zero.
+    None if there are none, or if the reference's mean is not above zero.
     """
     tasks = tuple(task for task in reference if task in scores and scores[task].metric == reference[task].metric)
     own, theirs = (sum(each[task].value for task in tasks) for each in (scores, reference))
@@ -68,10 +68,10 @@ def retention(scores: Mapping[str, Score], reference: Mapping[str, Score]) -> tu
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which of some points no other one beats: less in the first figure and more in the second are better.
+    """The points that no other point beats: less in the first coordinate and more in the second are better.
 
-    A point is beaten by another that is as good in both figures and better in one; equal points do not beat each other.
-    Indices come in the order of the points.
+    A point is beaten by another that is at least as good in both and better in one; equal points do not beat each
+    other. Indices are in the order of the points.
     """
 
     def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -88,7 +88,7 @@ def speed_results(
     threads: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """The contents of results.json, without the machine's."""
+    """The contents of results.json, except those about the machine."""
     reference = timed_models[0]
     table = compression_table(timed_models, timings, settings)
     return {
@@ -108,7 +108,7 @@ def speed_results(
 
 
 def _metrics(timed_model: TimedModel, reference: TimedModel, timings: Timings) -> dict[str, Any]:
-    """By name, in the contract's form; what was timed has a value a round in place of one a seed."""
+    """Metrics by name, in the contract's format; timed metrics have one value per round instead of one per seed."""
     size = timed_model.footprint
     found: dict[str, Any] = {
         "parameters": measured_once(size.parameters),
@@ -173,7 +173,7 @@ def _cell_row(cell: Cell, timed_model: TimedModel, timings: Timings, reference: 
 def compression_table(
     timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings
 ) -> list[Compressed]:
-    """Every model against the first, timed at the first batch size and the length that is shown."""
+    """Every model compared with the first, timed at the first batch size and the reported length."""
     reference = timed_models[0]
     cell = Cell(settings.batch_sizes[0], settings.reported_length)
     rows = []
@@ -202,7 +202,7 @@ def compression_table(
 
 
 def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings) -> dict[str, Any]:
-    """What the figure shows: milliseconds against the mean score, or against parameters where there is none."""
+    """The data of the figure: milliseconds against the mean score, or against parameters if there is none."""
     tasks = [task for task in timed_models[0].scores if all(task in each.scores for each in timed_models)]
     by_score = bool(tasks)
     points = []
@@ -216,7 +216,7 @@ def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: Spee
             for each in timed
         }
         milliseconds = {each.label: _MILLI * timings[cell][each.label].median / batch for each in timed}
-        # Fewer parameters are better, a higher score is.
+        # Fewer parameters are better, but a higher score is.
         signed = [(milliseconds[label], height if by_score else -height) for label, height in heights.items()]
         best = set(frontier(signed))
         for number, each in enumerate(timed):
@@ -237,7 +237,7 @@ def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: Spee
 
 
 def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> dict[str, str]:
-    """How the figures were made, in words."""
+    """How the numbers were measured, in words."""
     where = f"{threads} {'thread' if threads == 1 else 'threads'}" if device.type == "cpu" else device.type
     return {
         "timed": f"forward pass on {where}, without gradients: the head of a task where the model has one, else the"

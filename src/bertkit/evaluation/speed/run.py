@@ -1,6 +1,6 @@
-"""`bertkit eval speed`: size and speed of models beside their scores.
+"""`bertkit eval speed`: size and speed of models, with their scores.
 
-Own design. timing.py times, record.py finds the scores, results.py puts it in order and report.py shows it.
+timing.py measures times, record.py finds the scores, results.py assembles the results and report.py displays them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def evaluate_speed(
 
     Args:
         arguments: where to compute and write.
-        settings: which models, and what is timed.
+        settings: which models, and what to time.
         results: runs with scores of the models, see `scores_by_model`.
-        methods: which method made which model, see `methods_by_model`.
+        methods: which method produced which model, see `methods_by_model`.
         progress: the display.
 
     Raises:
@@ -51,14 +51,12 @@ def evaluate_speed(
         raise UsageError(f"--model {min(twice)} is given twice; name different models")
     engine = arguments.engine()
     if settings.clock == "processor" and (settings.threads != 1 or engine.device.type != "cpu"):
-        raise UsageError(
-            "--clock processor adds up what all threads compute, on the CPU; give --threads 1 --device cpu"
-        )
+        raise UsageError("--clock processor sums the CPU time of all threads; give --threads 1 --device cpu")
     timed_models = load_timed_models(settings, arguments, results, methods)
     with threads(settings.threads) as count:
         loaded = [each.loaded for each in timed_models]
         identity = measurement_identity("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
-        run = begin_measurement(identity, arguments)  # never a finished one: times are of this moment
+        run = begin_measurement(identity, arguments)  # never reuse a finished one: times are only valid now
         with run.recording(arguments.command):
             run.write_environment()
             with processor_share() as share:

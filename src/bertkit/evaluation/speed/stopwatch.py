@@ -1,8 +1,8 @@
-"""Timing several works so that they can be compared: warmed up, then in rounds, each of them once a round.
+"""Times several workloads comparably: warm-up, then rounds, with each workload once per round.
 
-Own design. A machine drifts (other processes, temperature, clock rate) by more than models differ, so that a time
-cannot be compared with one that was taken a minute later. In a round all works are timed one after the other, in an
-order that moves on by one a round; their ratio is taken in each round, and the median over the rounds is reported.
+A machine drifts (other processes, temperature, clock rate) by more than models differ, so a time cannot be compared
+with one taken a minute later. In each round, all workloads are timed one after the other, in an order that rotates by
+one per round. Ratios are taken within each round, and the median over the rounds is reported.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
-"""Seconds that pass, and seconds that this process has computed, all threads together."""
+"""Wall-clock seconds, and processor seconds of this process over all threads."""
 LEAST_SECONDS = 0.02
-"""A shorter work is repeated within a round, until the clock's grain and the calls around it do not count."""
+"""A shorter workload is repeated within a round, to make clock resolution and call overhead negligible."""
 _WARM_SECONDS = 1.0
-"""A work that took longer is warm after one call."""
+"""A workload that takes longer is warm after one call."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one work took.
+    """The times of one workload.
 
     Attributes:
-        seconds: of one call, in each round.
+        seconds: time of one call in each round.
     """
 
     seconds: tuple[float, ...]
@@ -42,15 +42,15 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The middle half of the rounds is between these; seconds."""
+        """The quartiles over the rounds, in seconds."""
         low, high = np.percentile(self.seconds, [25, 75])
         return float(low), float(high)
 
     def times_as_fast_as(self, other: Timing) -> float:
-        """The other's time over this one's: the median of the rounds' own ratios.
+        """The other's time divided by this one's: the median of the ratios within rounds.
 
         Args:
-            other: of the same rounds.
+            other: times from the same rounds.
         """
         return float(np.median(np.array(other.seconds) / np.array(self.seconds)))
 
@@ -62,13 +62,13 @@ def time_in_rounds(
     clock: Callable[[], float] = time.perf_counter,
     after_round: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """Time each work once a round, and in another order every round.
+    """Time each workload once per round, in a different order every round.
 
     Args:
-        works: what is timed; each returns when it is done.
+        works: the workloads; each returns when it is done.
         rounds: at least 1.
-        clock: seconds.
-        after_round: called behind each round, untimed.
+        clock: returns seconds.
+        after_round: called after each round, untimed.
     """
     calls = [_warm_up(work, clock) for work in works]
     seconds: list[list[float]] = [[] for _ in works]
@@ -82,7 +82,7 @@ def time_in_rounds(
 
 
 def _warm_up(work: Callable[[], object], clock: Callable[[], float]) -> int:
-    """Call it until it is warm; how many calls of it make one measurement."""
+    """Call a workload until it is warm; return the number of calls per measurement."""
     took = _timed(work, 1, clock)
     if took < _WARM_SECONDS:
         took = _timed(work, 1, clock)
@@ -98,10 +98,10 @@ def _timed(work: Callable[[], object], calls: int, clock: Callable[[], float]) -
 
 @dataclass
 class ProcessorShare:
-    """How much of the time this process was computing; 1 for a thread that was never interrupted.
+    """The share of time in which this process was computing; 1 for a thread that was never interrupted.
 
     Attributes:
-        of_processor: processor seconds over seconds, all threads together; None while it is not known.
+        of_processor: processor seconds of all threads divided by wall-clock seconds; None until known.
     """
 
     of_processor: float | None = None
@@ -109,7 +109,7 @@ class ProcessorShare:
 
 @contextmanager
 def processor_share() -> Iterator[ProcessorShare]:
-    """Known when the body is done; well below 1, other processes had the rest, and the times are not reliable."""
+    """Set when the body is done; if well below 1, other processes used the rest, and the times are not reliable."""
     share = ProcessorShare()
     started, computed = time.perf_counter(), time.process_time()
     yield share
@@ -118,7 +118,7 @@ def processor_share() -> Iterator[ProcessorShare]:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """This many threads for torch's operators while the body runs; as many as there are where None."""
+    """Use this many threads for torch's operators while the body runs; keep the current number if None."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
@@ -129,7 +129,7 @@ def threads(count: int | None) -> Iterator[int]:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Python's collector runs before the body and not within."""
+    """Run Python's garbage collector before the body, and disable it within."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,8 +1,8 @@
-"""Models that are timed against each other: what each of them is, and how long its forward pass takes.
+"""Times models against each other: what each model is, and how long its forward pass takes.
 
-Own design. All models are read into one process and each cell of the table, a batch size and a length, is timed for all
-of them in turn (stopwatch.py), so that whatever slows the machine slows all alike. Sentences are random tokens of one
-length: no padding, and no time spent on tokenising.
+All models are loaded into one process, and each cell of the table (a batch size and a length) is timed for all models
+in alternation (stopwatch.py), so that anything that slows the machine affects all of them equally. Sentences are random
+tokens of one length: no padding, and no time spent on tokenisation.
 
 Shapes: T tokens of a sentence, B sentences of a batch.
 """
@@ -30,30 +30,30 @@ from bertkit.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """A batch size and a length that all models are timed at."""
+    """A batch size and a length at which all models are timed."""
 
     batch: int
     length: int
 
     @property
     def name(self) -> str:
-        """As metrics have it."""
+        """The name of the cell in metrics."""
         return f"batch={self.batch}/length={self.length}"
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model that is timed.
+    """A model to time.
 
     Attributes:
         loaded: the model.
         label: its short name.
-        head: the head that is timed; None for the states of all tokens.
+        head: the head to time; None for the states of all tokens.
         footprint: its size.
-        multiply_adds: of one sentence, by length.
-        cannot: why it is not timed at a length.
-        scores: by task.
-        method: the method that made it, and where that is known from.
+        multiply_adds: multiply-adds of one sentence, by length.
+        cannot: why it cannot be timed at a length, by length.
+        scores: scores by task.
+        method: the method that produced it, and the source of this information.
     """
 
     loaded: LoadedModel
@@ -72,13 +72,13 @@ class TimedModel:
 
 
 Timings = Mapping[Cell, Mapping[str, Timing]]
-"""By cell and by label: of a whole batch."""
+"""Times of a whole batch, by cell and by label."""
 
 
 def load_timed_models(
     settings: SpeedSettings, arguments: MeasurementArguments, results: Sequence[str], methods: Sequence[str]
 ) -> list[TimedModel]:
-    """Read the models, and what their runs record."""
+    """Load the models, and read the records of their runs."""
     loaded = [LoadedModel.load(name, offline=arguments.offline) for name in settings.models]
     scores = scores_by_model(loaded, results, arguments.runs_root)
     made_by = methods_by_model(loaded, methods)
@@ -111,7 +111,7 @@ def _timed_model(
 
 
 def _unfit(model: HeadedModel, length: int) -> str | None:
-    """Why a model cannot be timed at a length; None where it can."""
+    """Why a model cannot be timed at a length; None if it can."""
     if length > model.encoder.max_tokens:
         return f"reads at most {model.encoder.max_tokens} tokens"
     return "reads pairs of texts" if length < 2 and reads_pairs(model) else None
@@ -120,7 +120,7 @@ def _unfit(model: HeadedModel, length: int) -> str | None:
 def measure(
     timed_models: Sequence[TimedModel], settings: SpeedSettings, device: torch.device, progress: Progress
 ) -> Timings:
-    """Time every cell, in rounds of all models that can read it."""
+    """Time every cell, in rounds over all models that can read it."""
     cells = [Cell(batch, length) for batch in settings.batch_sizes for length in settings.lengths]
     for each in timed_models:
         each.loaded.model.to(device).eval()
@@ -157,13 +157,13 @@ class _Work:
 
 
 def random_batch(tokenizer: Tokenizer, cell: Cell, seed: int, *, pairs: bool = False) -> PackedBatch:
-    """Sentences of random tokens, between the tokenizer's own first and last token where it has them.
+    """Sentences of random tokens, between the tokenizer's first and last special token if it has them.
 
     Args:
         tokenizer: the model's.
-        cell: how many, and how long.
-        seed: of the draw.
-        pairs: whether the second half of each is a second text.
+        cell: batch size and length.
+        seed: seed of the draw.
+        pairs: whether the second half of each sentence is a second text.
     """
     plain = np.setdiff1d(np.arange(tokenizer.vocab_size), np.array(sorted(tokenizer.special_ids)))
     ids_BT = np.random.default_rng(seed).choice(plain, size=(cell.batch, cell.length))
@@ -178,6 +178,6 @@ def random_batch(tokenizer: Tokenizer, cell: Cell, seed: int, *, pairs: bool = F
 
 
 def reads_pairs(model: HeadedModel) -> bool:
-    """Whether a model reads pairs of texts only."""
+    """Whether a model only reads pairs of texts."""
     config = model.encoder.config
     return isinstance(config, BilstmConfig) and config.texts == 2 and task_head(model) is not None

@@ -1,10 +1,11 @@
-"""How alike two heads are: Jensen-Shannon divergence of their maps, and a picture of all heads by it.
+"""How similar two heads are: Jensen-Shannon divergence of their maps, and a two-dimensional plot of all heads by it.
 
 Clark et al. 2019, arXiv:1906.04341, section 6: the distance of two heads is the divergence of their attention, and
-multidimensional scaling puts them in a plane. Here the divergence is the mean over attending tokens, so that it is at
-most ln 2 nats (the paper adds up over all tokens), of maps as they are (the code published with it smooths them first),
-and of a random choice of tokens where there are many. As in the paper the scaling is metric and works on the divergence
-itself; it is initialised from the classical solution instead of random points, which makes it reproducible.
+multidimensional scaling places them in a plane. Here the divergence is the mean over attending tokens, so it is at most
+ln 2 nats (the paper sums over all tokens). Maps are not smoothed (the code published with the paper smooths them
+first), and if there are many tokens, a random sample of them is used. As in the paper, the scaling is metric and
+applied to the divergence itself. It is initialised from the classical solution instead of random points, which makes it
+reproducible.
 
 Shapes: A heads of all layers, R attending tokens, n keys.
 """
@@ -22,14 +23,14 @@ from bertkit.probing.sentences import EncodedSentence
 
 
 class HeadDistances:
-    """Sums of the divergence of every two heads over tokens; maps are added batch by batch, in any order.
+    """Sums over tokens of the divergence of every two heads; maps are added batch by batch, in any order.
 
     Args:
-        share: of the tokens that are used.
-        draw: of these tokens: a choice by sentence and position, whatever the batch.
+        share: share of the tokens that is used.
+        draw: selects these tokens by sentence and position, independent of the batch.
 
     Attributes:
-        tokens: how many were used.
+        tokens: number of tokens used.
     """
 
     def __init__(self, share: float, draw: Draw) -> None:
@@ -38,7 +39,7 @@ class HeadDistances:
         self._sums_AA: Floats = np.zeros((0, 0))
 
     def add(self, maps: Maps) -> None:
-        """One more batch."""
+        """Add a batch."""
         places = [self._chosen(sentence) for sentence in maps.sentences]
         row_R = torch.from_numpy(np.concatenate(places))
         if not row_R.numel():
@@ -67,11 +68,11 @@ class HeadDistances:
 
 
 def pairwise(rows_ARn: Tensor) -> Floats:
-    """Divergence of every two heads, in nats, summed over tokens, (A, A): the entropy of the mean of two rows less the
+    """Divergence of every two heads, in nats, summed over tokens, (A, A): the entropy of the mean of two rows minus the
     mean of their entropies; symmetric, 0 on the diagonal."""
     heads = rows_ARn.shape[0]
     sums_AA = np.zeros((heads, heads))
-    # Each head's own part once; what is left for a pair is the entropy of the mean.
+    # Each head's own entropy is computed once; per pair, only the entropy of the mean remains.
     own_A = torch.xlogy(rows_ARn, rows_ARn).double().sum((1, 2))
     for head in range(heads - 1):
         middle = (rows_ARn[head] + rows_ARn[head + 1 :]) / 2
@@ -82,17 +83,17 @@ def pairwise(rows_ARn: Tensor) -> Floats:
 
 
 def plane(distances_AA: Floats) -> tuple[Floats, float]:
-    """Points of a plane whose distances are like these, (A, 2), and the error of their distances.
+    """Points in a plane whose distances approximate the given ones, (A, 2), and the error of the approximation.
 
     Args:
         distances_AA: symmetric, 0 on the diagonal.
 
     Returns:
-        The points, and Kruskal's stress-1: the root of the summed squared errors over that of the summed squares.
+        The points, and Kruskal's stress-1: the root of the summed squared errors divided by that of the summed squares.
     """
     from sklearn.manifold import smacof
 
-    # Torgerson's classical solution: the two greatest components of the doubly centred squared distances.
+    # Torgerson's classical solution: the two largest components of the doubly centred squared distances.
     squared = distances_AA**2
     centred = -(squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean()) / 2
     values, vectors = np.linalg.eigh(centred)
@@ -102,7 +103,7 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
     points, _ = smacof(distances_AA, n_components=2, init=start, n_init=1, max_iter=300, normalized_stress=False)
     apart = np.linalg.norm(points[:, None] - points[None], axis=-1)
     stress = float(np.sqrt(((apart - distances_AA) ** 2).sum() / (distances_AA**2).sum()))
-    # The plane can be turned and mirrored at will: the principal axes, each with its longest reach to the right or up.
+    # The plane can be rotated and mirrored freely: use the principal axes, with the larger extent to the right or up.
     centred = points - points.mean(0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
     turned = centred @ axes.T
@@ -112,7 +113,7 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
 
 
 def within_and_between(distances_AA: Floats, layer_A: NDArray[np.int64]) -> tuple[float, float]:
-    """Mean distance of two heads of one layer, and of two heads of different layers; NaN where there are none."""
+    """Mean distance of two heads of one layer, and of two heads of different layers; NaN if there are none."""
     same = layer_A[:, None] == layer_A
     other_pairs, same_pairs = ~same, same & ~np.eye(layer_A.size, dtype=bool)
     return (

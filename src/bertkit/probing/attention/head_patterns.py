@@ -1,16 +1,16 @@
 """The five shapes of attention maps: vertical, diagonal, vertical and diagonal, block, heterogeneous.
 
 Kovaleva et al. 2019, "Revealing the Dark Secrets of BERT", arXiv:1908.08593, section 4.2. The paper trained a
-convolutional network on some 400 maps sorted by hand; neither maps nor network are published, so that a rule made of
-the paper's description of each shape decides here. Its shares are comparable between models measured here, not with the
-paper's.
+convolutional network on some 400 hand-sorted maps. Neither the maps nor the network are published, so a rule derived
+from the paper's description of each shape decides here. Its shares are comparable between models measured here, but not
+with the paper's.
 
-    v  attention to special tokens ([CLS], [SEP]), mean over all tokens
-    d  attention to ordinary tokens at a distance of at most 1 (the token itself counts), mean over all tokens
-    s  of attention from ordinary tokens to ordinary tokens, the share that stays in its own text of the two
+    v  attention to special tokens ([CLS], [SEP]), mean over all tokens d  attention to ordinary tokens at a distance of
+    at most 1 (the token itself counts), mean over all tokens s  share of the attention between ordinary tokens that
+    stays within the same text of the two
 
-    v + d >= 1/2:  vertical where v is at least 4/5 of v + d, diagonal where d is, else both
-    otherwise:     block where s >= 3/4, else heterogeneous
+    v + d >= 1/2:  vertical if v is at least 4/5 of v + d, diagonal if d is, else both otherwise:     block if s >= 3/4,
+    else heterogeneous
 
 Shapes: A heads of all layers, n tokens, W words.
 """
@@ -31,15 +31,15 @@ from bertkit.tasks.readers.common import Notes
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 TOO_LONG = "pairs of sentences longer than the model reads (left out)"
 CONCENTRATED, ALONE, WITHIN = 1 / 2, 4 / 5, 3 / 4
-"""The rule's three thresholds: least v + d of a map with columns or a diagonal; least share of either for it to stand
-alone; least s of a block."""
+"""The rule's three thresholds: minimum v + d of a map with columns or a diagonal; minimum share for one of the two to
+count alone; minimum s of a block."""
 
 
 def pairs(
     sentences: Iterable[EncodedSentence], sequences: SequenceEncoder, notes: Notes
 ) -> Iterator[tuple[EncodedSentence, int]]:
-    """Every two neighbours as one input, `[CLS] A [SEP] B [SEP]` in the family's layout, with the first one's word
-    count.
+    """Two neighbouring sentences as one input, `[CLS] A [SEP] B [SEP]` in the family's layout, with the first one's
+    word count.
 
     Args:
         sentences: each is used once.
@@ -78,7 +78,7 @@ def pairs(
 
 
 def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArray[np.int64]:
-    """The shape of each head's map of one pair, (A,), as places in `PATTERNS`.
+    """The shape of each head's map for one pair, (A,), as indices into `PATTERNS`.
 
     Args:
         maps_Ann: rows sum to 1.
@@ -101,7 +101,7 @@ def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArr
 def by_rule(
     vertical_A: NDArray[np.floating], diagonal_A: NDArray[np.floating], within_A: NDArray[np.floating]
 ) -> NDArray[np.int64]:
-    """The rule, on v, d and s."""
+    """The shapes that the rule gives for v, d and s."""
     total_A = vertical_A + diagonal_A
     concentrated = np.where(vertical_A >= ALONE * total_A, 0, np.where(diagonal_A >= ALONE * total_A, 1, 2))
     spread = np.where(within_A >= WITHIN, 3, 4)

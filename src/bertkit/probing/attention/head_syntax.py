@@ -1,11 +1,11 @@
-"""Heads as parsers: does a head attend from a word to its syntactic head, more often than a fixed offset would hit it?
+"""Heads as parsers: does a head attend from a word to its syntactic head more often than a fixed offset would find it?
 
 Clark et al. 2019, arXiv:1906.04341, section 4.1 (words from subwords) and table 1. Attention to a word is the sum over
-its tokens, attention from a word the mean over them, so that rows still sum to 1 with special tokens as words of their
-own. Special tokens and the word itself are then left out, and a head predicts the word with most attention, or in the
-other direction the word that attends most to this one. The best head and the best offset are chosen for each relation
-on the same sentences, as in the paper, which flatters the best of many heads: compare the same choice among the heads
-of a model with random weights.
+its tokens, attention from a word the mean over them. Rows therefore still sum to 1, with special tokens counted as
+words. Special tokens and the word itself are then left out, and a head predicts the word that gets most attention, or
+in the other direction the word that attends most to this one. As in the paper, the best head and the best offset are
+chosen for each relation on the same sentences that they are scored on. This favours the best of many heads, so compare
+with the same choice among the heads of a model with random weights.
 
 Shapes: A heads of all layers, n tokens, W words, K words and special tokens, R relations, O offsets.
 """
@@ -28,7 +28,7 @@ ALL = "all"
 PUNCTUATION = "punct"
 FARTHEST = 10
 OFFSETS = tuple(offset for offset in range(-FARTHEST, FARTHEST + 1) if offset)
-"""Of the baseline: position of the head relative to its dependent."""
+"""Offsets of the baseline: position of the head relative to its dependent."""
 
 
 def word_attention(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
@@ -45,14 +45,14 @@ def word_attention(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
 
 
 def among_words(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
-    """The part of `word_attention` that goes from words to words, (A, W, W); rows sum to at most 1."""
+    """The part of `word_attention` between words, (A, W, W); rows sum to at most 1."""
     unit_n = _units(sentence)
     words = torch.from_numpy(unit_n[sentence.spans_W2[:, 0]])
     return word_attention(maps_Ann, sentence)[:, words[:, None], words]
 
 
 def _units(sentence: EncodedSentence) -> Int64s:
-    """Words and special tokens, numbered as they stand, (n,)."""
+    """The number of each token's word or special token, in text order, (n,)."""
     word_T = sentence.word_T
     begins = np.ones(word_T.size, dtype=bool)
     begins[1:] = (word_T[1:] != word_T[:-1]) | (word_T[1:] < 0)
@@ -60,7 +60,7 @@ def _units(sentence: EncodedSentence) -> Int64s:
 
 
 def predicted_heads(attention_AWW: Tensor) -> Int64s:
-    """Each head's guess at every word's syntactic head, (2, A, W), for `DIRECTIONS`; no word is its own."""
+    """Each head's prediction of every word's syntactic head, (2, A, W), for `DIRECTIONS`; never the word itself."""
     own = torch.eye(attention_AWW.shape[-1], dtype=torch.bool)
     others_AWW = attention_AWW.masked_fill(own, -1.0)
     found: Int64s = torch.stack([others_AWW.argmax(-1), others_AWW.argmax(-2)]).numpy()
@@ -72,10 +72,11 @@ class RelationScore:
     """How well attention finds a relation.
 
     Attributes:
-        name: of the relation; `ALL` for all but punctuation.
-        count: of its words.
-        head, direction, accuracy: of the best head: its number among all heads, a place in `DIRECTIONS`.
-        offset, offset_accuracy: of the best offset; positive where the syntactic head follows its dependent.
+        name: name of the relation; `ALL` for all except punctuation.
+        count: number of its words.
+        head, direction, accuracy: number of the best head among all heads, its index into `DIRECTIONS`, and its
+            accuracy.
+        offset, offset_accuracy: the best offset and its accuracy; positive if the syntactic head follows its dependent.
     """
 
     name: str
@@ -88,10 +89,10 @@ class RelationScore:
 
 
 class DependencyScores:
-    """Counts hits of every head and offset by relation; sentences are added in any order.
+    """Counts correct predictions of every head and offset by relation; sentences are added in any order.
 
     Args:
-        relations: all there are, without subtypes or with them, as they are scored.
+        relations: all relations as they are scored, with or without subtypes.
     """
 
     def __init__(self, relations: Sequence[str]) -> None:
@@ -102,11 +103,11 @@ class DependencyScores:
         self._hits: Int64s | None = None
 
     def add(self, attention_AWW: Tensor, heads: Sequence[int], relations: Sequence[str]) -> None:
-        """One more sentence.
+        """Add a sentence.
 
         Args:
-            attention_AWW: among its words.
-            heads: each word's syntactic head; below 0 at the root, which has none and is left out.
+            attention_AWW: attention among its words.
+            heads: each word's syntactic head; negative for the root, which has none and is left out.
             relations: each word's relation to it.
         """
         head_W = np.array(heads, dtype=np.int64)
@@ -123,7 +124,7 @@ class DependencyScores:
         np.add.at(self._counts, numbers[words], 1)
 
     def scores(self, *, least: int = 1) -> list[RelationScore]:
-        """`ALL` relations but punctuation, then each with at least so many words, the most frequent first."""
+        """`ALL` relations except punctuation, then each with at least `least` words, most frequent first."""
         if self._hits is None:
             return []
         plain = np.array([name.split(":")[0] != PUNCTUATION for name in self.relations], dtype=bool)

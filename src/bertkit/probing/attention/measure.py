@@ -1,12 +1,12 @@
 """What the heads of a model attend to: their maps, and means of each head's attention.
 
 Clark et al. 2019, "What Does BERT Look At?", arXiv:1906.04341, sections 3.1 to 3.3: attention to [CLS], [SEP],
-punctuation, the token itself, the one before and the one after it, and the entropy of a head. As in the paper's text a
-share is a mean over all attending tokens, including the first and the last one, which lack a neighbour. Two things
-differ from the code published with it: the entropy is that of the map itself, which is not smoothed first, and tokens
-weigh the same whatever the length of their sentence.
+punctuation, the token itself, the one before and the one after it, and the entropy of a head. As in the paper's text, a
+share is a mean over all attending tokens, including the first and the last, which have only one neighbour. Two things
+differ from the code published with the paper: the entropy is that of the map itself, without smoothing, and all tokens
+have the same weight, whatever the length of their sentence.
 
-Siblings: head_distances.py (how alike two heads are), head_patterns.py (shapes of maps), head_syntax.py (words).
+Siblings: head_distances.py (how similar two heads are), head_patterns.py (shapes of maps), head_syntax.py (words).
 
 Shapes: B sequences of a batch, S its longest, n tokens of one sentence, L layers, N heads of a layer, A heads of all
 layers, one layer after the other, C kinds of marked tokens.
@@ -33,12 +33,12 @@ from bertkit.text.tokenizer import Tokenizer
 Floats = NDArray[np.float64]
 PATTERN = "blocks.{n}.attn.hook_pattern"
 TARGETS = ("cls", "sep", "punctuation", "self", "previous", "next")
-"""What attention is measured to."""
+"""Targets that attention is measured to."""
 _MARKED = TARGETS[:3]
 _DIAGONALS = {"self": 0, "previous": -1, "next": 1}
 _POOL = 512
 _MOST_CELLS = 1 << 25
-"""Cells of all maps of a batch, unless a single sentence has more."""
+"""Maximum number of cells in all maps of a batch, unless a single sentence has more."""
 _CPU = torch.device("cpu")
 
 
@@ -68,8 +68,9 @@ class Maps:
     """All attention maps of some sentences.
 
     Attributes:
-        sentences: those computed together.
-        layers: for each layer (B, N, S, S), float32, queries first; rows and columns beyond a sentence's end are 0.
+        sentences: the sentences that were computed together.
+        layers: one tensor per layer, (B, N, S, S), float32, queries first; rows and columns after a sentence's end are
+            0.
     """
 
     sentences: tuple[EncodedSentence, ...]
@@ -93,16 +94,16 @@ def attention_maps(
     max_batch_tokens: int = 4096,
     device: torch.device = _CPU,
 ) -> Iterator[Maps]:
-    """The maps of all sentences batch by batch, sentences of like length together; one batch is in memory at a time.
+    """The maps of all sentences in batches of similar length; one batch is in memory at a time.
 
     Args:
-        model: moved to the device and to evaluation mode.
-        sentences: any number; they come back in another order.
-        max_batch_tokens: tokens computed at once, fewer where their maps are large; affects speed and memory alone.
+        model: is moved to the device and put in evaluation mode.
+        sentences: any number; they are returned in a different order.
+        max_batch_tokens: tokens computed at once, fewer if their maps are large; affects only speed and memory.
         device: where to compute, in fp32.
 
     Raises:
-        DataError: no maps to record, or they are not finite.
+        DataError: the model has no maps to record, or they are not finite.
     """
     model = model.to(device).eval()
     points, causal = pattern_points(model), reads_causally(model)
@@ -120,7 +121,7 @@ class SpecialTokens:
     """Finds the special tokens of a vocabulary in a sentence.
 
     Attributes:
-        cls_id, sep_id: their ids; None where the vocabulary has none.
+        cls_id, sep_id: their ids; None if not in the vocabulary.
     """
 
     cls_id: int | None
@@ -149,7 +150,7 @@ class HeadSums:
         special: finds the special tokens.
 
     Attributes:
-        sentences, tokens: how many were added.
+        sentences, tokens: numbers added.
     """
 
     def __init__(self, special: SpecialTokens) -> None:
@@ -157,11 +158,11 @@ class HeadSums:
         self.sentences = self.tokens = 0
         self._marked_C = torch.zeros(len(_MARKED))
         self._layers = 0
-        # Of all heads, and behind them of a head that attends to all tokens alike.
+        # Sums of all heads, followed by those of a head that attends evenly to all tokens.
         self._sums: dict[str, Tensor] = {}
 
     def add(self, maps: Maps) -> None:
-        """One more batch."""
+        """Add a batch."""
         longest = maps.layers[0].shape[-1]
         marks_BSC = torch.zeros(len(maps.sentences), longest, len(_MARKED))
         even_BNSS = torch.zeros(len(maps.sentences), 1, longest, longest, dtype=torch.float64)
@@ -187,7 +188,7 @@ class HeadSums:
         if not self.tokens:
             raise ValueError("no maps were added")
         cls, sep, _ = self._marked_C.tolist()
-        # Without [CLS] or [SEP] in the vocabulary a mean is 0 / 0: NaN.
+        # Without [CLS] or [SEP] in the vocabulary, a mean is 0 / 0: NaN.
         counts = {
             "cls": self.tokens * (cls > 0),
             "sep": self.tokens * (sep > 0),
@@ -205,7 +206,7 @@ class HeadSums:
 
 
 def _sums_of(maps_BNSS: Tensor, marks_BSC: Tensor) -> dict[str, Tensor]:
-    """Sums over the attending tokens of a layer's maps, (N,) each, float64."""
+    """Sums over the attending tokens of one layer's maps, (N,) each, float64."""
     position_S = torch.arange(maps_BNSS.shape[-1])
     distance_SS = (position_S[:, None] - position_S).abs().to(maps_BNSS.dtype)
     to_BNSC = maps_BNSS @ marks_BSC[:, None].to(maps_BNSS.dtype)
@@ -223,14 +224,14 @@ def _sums_of(maps_BNSS: Tensor, marks_BSC: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class HeadProfile:
-    """Each head's attention on average.
+    """Each head's mean attention.
 
     Attributes:
-        values: by name (L, N). Shares of attention: `TARGETS`, and `sep_to_sep`, that of [SEP] itself to [SEP].
-            `entropy` and `entropy_of_cls` (of the map's [CLS] row), in nats; `distance`, the mean distance to the
-            attended tokens, in tokens. NaN where the vocabulary has no such token.
-        even: the same of a head that attends to all tokens alike.
-        sentences, tokens: how many of them.
+        values: arrays (L, N) by name. Shares of attention: `TARGETS`, and `sep_to_sep`, that from [SEP] itself to
+            [SEP]. `entropy` and `entropy_of_cls` (of the map's [CLS] row), in nats; `distance`, the mean distance to
+            the attended tokens, in tokens. NaN if the token is not in the vocabulary.
+        even: the same for a head that attends evenly to all tokens.
+        sentences, tokens: their numbers.
     """
 
     values: dict[str, Floats]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOSTLY = 0.5
-"""A head attends mostly to a target that gets at least this share of its attention."""
+"""A head attends mostly to a target if the target gets at least this share of its attention."""
 BROAD = 0.9
-"""A head is broad whose entropy is at least this share of that of even attention."""
+"""A head is broad if its entropy is at least this share of that of even attention."""
 NAMES = {
     "cls": "[CLS]",
     "sep": "[SEP]",
@@ -39,7 +39,7 @@ NAMES = {
     "previous": "previous token",
     "next": "next token",
 }
-"""Of targets, for people."""
+"""Readable names of targets."""
 _HATCHES = ("", "///", "xxx", "...", "")
 _SHADES = ("0.15", "0.95", "0.6", "0.8", "0.45")
 _EVEN = "even"
@@ -73,9 +73,9 @@ class PatternCounts:
     """How often each head's maps had each shape.
 
     Attributes:
-        counts_AP: maps, by head and by the shapes of `PATTERNS`.
-        pairs: how many were classified.
-        too_long: how many were longer than the model reads.
+        counts_AP: number of maps by head and by shape in `PATTERNS`.
+        pairs: number of classified pairs.
+        too_long: number of pairs too long for the model.
     """
 
     counts_AP: NDArray[np.int64]
@@ -88,12 +88,12 @@ class AttentionResults:
     """All measurements.
 
     Attributes:
-        profile: each head's attention on average.
+        profile: each head's mean attention.
         divergence_AA: mean divergence of every two heads, in nats.
-        divergence_tokens: tokens that it is the mean of.
-        patterns: shapes of maps; None where no pair was classified.
-        relations: heads as parsers; empty without trees.
-        random: the same with random weights.
+        divergence_tokens: number of tokens it is averaged over.
+        patterns: shapes of maps; None if no pair was classified.
+        relations: accuracy of heads as parsers; empty without trees.
+        random: the same for random weights.
     """
 
     profile: HeadProfile
@@ -161,7 +161,7 @@ def _known_targets(values: Table | dict[str, Floats]) -> list[str]:
 
 
 def _mostly(profile: HeadProfile) -> list[str]:
-    """What each head mostly attends to; `broad` where to everything, `other` where none of this holds."""
+    """What each head mostly attends to; `broad` if to everything, `other` if none of these applies."""
     values = {name: profile.values[name].ravel() for name in _known_targets(profile.values)}
     found = []
     for number, entropy in enumerate(profile.values["entropy"].ravel()):
@@ -211,7 +211,7 @@ def _draw_targets(title: str, table: Table) -> Figure:
 
 
 def _dots(axes: Axes, table: Table, column: str) -> None:
-    """A dot for each head, the layer's mean, and even attention, by the table of `_targets`."""
+    """A dot per head, the layer's mean, and even attention, from the table of `_targets`."""
     layer_A = [int(name.partition("-")[0]) for name in table["head"][:-1]]
     *values_A, even = table[column]
     layers = np.arange(1, layer_A[-1] + 1)

@@ -1,7 +1,7 @@
-"""`probe attention`: what every head attends to, which heads are alike, the shapes of their maps, and what they parse.
+"""`probe attention`: what every head attends to, which heads are similar, shapes of their maps, what they parse.
 
 Clark et al. 2019, arXiv:1906.04341, and Kovaleva et al. 2019, arXiv:1908.08593; measure.py, head_distances.py,
-head_patterns.py and head_syntax.py name where their measures differ from the papers'. Sibling effective_attention/
+head_patterns.py and head_syntax.py state where their measures differ from the papers'. Sibling effective_attention/
 measures the part of a map that affects the output.
 """
 
@@ -36,19 +36,19 @@ from bertkit.tasks.readers.trees import TreeExample, read_trees
 from bertkit.training.engine import Engine
 
 _VIEWED_TOKENS = range(6, 33)
-"""Lengths of sentences drawn for the viewer."""
+"""Lengths of the sentences sampled for the viewer."""
 
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """The sentences that are measured.
+    """The sentences to measure.
 
     Attributes:
-        sentences: encoded; `number` is a place in `trees`, where there are any.
-        hashes: of the sources.
-        available: sentences in them.
+        sentences: encoded sentences; `number` is an index into `trees`, if there are any.
+        hashes: hashes of the sources.
+        available: number of sentences in them.
         notes: what was left out.
-        trees: the drawn sentences of treebanks; empty for other text.
+        trees: trees of the sentences drawn from treebanks; empty for other text.
     """
 
     sentences: list[EncodedSentence]
@@ -90,7 +90,7 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
 
 
 def read_input(request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel) -> AttentionInput:
-    """The sentences, with their trees where all sources are treebanks."""
+    """The sentences, with their trees if all sources are treebanks."""
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     if not request.data or not all(map(is_treebank, request.data)):
         texts = request.texts(most=settings.sentences, seed=settings.seed)
@@ -105,7 +105,7 @@ def read_input(request: ProbeRequest, settings: AttentionSettings, subject: Load
 def measure(
     request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel, inputs: AttentionInput, engine: Engine
 ) -> AttentionResults:
-    """All passes over the sentences."""
+    """Run all passes over the sentences."""
     tokens = sum(sentence.ids_T.size for sentence in inputs.sentences)
     sums = HeadSums(SpecialTokens.of(subject.tokenizer))
     distances = HeadDistances(settings.divergence_tokens / tokens, Draw(settings.seed, settings.kind))
@@ -137,7 +137,7 @@ def measure(
 
 
 def _relation(name: str) -> str:
-    """Without its subtype; `nmod:poss` keeps it, for the paper scores possessors."""
+    """The relation without its subtype; `nmod:poss` keeps it because the paper scores possessors."""
     return name if name == "nmod:poss" else name.split(":")[0]
 
 
@@ -154,7 +154,7 @@ def _add_trees(scores: DependencyScores, maps: Maps, trees: Sequence[TreeExample
 def _patterns(
     subject: LoadedModel, settings: AttentionSettings, inputs: AttentionInput, engine: Engine
 ) -> PatternCounts | None:
-    """How often each head's map has each shape; None where no pair fits."""
+    """How often each head's map has each shape; None if no pair fits."""
     config = subject.config
     notes = Notes()
     try:
@@ -188,7 +188,7 @@ def _viewed(settings: AttentionSettings, subject: LoadedModel, inputs: Attention
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     found = list(encoder.encode(Sentence(text[:60], text) for text in settings.show))
     if len(found) < len(settings.show):
-        raise UsageError(f"--show: {encoder.notes}; give sentences with words that the model can read whole")
+        raise UsageError(f"--show: {encoder.notes}; give sentences with words that fit the model's maximum length")
     return found
 
 

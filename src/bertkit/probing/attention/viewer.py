@@ -1,7 +1,7 @@
-"""One page of HTML that shows every head's attention on a few sentences: no network, no library, keyboard and mouse.
+"""An HTML page that shows every head's attention on a few sentences; no network, no library, keyboard and mouse.
 
-Own design, after the head view of Vig 2019, "A Multiscale Visualization of Attention in the Transformer Model",
-arXiv:1906.05714. The page holds the maps in steps of 1/255, which is the precision of its percentages.
+After the head view of Vig 2019, "A Multiscale Visualization of Attention in the Transformer Model", arXiv:1906.05714.
+The page stores the maps in steps of 1/255, which is the precision of its percentages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ViewedSentence:
     """A sentence on the page.
 
     Attributes:
-        tokens: as the vocabulary writes them.
-        maps_Ann: of all heads, one layer after the other.
+        tokens: tokens as in the vocabulary.
+        maps_Ann: maps of all heads, one layer after the other.
     """
 
     tokens: Sequence[str]
@@ -38,7 +38,7 @@ def viewer_page(title: str, layers: int, heads: int, sentences: Sequence[ViewedS
 
     Args:
         title: the model's name.
-        layers, heads: heads are those of one layer.
+        layers, heads: number of layers, and of heads per layer.
         sentences: at least one.
     """
     data = {
@@ -46,7 +46,7 @@ def viewer_page(title: str, layers: int, heads: int, sentences: Sequence[ViewedS
         "heads": heads,
         "sentences": [{"tokens": list(each.tokens), "maps": _packed(each.maps_Ann)} for each in sentences],
     }
-    # Nothing in a token may end the script element.
+    # No token may close the script element.
     written = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
     template = files("bertkit.probing.attention").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     return template.replace("@TITLE@", html.escape(title)).replace("@DATA@", written)

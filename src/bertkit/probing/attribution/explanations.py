@@ -1,17 +1,17 @@
-"""Explains a prediction by the tokens that it rests on: gradients, integrated gradients, attention rollout.
+"""Attributes a prediction to input tokens: gradients, integrated gradients, attention rollout.
 
     integrated_gradients  Sundararajan et al. 2017, arXiv:1703.01365, section 3: (x - x0) times the mean gradient on the
-                          straight line from a baseline x0 to the word embeddings x; adds up to F(x) - F(x0)
+                          straight line from a baseline x0 to the word embeddings x; sums to F(x) - F(x0)
     input_x_gradient      x times the gradient at x, summed over dimensions (Shrikumar et al. 2016, arXiv:1605.01713)
-    saliency              the gradient's Euclidean norm (Simonyan et al. 2013, arXiv:1312.6034, took the greatest
-                          component)
-    attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A + I) / 2,
+    saliency              the gradient's Euclidean norm (Simonyan et al. 2013, arXiv:1312.6034, took the largest
+    component) attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A
+    + I) / 2,
                           A the mean over heads; how much of each token reaches the state that the head reads
 
-The names of the first three are inseq's. F is the probability of the target, or the output itself where there is only
-one. Gradients are those of `hook_embed`, the word embeddings: positions and segments stay as they are.
+The first three names follow inseq. F is the probability of the target, or the output itself if there is only one.
+Gradients are taken at `hook_embed`, the word embeddings; positions and segments are unchanged.
 
-Shapes: n tokens, E width of the embeddings, R points of the path at once, A heads of a layer, L layers.
+Shapes: n tokens, E width of the embeddings, R points of the path per batch, A heads of a layer, L layers.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class TokenisedText:
 
 
 Score = Callable[[Tensor, PackedBatch], Tensor]
-"""F: hidden states (T, D) of a batch of copies of the text to a number for each copy, (R,)."""
+"""F: maps the hidden states (T, D) of a batch of copies of the text to one number per copy, (R,)."""
 
 
 def embeddings(model: HeadedModel, text: TokenisedText) -> Tensor:
     """The word embeddings of a text, (n, E).
 
     Raises:
-        DataError: the family has none that can be recorded.
+        DataError: the family has none to record.
     """
     if EMBEDDINGS not in point_shapes(model):
         raise DataError(
-            f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, by which gradients are"
+            f"a model of the family {model.encoder.config.model_type} has no point {EMBEDDINGS}, where gradients are"
             f" taken; --method {ROLLOUT} may work"
         )
     (own_nE,) = recorded(model, text.batch(), [EMBEDDINGS])
-    return own_nE.clone()  # outside inference mode, so that it can stand in a graph
+    return own_nE.clone()  # outside inference mode, so that autograd can use it
 
 
 def gradients(
@@ -75,8 +75,8 @@ def gradients(
     """F and its gradient at given embeddings, (R,) and (R, n, E).
 
     Args:
-        text: of n tokens; its positions and segments.
-        points_RnE: they replace its word embeddings.
+        text: a text of n tokens; provides positions and segments.
+        points_RnE: the embeddings that replace its word embeddings.
         score: F.
     """
     at_once = max(1, max_batch_tokens // len(text.ids))
@@ -102,7 +102,7 @@ class Integrated:
     """Integrated gradients.
 
     Attributes:
-        attributions_n: of each token.
+        attributions_n: attribution of each token.
         score, baseline_score: F at the text and at the baseline.
     """
 
@@ -112,7 +112,7 @@ class Integrated:
 
     @property
     def gap(self) -> float:
-        """F(x) - F(x0) less the sum of all attributions: 0 for an exact integral."""
+        """F(x) - F(x0) minus the sum of all attributions: 0 for an exact integral."""
         return self.score - self.baseline_score - float(self.attributions_n.sum())
 
 
@@ -125,13 +125,13 @@ def integrated_gradients(
     steps: int,
     max_batch_tokens: int = 4096,
 ) -> Integrated:
-    """The path integral by Gauss and Legendre's rule.
+    """The path integral by Gauss-Legendre quadrature.
 
     Args:
         text: the input.
         baseline_nE: x0.
         score: F.
-        steps: points of the rule.
+        steps: number of quadrature points.
     """
     own_nE = embeddings(model, text)
     baseline_nE = baseline_nE.to(own_nE)
@@ -150,7 +150,7 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
     """Attention rollout through all layers, (n, n): how much of each input reaches each state; rows sum to 1.
 
     Args:
-        maps_LAnn: (A, n, n) of each layer, the first one first.
+        maps_LAnn: maps of each layer in order, (A, n, n).
     """
     size = maps_LAnn[0].shape[-1]
     through_nn = torch.eye(size, dtype=torch.float64)
@@ -161,7 +161,7 @@ def rollout(maps_LAnn: Sequence[Tensor]) -> Tensor:
 
 
 def text_maps(model: HeadedModel, text: TokenisedText) -> list[Tensor]:
-    """Attention maps of a text, (A, n, n) a layer, float64 on the CPU.
+    """Attention maps of a text, (A, n, n) per layer, float64 on the CPU.
 
     Raises:
         DataError: the family has none.

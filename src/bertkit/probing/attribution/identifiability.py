@@ -1,13 +1,14 @@
-"""Token identifiability: the share of hidden states from which the own input token can be recovered.
+"""Token identifiability: the share of hidden states from which their input token can be recovered.
 
 Brunner et al. 2020, arXiv:1908.04211, section 2: a map from a layer's states to the inputs is trained on some
-sentences; on others a state counts as identified where, among the inputs of its own sentence, the one nearest to the
-map's output (by cosine) is its own. Three maps: none at all (`nearest`), a linear one, and a perceptron with one hidden
-layer. Own choices: the linear map is the least-squares solution with a little ridge, not found by gradient descent; the
-hidden layer is twice as wide as the states, with GELU, trained by Adam on the squared error.
+sentences. On other sentences, a state counts as identified if its own input is, of all inputs of its sentence, the
+nearest to the map's output (by cosine). There are three maps: the identity (`nearest`), a linear map, and a perceptron
+with one hidden layer. Choices made here: the linear map is the least-squares solution with a small ridge penalty
+instead of gradient descent; the hidden layer is twice as wide as the states, with GELU, trained with Adam on the
+squared error.
 
-Inputs are those of the first layer. With positions among them no two of a sentence are equal; in families where
-attention alone encodes positions a repeated word has equal inputs, and each of them counts as its own.
+Inputs are those of the first layer. If they include positions, no two inputs of a sentence are equal. In families where
+only attention encodes positions, a repeated word has equal inputs, and any of them counts as correct.
 
 Shapes: T tokens of all sentences, n of one, D width.
 """
@@ -31,15 +32,15 @@ from bertkit.progress import Progress, silent_progress
 MAPS = ("nearest", "linear", "mlp")
 _CPU = torch.device("cpu")
 _RIDGE = 1e-4
-"""Of the mean squared state, added to the diagonal."""
+"""Share of the mean squared state that is added to the diagonal."""
 _EQUAL = 1e-6
-"""Cosines that differ by less are equal."""
+"""Cosines that differ by less count as equal."""
 _WIDTH_FACTOR, _LEARNING_RATE, _BATCH = 2, 1e-3, 256
 Mapping = Callable[[Tensor], Tensor]
 
 
 def as_tokens(sentence: EncodedSentence) -> EncodedSentence:
-    """The sentence with every token, special ones included, as a word of its own: for states of tokens."""
+    """The sentence with every token, including special tokens, as a separate word: for states of tokens."""
     place = np.arange(sentence.ids_T.size)
     return replace(
         sentence,
@@ -54,7 +55,7 @@ class TokenStates:
     """States of all tokens.
 
     Attributes:
-        layers: (T, D) each, the inputs first.
+        layers: states of each layer, (T, D), the inputs first.
         sentence_T: the sentence of each token.
     """
 
@@ -62,7 +63,7 @@ class TokenStates:
     sentence_T: NDArray[np.int64]
 
     def of(self, sentences: Sequence[int]) -> TokenStates:
-        """Those of some sentences."""
+        """The states of these sentences."""
         wanted = np.isin(self.sentence_T, np.array(sentences, dtype=np.int64))
         rows = torch.from_numpy(np.flatnonzero(wanted))
         return TokenStates(tuple(layer[rows] for layer in self.layers), self.sentence_T[wanted])
@@ -76,10 +77,10 @@ def token_states(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> TokenStates:
-    """States of all tokens of all sentences, in memory; sentences count from 0.
+    """States of all tokens of all sentences, in memory; sentences are numbered from 0.
 
     Raises:
-        DataError: no hidden states to record, or they are not numbers.
+        DataError: the model has no hidden states to record, or they are not finite.
     """
     parts: list[tuple[Tensor, ...]] = []
     numbers: list[NDArray[np.int64]] = []
@@ -96,12 +97,12 @@ def token_states(
 
 
 def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether no other input of its sentence is nearer to a guess than its own, by cosine, (T,).
+    """Whether a token's own input is, of all inputs of its sentence, the nearest to its guess by cosine, (T,).
 
     Args:
-        guess_TD: of all tokens.
-        inputs_TD: theirs.
-        sentence_T: never decreasing.
+        guess_TD: guesses for all tokens.
+        inputs_TD: their inputs.
+        sentence_T: each token's sentence, in ascending order.
     """
     guess_TD, inputs_TD = (nn.functional.normalize(each, dim=-1) for each in (guess_TD, inputs_TD))
     _, sizes = np.unique(sentence_T, return_counts=True)
@@ -114,7 +115,7 @@ def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: NDArray[np.int64
 
 
 def linear_map(states_TD: Tensor, inputs_TD: Tensor) -> Mapping:
-    """The affine map with the least squared error; a little ridge keeps it solvable."""
+    """The affine map with the least squared error; a small ridge penalty keeps it solvable."""
     from sklearn.linear_model import Ridge
 
     states, inputs = states_TD.double().numpy(), inputs_TD.double().numpy()
@@ -124,12 +125,12 @@ def linear_map(states_TD: Tensor, inputs_TD: Tensor) -> Mapping:
 
 
 def perceptron_map(states_TD: Tensor, inputs_TD: Tensor, *, epochs: int, seed: int) -> Mapping:
-    """A perceptron with one hidden layer, trained to the squared error; the same for the same seed.
+    """A perceptron with one hidden layer, trained on the squared error; reproducible for the same seed.
 
     Args:
         states_TD, inputs_TD: the training data; both are scaled to unit variance first.
-        epochs: passes over them.
-        seed: of weights and order.
+        epochs: passes over the data.
+        seed: seed of weights and order.
     """
     width, out = states_TD.shape[1], inputs_TD.shape[1]
     state_mean, state_scale = states_TD.mean(0), states_TD.std(0).clamp_min(1e-6)
@@ -169,11 +170,11 @@ def identifiability(
     seed: int,
     progress: Progress = silent_progress,
 ) -> dict[str, list[float]]:
-    """Share of the test tokens that are identified in each layer, by map; the inputs themselves come first.
+    """Share of test tokens that are identified in each layer, by map, starting with the inputs themselves.
 
     Args:
-        train, test: of different sentences.
-        epochs, seed: of the perceptron.
+        train, test: states of different sentences.
+        epochs, seed: for the perceptron.
     """
     found: dict[str, list[float]] = {name: [] for name in MAPS}
     with progress("identifiability", len(train.layers), "layers") as meter:
@@ -182,7 +183,7 @@ def identifiability(
                 "linear": linear_map(train_TD, train.layers[0]),
                 "mlp": perceptron_map(train_TD, train.layers[0], epochs=epochs, seed=seed),
             }
-            # Without a map, states and inputs can only be compared where they are equally wide.
+            # Without a map, states and inputs can only be compared if they have the same width.
             if test_TD.shape[1] == test.layers[0].shape[1]:
                 maps["nearest"] = lambda rows_TD: rows_TD
             for name in MAPS:

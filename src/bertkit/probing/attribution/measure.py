@@ -1,18 +1,19 @@
 """The contribution of each input token to a hidden state, by Jacobians.
 
 Brunner et al. 2020, "On Identifiability in Transformers", arXiv:1908.04211, section 4. The contribution of input token
-i to the state of token j in layer l is the norm of its Jacobian as a share of those of all inputs:
+i to the state of token j in layer l is the norm of its Jacobian, divided by the sum of those of all inputs:
 
     c_ij = ||d e_j / d x_i||_F / sum over k of ||d e_j / d x_k||_F
 
 Variant: the Frobenius norm of the full Jacobian, D x D for every pair of tokens. (Common code takes the gradient of the
-sum of e_j's dimensions instead, which is another number.) x is the input of the first layer, embeddings with all that
-is added to them. The Jacobian is computed column by column, by forward-mode differentiation through the recorder: one
-pass along one direction of one input token gives the derivatives of all tokens in all layers, where a backward pass
-gives those of one number. With fewer directions than dimensions they are a random orthonormal set, scaled so that the
-squared norm is unbiased.
+sum of e_j's dimensions instead, which gives different values.) x is the input of the first layer: embeddings with
+everything that is added to them. The Jacobian is computed column by column, by forward-mode differentiation through the
+recorder. One pass along one direction of one input token gives the derivatives of all tokens in all layers; a backward
+pass would give those of a single number. If there are fewer directions than dimensions, they are a random orthonormal
+set, scaled to make the squared norm unbiased.
 
-Shapes: n tokens of a sentence, D width, L layers without the embeddings, K directions, R copies of a sentence at once.
+Shapes: n tokens of a sentence, D width, L layers without the embeddings, K directions, R copies of a sentence per
+batch.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from bertkit.probing.sentences import EncodedSentence, packed
 
 Floats = NDArray[np.float64]
 GROUPS = (("itself", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3 to 5", 3, 5), ("6 to 10", 6, 10), ("more than 10", 11, None))
-"""Distances that are added up: name, from, to."""
+"""Groups of distances to sum over: name, from, to."""
 FARTHEST = 10
 OFFSETS = tuple(range(-FARTHEST, FARTHEST + 1))
-"""Where a contributing token stands, seen from the state."""
+"""Position of a contributing token relative to the state."""
 
 
 def directions(width: int, count: int, *, seed: int, sentence: int) -> Tensor:
-    """Directions of the derivatives of a sentence, (K, D); the unit vectors from K = D on.
+    """Directions of the derivatives of a sentence, (K, D); the unit vectors if K >= D.
 
     Args:
         width: D.
         count: K.
-        seed, sentence: the random choice is a function of these, whatever the order of sentences.
+        seed, sentence: determine the random directions, independent of the order of sentences.
     """
     if count >= width:
         return torch.eye(width)
@@ -71,12 +72,12 @@ def squared_norms(
     """Squared Frobenius norms of all Jacobians of a sentence, (L, n, n): layer, state, input; float64 on the CPU.
 
     Args:
-        sentence: its input.
-        points: of the input, then of each layer, as `layer_points` gives them.
-        along_KD: from `directions`.
+        sentence: the encoded sentence.
+        points: hook points of the input, then of each layer, as returned by `layer_points`.
+        along_KD: the directions, from `directions`.
 
     Raises:
-        DataError: derivatives that are not numbers.
+        DataError: the derivatives are not finite.
     """
     size, width = sentence.ids_T.size, along_KD.shape[1]
     device = device_of(model)
@@ -84,7 +85,7 @@ def squared_norms(
     jobs = size * along_KD.shape[0]
     copies = max(1, min(jobs, max_batch_tokens // size))
     squares_Lnn = torch.zeros(len(points) - 1, size, size, dtype=torch.float64)
-    # Recorded maps keep attention unfused: the fused kernels have no forward mode.
+    # Recording the maps keeps attention unfused: the fused kernels do not support forward mode.
     maps = [PATTERN.format(n=number) for number in range(len(points) - 1)]
     for first in range(0, jobs, copies):
         job_R = torch.arange(first, min(first + copies, jobs), device=device)
@@ -107,7 +108,7 @@ def squared_norms(
 
 
 def _dual_along(moved_TD: Tensor) -> Callable[[Tensor], Tensor]:
-    """An edit that gives a tensor a direction of differentiation."""
+    """An edit that attaches a direction of differentiation to a tensor."""
 
     def edit(tensor: Tensor) -> Tensor:
         return forward_ad.make_dual(tensor, moved_TD.to(tensor.dtype))  # type: ignore[no-untyped-call, no-any-return]  # torch's own
@@ -116,8 +117,8 @@ def _dual_along(moved_TD: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def contributions(squares_Lnn: Tensor) -> Floats:
-    """Shares c, (L, n, n): layer, state j, input i; they sum to 1 over inputs. A state that depends on no input, which
-    no working model has, is shared out evenly."""
+    """Shares c, (L, n, n): layer, state j, input i; they sum to 1 over inputs. A state that depends on no input (in no
+    working model) is shared evenly."""
     norms_Lnn = squares_Lnn.sqrt()
     total_Ln1 = norms_Lnn.sum(-1, keepdim=True)
     even = torch.full_like(norms_Lnn, 1 / norms_Lnn.shape[-1])
@@ -126,10 +127,10 @@ def contributions(squares_Lnn: Tensor) -> Floats:
 
 
 class Contributions:
-    """Sums of the shares of many sentences.
+    """Accumulates the shares of many sentences.
 
     Attributes:
-        tokens: states added.
+        tokens: number of states added.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class Contributions:
         self._group_sums: Floats | int = 0
 
     def add(self, shares_Lnn: Floats) -> None:
-        """One more sentence."""
+        """Add a sentence."""
         size = shares_Lnn.shape[-1]
         self.tokens += size
         self._own.append(np.diagonal(shares_Lnn, axis1=1, axis2=2))
@@ -155,7 +156,7 @@ class Contributions:
 
     @property
     def own_LT(self) -> Floats:
-        """Share of a token's own input in its state, of all states, (L, T)."""
+        """Share of a token's own input in its state, for all states, (L, T)."""
         return np.concatenate(self._own, axis=1)
 
     @property
@@ -165,11 +166,11 @@ class Contributions:
 
     @property
     def offset_means(self) -> Floats:
-        """Mean contribution of one token at each offset, (L, offsets); NaN where no sentence is as long."""
+        """Mean contribution of one token at each offset, (L, offsets); NaN if no sentence is long enough."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.divide(self._offset_sums, self._offset_counts))
 
     @property
     def group_means(self) -> Floats:
-        """Mean contribution of all tokens at these distances together, (L, groups); they sum to 1."""
+        """Mean total contribution of the tokens in each group of distances, (L, groups); sums to 1."""
         return np.asarray(self._group_sums / self.tokens)

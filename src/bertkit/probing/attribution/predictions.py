@@ -1,4 +1,4 @@
-"""One prediction and its explanation: the word at a text's mask, or its class, and the tokens that it rests on.
+"""One prediction and its explanation: the word at a text's mask, or its class, and each token's contribution.
 
 Sundararajan et al. 2017, arXiv:1703.01365; Abnar and Zuidema 2020, arXiv:2005.00928; the methods are in
 explanations.py.
@@ -45,16 +45,16 @@ MASKED, CLASSES = "masked_lm", "sequence_classification"
 
 @dataclass(frozen=True)
 class Question:
-    """What is explained.
+    """The prediction to explain.
 
     Attributes:
-        written: the text as it was given.
-        text: as the model reads it.
-        tokens: as the vocabulary writes them.
+        written: the text as given.
+        text: the encoded text.
+        tokens: tokens as in the vocabulary.
         fixed_n: tokens that are the same in the baseline.
-        head: whose prediction it is; None for a model without one, of which attention alone can be explained.
-        read: the token whose state the head reads; None where it reads the mean of all.
-        target: number and name of the output that is explained; None for the most probable one.
+        head: the head that predicts; None for a model without one, for which only attention can be explained.
+        read: the token whose state the head reads; None if it reads the mean of all tokens.
+        target: number and name of the output to explain; None for the most probable one.
     """
 
     written: str
@@ -68,14 +68,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A prediction and the tokens that it rests on.
+    """A prediction and the contributions of the tokens.
 
     Attributes:
         question: the input.
         target: the predicted output's name; None without a head.
         score: F; None without a head.
-        baseline_score, gap: of integrated gradients, where they were computed.
-        values: of each method, (n,).
+        baseline_score, gap: for integrated gradients, if they were computed.
+        values: contributions by each method, (n,).
     """
 
     question: Question
@@ -87,10 +87,10 @@ class Explanation:
 
 
 def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
-    """The methods of these names, all where there are none.
+    """The methods with these names; all if none are given.
 
     Raises:
-        UsageError: there is no such method.
+        UsageError: no such method.
     """
     for name in names:
         if name not in METHODS:
@@ -101,11 +101,11 @@ def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_question(subject: LoadedModel, written: str, target: str | None) -> Question:
-    """The input of a text: the model predicts the word at its mask, or its class.
+    """Prepare a text for which the model predicts the word at the mask, or the class.
 
     Raises:
-        UsageError: no mask or several where one is needed, an invalid target, or a text that is too long or empty.
-        DataError: a model of masked tokens that fills in none.
+        UsageError: not exactly one mask if one is needed, an invalid target, or a text that is too long or empty.
+        DataError: the model predicts masked tokens but has no mask token.
     """
     model, tokenizer = subject.model, subject.tokenizer
     mask = tokenizer.token(tokenizer.mask_id) if "mask" in tokenizer.roles else None
@@ -113,7 +113,7 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
     head = next((name for name in (CLASSES, MASKED) if name in model.head_names), None)
     head = MASKED if masks and MASKED in model.head_names else head
     if head == MASKED and masks != 1:
-        raise UsageError(f"--text {written[:60]!r} has {masks} times {mask}; write it once, where a word is predicted")
+        raise UsageError(f"--text {written[:60]!r} contains {mask} {masks} times; write it once, where to predict")
     if head is None and target is not None:
         raise UsageError(f"--target {target}: the model has no {MASKED} or {CLASSES} head, so it predicts nothing")
     body: list[int] = []
@@ -141,16 +141,16 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
 
 
 def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) -> int:
-    """The number of the output that a target names.
+    """The number of the output with the target's name.
 
     Raises:
-        UsageError: a word of several tokens, or no class of this name.
+        UsageError: the word has several tokens, or there is no class of this name.
     """
     if head == CLASSES:
         if target not in model.labels.names:
             raise UsageError(f"--target {target}: no such class; the model has {', '.join(model.labels.names)}")
         return model.labels.names.index(target)
-    # A word inside a text follows a space, which some vocabularies write into the token.
+    # A word inside a text follows a space, which some vocabularies include in the token.
     for text in (f" {target}", target):
         (ids,) = tokenizer.encode_batch([text])
         if len(ids) == 1 and ids[0] not in tokenizer.special_ids:
@@ -173,10 +173,10 @@ def explain(
     Args:
         subject: the model.
         question: from `make_question`.
-        methods: names out of `METHODS`; those by gradients are skipped for a model without a head.
-        baseline: what replaces words in x0.
-        steps: of the path integral.
-        engine: where to compute.
+        methods: names from `METHODS`; gradient methods are skipped for a model without a head.
+        baseline: replaces words in x0.
+        steps: number of steps of the path integral.
+        engine: the device and batch size.
 
     Raises:
         DataError: the family has no word embeddings or maps to record.

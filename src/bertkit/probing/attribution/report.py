@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAIN_SHARE = 0.85
-"""Of the sentences for token identifiability."""
+"""Share of the sentences for token identifiability that is used for training."""
 _QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
 
 DEFINITIONS = {
@@ -61,9 +61,9 @@ class Identifiability:
     """Token identifiability by layer.
 
     Attributes:
-        shares: of the test tokens that are identified, by map and layer, the embeddings first.
-        chance: of a guess.
-        train_tokens, test_tokens: how many.
+        shares: share of identified test tokens, by map and layer, the embeddings first.
+        chance: accuracy of a random guess.
+        train_tokens, test_tokens: their numbers.
     """
 
     shares: dict[str, list[float]]
@@ -79,8 +79,8 @@ def contribution_results(
 
     Args:
         gathered: the shares of all sentences.
-        sentences: how many.
-        directions: by which Jacobians were estimated.
+        sentences: number of sentences.
+        directions: number of directions used to estimate the Jacobians.
     """
     own_LT, led_L, groups = gathered.own_LT, gathered.led_by_others_L, gathered.group_means
     summary = {

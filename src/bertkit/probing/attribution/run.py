@@ -1,5 +1,5 @@
-"""`probe attribution`: what of each input token is in a hidden state, whether it can be recovered, and what a
-prediction rests on.
+"""`probe attribution`: how much each input token contributes to hidden states and predictions, and whether it can be
+recovered.
 
 Brunner et al. 2020, arXiv:1908.04211, sections 2 and 4, for hidden states (measure.py, identifiability.py);
 predictions.py and explanations.py for predictions.
@@ -51,16 +51,16 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
     """Measure and write a run.
 
     Raises:
-        UsageError: neither text nor data, several models, no such method or target, a text without its mask.
+        UsageError: neither text nor data, several models, no such method or target, a text without a mask.
         DataError: unreadable text or model, or too few sentences to train on.
     """
     subject = request.subject()
     methods = chosen_methods(settings.methods)
     questions = [make_question(subject, text, settings.target) for text in settings.texts]
     if settings.target is not None and not questions:
-        raise UsageError(f"--target {settings.target}: give the --text whose prediction is explained")
+        raise UsageError(f"--target {settings.target}: also give --text, the text whose prediction to explain")
     if not request.data and not questions:
-        raise UsageError("nothing to look at: give --data SOURCE, or --text with a prediction to explain")
+        raise UsageError("nothing to probe: give --data SOURCE, or --text with a prediction to explain")
     inputs = _read_input(request, settings, subject) if request.data else AttributionInput()
 
     def measure() -> Report:
@@ -94,7 +94,7 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
 
 
 def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:
-    layer_points(subject.model)  # refuses a family without layers before there is a run
+    layer_points(subject.model)  # rejects a family without layers before a run is created
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
         raise UsageError("--sentences 0 and --identify-sentences 0 leave nothing to do with --data")

@@ -1,13 +1,14 @@
-"""The probability of words in a blank at the end of a context, and which of some words a model prefers there.
+"""The probability of words in a blank at the end of a context, and which of several words a model prefers there.
 
-Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the
-k most probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM
-head reads the context, [MASK] and [SEP], a causal one the context; the text after the blank is given.
+Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the k most
+probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM head
+reads the context, [MASK] and [SEP]; a causal head reads the context. The text after the blank is a setting.
 
-Variants. Words of the paper have one token. Words of several tokens are scored here by the sum of their tokens'
-log-probabilities, the later ones masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
-models/pseudo_likelihood.py), which for one token is the paper's probability; they can be compared, but are never among
-the k most probable, and are left out of accuracy. A tie with n others counts 1/(n+1): a half with one.
+Variants. Words in the paper have one token. Words of several tokens are scored here by the sum of their tokens'
+log-probabilities, with the later tokens masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
+models/pseudo_likelihood.py). For one token this is the paper's probability. Words of several tokens can be compared,
+but are never among the k most probable tokens and are left out of accuracy. A tie with n others counts 1/(n+1): a half
+with one.
 
 Shapes: K texts of N tokens, R rows of a batch, V vocabulary.
 """
@@ -34,11 +35,11 @@ Int64s = NDArray[np.int64]
 SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
 """Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
-"""Most probable tokens that are recorded of a blank."""
+"""Number of most probable tokens recorded per blank."""
 ALL = ""
 _CPU = torch.device("cpu")
 _DEVIATIONS = 1.959963984540054
-"""Standard deviations on either side of the middle 95% of a normal distribution."""
+"""Half-width, in standard deviations, of the central 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class BlankScore:
     """The probability of a word in a blank.
 
     Attributes:
-        log_p: of the word, in nats, the sum over its tokens.
+        log_p: log-probability of the word in nats, the sum over its tokens.
         tokens: number of its tokens.
-        above, equal: number of vocabulary entries that are more probable than its (first) token, and equally probable.
-        top: ids of the most probable ones, in decreasing order.
+        above, equal: number of vocabulary entries more probable than its (first) token, and as probable.
+        top: ids of the most probable entries, in decreasing order.
     """
 
     log_p: float
@@ -68,7 +69,7 @@ class _Text:
 
 
 def blank_rule(rule: type[ScoringRule]) -> type[ScoringRule]:
-    """The rule for words in blanks of a model whose texts are scored by this rule."""
+    """The rule for words in blanks, for a model whose texts are scored by the given rule."""
     return WithinWordLeftToRight if rule is Original else rule
 
 
@@ -83,17 +84,17 @@ def score_blanks(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> dict[Completion, BlankScore | None]:
-    """The score of each completion; None where the word is not in the vocabulary or the text is too long.
+    """The score of each completion; None if the word is not in the vocabulary or the text is too long.
 
     Args:
-        model: with the head of the rule; put on the device and out of training mode.
+        model: with the rule's head; is moved to the device and put in evaluation mode.
         rule: see `blank_rule`.
-        completions: all different.
+        completions: distinct completions.
         ending: text after the blank.
-        max_batch_tokens, device, progress: as of `score_texts`.
+        max_batch_tokens, device, progress: as for `score_texts`.
 
     Raises:
-        DataError: a log-probability is not a number.
+        DataError: a log-probability is not finite.
     """
     predict = rule.predictor(model, device=device)
     assert isinstance(predict, TokenPredictor), "check_distribution tells the user"
@@ -123,7 +124,7 @@ def score_blanks(
 def _token_scores(
     predict: TokenPredictor, rule: ScoringRule, texts: Sequence[_Text], max_batch_tokens: int
 ) -> Iterator[tuple[int, BlankScore]]:
-    """The number of a text and the score of its word's next token, over texts of one length."""
+    """The number of each text and the score of its word's next token, for texts of one length."""
     length = texts[0].ids_N.size
     word_KN = np.tile(np.arange(length), (len(texts), 1))
     for row_N, text in zip(word_KN, texts, strict=True):
@@ -134,9 +135,9 @@ def _token_scores(
     at_once = max(1, max_batch_tokens // (length + rule.special_tokens))
     for first in range(0, len(tokens), at_once):
         number_R, place_R = np.array(tokens[first : first + at_once], dtype=np.int64).T
-        if isinstance(rule, MaskedRule):  # a copy for each token, which predicts that one alone
+        if isinstance(rule, MaskedRule):  # one copy per token, which predicts only that token
             copy_R, column_R = number_R * length + place_R, np.zeros_like(place_R)
-        else:  # one copy, which predicts all tokens that are not given
+        else:  # one copy, which predicts all tokens that are not context
             copy_R, column_R = number_R, place_R - rule.unscored_tokens
         copies = rule.copies(encoded, copy_R)
         row_R = np.arange(number_R.size)
@@ -161,7 +162,7 @@ def _encoded(tokenizer: Tokenizer, completions: Sequence[Completion], ending: st
         start, end = len(each.context) + 1, len(each.context) + 1 + len(each.word)
         places = tuple(n for n, (a, b) in enumerate(encoding.offsets) if a < end and b > start)
         if not places:
-            raise DataError(f"{each.word!r} after {each.context!r}: the tokenizer makes no token of it")
+            raise DataError(f"{each.word!r} after {each.context!r}: the tokenizer produces no token for it")
         found.append(_Text(np.array(encoding.ids, dtype=np.int64), places))
     return found
 
@@ -172,19 +173,19 @@ def _is_unknown(text: _Text, tokenizer: Tokenizer) -> bool:
 
 
 def preference(first: float, others: Sequence[float]) -> float:
-    """1 where the first is greater than all others, 0 where it is less than one; 1/(n+1) where it ties with n."""
+    """1 if the first is greater than all others, 0 if it is less than one; 1/(n+1) where it ties with n."""
     if any(other > first for other in others):
         return 0.0
     return 1 / (1 + sum(other == first for other in others))
 
 
 def clear_preference(first: float, others: Sequence[float], margin: float) -> float:
-    """1 where the first probability is greater than all others by more than the margin; arguments in log space."""
+    """1 if the first probability is greater than all others by more than the margin; arguments in log space."""
     return float(math.exp(first) - max(math.exp(other) for other in others) > margin)
 
 
 def among_top(above: int, equal: int, k: int) -> float:
-    """1 where a token is among the k most probable ones; with n equals across the border, its share of the places."""
+    """1 if a token is among the k most probable ones; with n equals across the border, its share of the places."""
     return min(1.0, max(0.0, (k - above) / (equal + 1)))
 
 
@@ -203,7 +204,7 @@ def accuracy(k: int) -> str:
 
 @dataclass(frozen=True)
 class Proportion:
-    """One measure of a diagnostic on the items of a condition and group (all where empty): the mean of their credits.
+    """One measure of a diagnostic on the items of a condition and group (all if empty): the mean of their credits.
 
     Credits are from 0 to 1; `chance` is the expected value of a model without preferences.
     """
@@ -216,7 +217,7 @@ class Proportion:
 
     @property
     def value(self) -> float | None:
-        """None where there is no item."""
+        """None if there is no item."""
         return sum(self.credits) / len(self.credits) if self.credits else None
 
     @property

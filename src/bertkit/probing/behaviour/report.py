@@ -64,7 +64,7 @@ def diagnostic_summary(diagnostics: Sequence[DiagnosticScores]) -> dict[str, Any
 def diagnostic_findings(
     label: str, diagnostics: Sequence[DiagnosticScores], tokenizer: Tokenizer, top: Sequence[int]
 ) -> list[Finding]:
-    """A table of measures, drawn; and one of items."""
+    """A table of measures with its figure, and a table of items."""
     rows = [
         [
             *(scores.diagnostic.name, each.measure, each.condition, each.group),
@@ -108,7 +108,7 @@ def _percent(value: float | None) -> str:
 
 
 def _items(scores: DiagnosticScores, tokenizer: Tokenizer) -> list[list[object]]:
-    """A row for each comparison: the good completion, and the most probable bad one."""
+    """One row per comparison: the good completion, and the most probable bad one."""
     rows: list[list[object]] = []
     for each, (first, *others) in scores.comparisons.items():
         best, bad = max(zip(others, each.completions[1:], strict=True), key=lambda pair: pair[0].log_p)
@@ -153,7 +153,7 @@ def _draw_diagnostics(label: str, table: Table, top: Sequence[int]) -> Figure:
 
 
 def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str, Any]) -> list[Finding]:
-    """Accuracy by phenomenon, drawn; and by paradigm."""
+    """Accuracy by phenomenon with its figure, and by paradigm."""
     by_phenomenon = _by_phenomenon(outcomes)
     (best, most), (worst, least) = by_phenomenon[0][:2], by_phenomenon[-1][:2]
     sentence = (
@@ -186,8 +186,8 @@ def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str,
 
 
 def _by_phenomenon(outcomes: Sequence[Outcome]) -> list[tuple[str, float, float, int, int]]:
-    """Name (the paradigm's where the file names no phenomenon), mean accuracy and that of constant logits, number of
-    paradigms and of pairs; sorted by accuracy."""
+    """Per phenomenon: name (the paradigm's if the file names none), mean accuracy and that of constant logits, number
+    of paradigms and of pairs; sorted by accuracy."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.paradigm.term or outcome.paradigm.name, []).append(outcome)

@@ -1,4 +1,4 @@
-"""`probe behaviour`: minimal pairs and diagnostics with blanks, read and scored.
+"""`probe behaviour`: reads and scores minimal pairs and diagnostics with blanks.
 
 Minimal pairs are those of `eval blimp` (Warstadt et al. 2020, arXiv:1912.00582), scored and averaged by the same code
 (evaluation/blimp.py). Diagnostics are Ettinger's (2020, arXiv:1907.13528): cloze, role reversal, negation; files are
@@ -30,12 +30,12 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
     """Score and write a run.
 
     Raises:
-        UsageError: no data, several models, nothing matches `only`, or a rule that does not fit the model.
+        UsageError: no data, several models, nothing matches `only`, or the rule does not fit the model.
         DataError: invalid data or model, or the model has no head to score with.
     """
     if not request.data:
         raise UsageError(
-            "no data to score: give --data PATH, minimal pairs (a folder or .jsonl file of BLiMP's shape) or"
+            "no data to score: give --data PATH, minimal pairs (a folder or .jsonl file in BLiMP's format) or"
             " diagnostics (.tsv files of github.com/aetting/lm-diagnostics, or a folder of them)"
         )
     subject = request.subject()
@@ -66,10 +66,10 @@ def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> Probe
 
 
 def read_data(paths: Sequence[Path], settings: BehaviourSettings) -> tuple[list[Paradigm], list[Diagnostic]]:
-    """Minimal pairs and diagnostics of all paths; a folder may hold both.
+    """Minimal pairs and diagnostics in all paths; a folder may contain both.
 
     Raises:
-        DataError: a path holds neither, or two things have one name.
+        DataError: a path contains neither, or two entries have the same name.
         UsageError: `only` matches nothing.
     """
     paradigms: list[Paradigm] = []
@@ -90,7 +90,7 @@ def read_data(paths: Sequence[Path], settings: BehaviourSettings) -> tuple[list[
     names = [*(each.name for each in paradigms), *(each.name for each in diagnostics)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{', '.join(map(str, paths))}: {twice!r} is there twice; name one of them")
+        raise DataError(f"{', '.join(map(str, paths))}: {twice!r} occurs twice; name one of them")
     return paradigms, diagnostics
 
 

@@ -2,13 +2,13 @@
 
 Ethayarajh 2019, arXiv:1909.00512, section 3: self-similarity, intra-sentence similarity, maximum explainable variance,
 and the anisotropy baselines that are subtracted from them; section 4.3: static vectors from principal components. All
-three follow the paper's text. The published code differs: it centres a word's vectors before it takes the first
-component (here a measure of its own, since the two are far apart: the mean is most of what the uncentred component
-explains), and estimates cosines from at most 1,000 pairs. Here the means over all pairs are exact, because the sum of
-all cosines is the squared length of the sum of unit vectors.
+three follow the paper's text. The published code differs in two ways. It centres a word's vectors before taking the
+first component; here that is a separate measure, because the two differ widely: the mean is most of what the uncentred
+component explains. It also estimates cosines from at most 1,000 pairs; here the means over all pairs are exact, because
+the sum of all cosines is the squared length of the sum of unit vectors.
 
-The explainable variance of n vectors depends on n (the first component of n isotropic ones explains at least 1/n), so
-each word is compared with as many random occurrences as it has itself.
+The explainable variance of n vectors depends on n (the first component of n isotropic vectors explains at least 1/n),
+so each word is compared with as many random occurrences as it has occurrences itself.
 
 Shapes: W words, n occurrences of a word, N occurrences of all words, R random occurrences, D width, B sentences.
 """
@@ -33,22 +33,22 @@ from bertkit.progress import Progress, silent_progress
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Place = tuple[int, int]
-"""The index of a sentence in the list, and of a word in it."""
+"""The index of a sentence, and of a word in the sentence."""
 
 RANDOM_SETS = 10
-"""Random sets that the baseline of the explainable variance is averaged over."""
+"""Number of random sets over which the baseline of the explainable variance is averaged."""
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Occurrences:
-    """The occurrences that are measured.
+    """The occurrences to measure.
 
     Attributes:
         words: in alphabetical order.
-        places: for each word where it occurs, each in another sentence.
-        contexts: for each word the number of sentences it occurs in, those included that were not drawn.
-        random: one random word each of random sentences.
+        places: for each word, where it occurs, each in a different sentence.
+        contexts: for each word, the number of sentences it occurs in, including those not drawn.
+        random: one random word from each of several random sentences.
         rare: number of words that occur in too few sentences.
         passed_over: number of words left out because the limit on vectors was reached.
     """
@@ -69,7 +69,7 @@ class Occurrences:
 def index_words(sentences: Sequence[EncodedSentence], *, lowercase: bool) -> dict[str, list[Place]]:
     """Where each word occurs: its first occurrence in every sentence that has it.
 
-    The sentences are all different, since a repeated one would be counted as another context.
+    The sentences must be distinct, since a repeated one would count as another context.
     """
     places: dict[str, list[Place]] = {}
     for number, sentence in enumerate(sentences):
@@ -92,14 +92,14 @@ def choose_occurrences(
     max_vectors: int,
     random_sentences: int = 1000,
 ) -> Occurrences:
-    """The words that occur often enough, a draw of their occurrences, and random ones to compare with.
+    """The words that occur often enough, a sample of their occurrences, and random ones to compare with.
 
     Args:
-        places: where words occur, as returned by `index_words`, of all words or some.
-        min_contexts: least number of sentences that a word must occur in.
-        max_contexts: most occurrences of a word; of more, so many are drawn.
-        max_vectors: most occurrences in all; words are drawn until it is reached.
-        random_sentences: number of sentences that a random word is drawn from.
+        places: where words occur, as returned by `index_words`, for all words or some.
+        min_contexts: minimum number of sentences that a word must occur in.
+        max_contexts: maximum number of occurrences per word; if there are more, this many are drawn.
+        max_vectors: maximum number of occurrences in total; words are drawn until it is reached.
+        random_sentences: number of sentences from which one random word each is drawn.
     """
     often = sorted(word for word, found in places.items() if len(found) >= min_contexts)
     kept: list[str] = []
@@ -132,7 +132,7 @@ def choose_occurrences(
 
 @dataclass(frozen=True)
 class LayerVectors:
-    """The vectors of the measured occurrences in one layer, word after word, and those of random occurrences.
+    """The vectors of the measured occurrences in one layer, word by word, and those of random occurrences.
 
     `intra` is the mean intra-sentence similarity of all sentences.
     """
@@ -151,7 +151,7 @@ def collect(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[LayerVectors]:
-    """The vectors of each layer, by one pass over the sentences; only those of the occurrences are kept in memory."""
+    """The vectors of each layer, in one pass over the sentences; only those of the occurrences are kept in memory."""
     first_S = np.cumsum([0, *(len(sentence.words) for sentence in sentences)])
     places = [*(place for own in occurrences.places for place in own), *occurrences.random]
     row_N = np.array([first_S[sentence] + word for sentence, word in places])
@@ -181,11 +181,11 @@ class LayerFigures:
     """The measures of one layer, before any baseline is subtracted.
 
     Attributes:
-        self_similarity_W: of each word.
+        self_similarity_W: self-similarity of each word.
         explainable_W: maximum explainable variance of each word, as a share.
-        random_explainable_W: the same of as many random occurrences.
-        centred_W, random_centred_W: both of centred vectors, as in the published code.
-        intra_sentence: mean over sentences.
+        random_explainable_W: the same for as many random occurrences.
+        centred_W, random_centred_W: both for centred vectors, as in the published code.
+        intra_sentence: mean intra-sentence similarity.
         anisotropy: mean cosine of random occurrences, the baseline of both similarities.
     """
 
@@ -216,10 +216,10 @@ def layer_figures(layer: LayerVectors, occurrences: Occurrences, draw: Draw) -> 
 
 
 def mean_cosine(vectors_ND: Tensor) -> float:
-    """Mean cosine over all ordered pairs of different vectors; NaN of fewer than two.
+    """Mean cosine over all ordered pairs of different vectors; NaN for fewer than two.
 
-    Self-similarity of the occurrences of a word; anisotropy of random occurrences. The sum of all cosines is
-    ||sum of unit vectors||^2, of which the n on the diagonal are no pairs.
+    For the occurrences of a word this is self-similarity, for random occurrences anisotropy. The sum of all cosines is
+    ||sum of unit vectors||^2, which includes the n on the diagonal; these are not pairs.
     """
     count = vectors_ND.shape[0]
     if count < 2:
@@ -232,13 +232,13 @@ def mean_cosine(vectors_ND: Tensor) -> float:
 def explainable_variance(vectors_ND: Tensor) -> float:
     """Share of the variance that the first principal component explains: s_1^2 / sum of s_i^2, uncentred.
 
-    The s_i are the singular values of the matrix of occurrences. 1 where all vectors are multiples of one.
+    The s_i are the singular values of the matrix of occurrences. 1 if all vectors are multiples of one.
     """
     return _share(_gram(vectors_ND if vectors_ND.shape[0] <= vectors_ND.shape[1] else vectors_ND.T))
 
 
 def _share(gram_NN: Tensor) -> float:
-    """The greatest eigenvalue's share of all: those of X X^T and of X^T X are the squared singular values of X."""
+    """The largest eigenvalue's share: eigenvalues of X X^T and X^T X are the squared singular values of X."""
     total = gram_NN.diagonal().sum()
     if total == 0:
         return float("nan")
@@ -246,7 +246,7 @@ def _share(gram_NN: Tensor) -> float:
 
 
 def _centred_share(gram_NN: Tensor) -> float:
-    """The same of the vectors less their mean, computed from the products of the uncentred vectors."""
+    """The same for the vectors minus their mean, computed from the products of the uncentred vectors."""
     rows_N1 = gram_NN.mean(1, keepdim=True)
     return _share(gram_NN - rows_N1 - rows_N1.T + gram_NN.mean())
 
@@ -254,7 +254,7 @@ def _centred_share(gram_NN: Tensor) -> float:
 def random_explainable(
     vectors_RD: Tensor, sizes: Sequence[int], draw: Draw, share: Callable[[Tensor], float] = _share
 ) -> dict[int, float]:
-    """Mean explainable variance of random sets of vectors, by the size of the sets; a set holds R at most.
+    """Mean explainable variance of random sets of vectors, by the size of the sets; a set has at most R vectors.
 
     `share` computes the explained share of the variance from the products of all pairs.
     """
@@ -282,7 +282,7 @@ def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
 def first_component(vectors_ND: Tensor) -> Floats:
     """A static vector of a word (section 4.3 of the paper): the first right singular vector of its uncentred vectors.
 
-    Of unit length; of the two directions it is the one that the word's mean points to.
+    It has unit length, and of the two directions it is the one that the word's mean points in.
     """
     vectors_ND = vectors_ND.double()
     _, _, right = torch.linalg.svd(vectors_ND, full_matrices=False)

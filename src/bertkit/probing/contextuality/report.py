@@ -1,6 +1,6 @@
 """The report of `probe contextuality`: measures by layer and by word, and static vectors as word2vec text.
 
-Ethayarajh 2019, arXiv:1909.00512, figures 1 to 4 in kind. Sibling measure.py computes the measures.
+The figures are like figures 1 to 4 of Ethayarajh 2019, arXiv:1909.00512. Sibling measure.py computes the measures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXTREMES = 10
-"""Words shown at either end of the order by self-similarity."""
+"""Number of words shown with the lowest and with the highest self-similarity."""
 
 DEFINITIONS = {
     "layer": "0 is the input of the first layer (word, position and segment embeddings together), so that a word's"
@@ -48,7 +48,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class ContextualityScores:
-    """The measures of each layer of a model, on these words of so many sentences."""
+    """The measures of each layer of a model, with the measured words and the number of sentences."""
 
     label: str
     sentences: int
@@ -66,7 +66,7 @@ class ContextualityScores:
 
     @cached_property
     def by_layer(self) -> dict[str, list[float]]:
-        """Means over words, by the name of a measure; `_adjusted` less its baseline."""
+        """Means over words, by the name of a measure; `_adjusted` means minus its baseline."""
         measures: dict[str, Callable[[LayerFigures], Any]] = {
             "anisotropy": lambda each: each.anisotropy,
             "self_similarity": lambda each: each.self_similarity_W,
@@ -83,7 +83,7 @@ class ContextualityScores:
 
     @cached_property
     def extremes(self) -> tuple[list[int], list[int]]:
-        """The words of the least and of the greatest self-similarity in the last layer."""
+        """The words with the lowest and the highest self-similarity in the last layer."""
         order = np.argsort(self.figures[-1].self_similarity_W, kind="stable").tolist()
         half = min(EXTREMES, len(order) // 2)
         return order[:half], order[::-1][:half]
@@ -173,7 +173,7 @@ class ContextualityScores:
         return Finding("self_similarity", sentence, table, self._draw_words if least else None)
 
     def _by_word(self, measures: Mapping[str, Sequence[Floats]]) -> Table:
-        """A table with one row a word, and a column for each layer of each measure."""
+        """A table with one row per word, and one column per layer of each measure."""
         table: dict[str, Sequence[Any]] = {"word": self.occurrences.words, "contexts": self.occurrences.contexts}
         for name, layers in measures.items():
             table |= {f"{name}_{number}": values_W.tolist() for number, values_W in enumerate(layers)}
@@ -201,7 +201,7 @@ class ContextualityScores:
 
 
 def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Floats]) -> None:
-    """word2vec's text format: a line with the number of words and the width; then a line a word, its numbers after it.
+    """Write word2vec's text format: a line with number of words and width, then one line per word with its numbers.
 
     White space inside a word is written as `_`, as in word2vec's own phrases.
     """

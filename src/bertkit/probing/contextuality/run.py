@@ -1,4 +1,4 @@
-"""`probe contextuality`: a draw of sentences from text, the words that occur often enough, and their measures.
+"""`probe contextuality`: draws sentences from text and measures the words that occur often enough.
 
 Ethayarajh 2019, arXiv:1909.00512; the measures are in measure.py. Sibling similarity/ compares whole layers.
 """
@@ -92,7 +92,7 @@ def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) 
 def wanted_words(
     places: Mapping[str, list[Place]], settings: ContextualitySettings, *, lowercase: bool
 ) -> dict[str, list[Place]]:
-    """The places of the words of the settings; of all words where there are none.
+    """Where the words of the settings occur; all words if the settings name none.
 
     Raises:
         DataError: a word does not occur, or in too few sentences.
@@ -109,7 +109,7 @@ def wanted_words(
             raise DataError(f"--word {written}: does not occur in the {settings.sentences:,} sentences drawn{hint}")
         if contexts < settings.min_contexts:
             raise DataError(
-                f"--word {written}: occurs in {contexts} sentences, and --min-contexts asks for"
+                f"--word {written}: occurs in {contexts} sentences, but --min-contexts is"
                 f" {settings.min_contexts}; raise --sentences or lower --min-contexts"
             )
         found[word] = places[word]

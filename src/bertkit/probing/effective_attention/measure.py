@@ -1,17 +1,17 @@
 """Effective attention: the part of an attention map that affects the output.
 
 Brunner et al. 2020, "On Identifiability in Transformers", arXiv:1908.04211, section 3. A head adds A T to the states,
-with T = V W (n x D): the values of the n tokens, through the head's slice of the output projection. T has rank of at
-most the head's width H, so that with more tokens than that many maps A have the same output. Their common part is A
-without its projection onto the left null space of T,
+with T = V W (n x D): the values of the n tokens, through the head's slice of the output projection. The rank of T is at
+most the head's width H, so with more than H tokens, many maps A give the same output. Their common part is A without
+its projection onto the left null space of T,
 
     A_eff = A U U^T,    U the left singular vectors of T with a singular value above tolerance;   A_eff T = A T.
 
-Its rows need not sum to 1 and may be negative. Variant: V includes the values' bias, which A mixes too; the paper's
-further argument from rows that must sum to 1 is not used. With n <= H and full rank nothing changes.
+Its rows need not sum to 1 and may have negative entries. Variant: V includes the values' bias, which A also mixes. The
+paper's further argument from rows that must sum to 1 is not used. With n <= H and full rank, A_eff equals A.
 
-The output projection is recorded, not read from the weights: one forward pass whose `hook_z` is edited to the unit
-vectors gives, in `hook_attn_out`, the row of W of each.
+The output projection is recorded, not read from the weights: in one forward pass with `hook_z` replaced by the unit
+vectors, `hook_attn_out` contains the corresponding rows of W.
 
 Shapes: n tokens of a sentence, T packed tokens, N heads, H head width, D width of attention's output, L layers.
 """
@@ -41,10 +41,10 @@ _CPU = torch.device("cpu")
 
 
 def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
-    """Each head's slice of the output projection, (N, H, D) for each layer, float64.
+    """Each head's slice of the output projection, (N, H, D) per layer, float64.
 
     Raises:
-        DataError: the family lacks one of the points.
+        DataError: the family does not have one of the points.
     """
     shapes, device = point_shapes(model), device_of(model)
     for layer in range(layers):
@@ -57,7 +57,7 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
     heads, width = shapes[MIXED.format(n=0)][1:]
     inputs = heads * width
     unit_T = torch.cat([torch.eye(inputs), torch.zeros(1, inputs)]).view(-1, heads, width).to(device)
-    # As many tokens as there are inputs, and one for the bias; their ids do not matter, for the edit replaces them.
+    # As many tokens as there are inputs, plus one for the bias; their ids do not matter because the edit replaces them.
     row = min(model.encoder.max_tokens, inputs + 1)
     lengths = [row] * ((inputs + 1) // row) + [(inputs + 1) % row] * ((inputs + 1) % row > 0)
     edits = {MIXED.format(n=layer): lambda mixed: unit_T.to(mixed.dtype) for layer in range(layers)}
@@ -80,7 +80,7 @@ def effective(maps_Nnn: Tensor, mixed_NnD: Tensor) -> tuple[Tensor, Tensor]:
     """
     left_NnK, singular_NK, _ = torch.linalg.svd(mixed_NnD, full_matrices=False)
     greatest_N1 = singular_NK[:, :1]
-    # numpy's and MATLAB's tolerance of a matrix's rank.
+    # The tolerance of numpy and MATLAB for the rank of a matrix.
     tolerance_N1 = greatest_N1 * max(mixed_NnD.shape[1:]) * torch.finfo(mixed_NnD.dtype).eps
     kept_NK = singular_NK > tolerance_N1
     basis_NnK = left_NnK * kept_NK[:, None].to(left_NnK.dtype)
@@ -94,7 +94,7 @@ class LayerAttention:
     Attributes:
         raw_Nnn, effective_Nnn: float64.
         mixed_NnD: T.
-        rank_N: of T.
+        rank_N: rank of T.
     """
 
     raw_Nnn: Tensor
@@ -106,13 +106,13 @@ class LayerAttention:
 def layer_attention(
     model: HeadedModel, sentences: Iterable[EncodedSentence], *, device: torch.device = _CPU
 ) -> Iterator[tuple[EncodedSentence, list[LayerAttention]]]:
-    """Every sentence with the maps of all layers, one sentence in memory at a time.
+    """Every sentence with its maps in all layers, one sentence in memory at a time.
 
-    The model is moved to the device and to evaluation mode and computed in fp32; the decomposition is done on the CPU
-    in fp64.
+    The model is moved to the device, put in evaluation mode and computed in fp32; the decomposition runs on the CPU in
+    fp64.
 
     Raises:
-        DataError: the family lacks one of the points, or they are not finite.
+        DataError: the family does not have one of the points, or their values are not finite.
     """
     model = model.to(device).eval()
     points, causal = pattern_points(model), reads_causally(model)
@@ -133,7 +133,7 @@ def _of_layer(raw_Nnn: Tensor, value_nNH: Tensor, map_NHD: Tensor) -> LayerAtten
 
 
 def correlations(layer: LayerAttention) -> Tensor:
-    """Pearson's correlation of raw and effective attention over all n^2 cells of each head, (N,); NaN where one is
+    """Pearson's correlation of raw and effective attention over all n^2 cells of each head, (N,); NaN if one is
     constant."""
     cells = [maps.flatten(1) for maps in (layer.raw_Nnn, layer.effective_Nnn)]
     raw, reduced = (each - each.mean(1, keepdim=True) for each in cells)

@@ -30,9 +30,9 @@ Floats = NDArray[np.float64]
 LABELS = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "punctuation", "words": "other words"}
 """Kinds of tokens."""
 _EXAMPLE_TOKENS = 48
-"""The longest text that is drawn as a map."""
+"""Length of the longest text that is drawn as a map."""
 _DARKEST = 0.3
-"""Attention that is drawn black."""
+"""Attention from which on cells are black."""
 
 DEFINITIONS = {
     "effective": "A U U^T with U the left singular vectors of T = V W_O (a head's values, bias included, behind its"
@@ -53,8 +53,8 @@ class TextResult:
     """Raw and effective attention of one text.
 
     Attributes:
-        length: that the text was made for, in tokens.
-        correlation_LN: of the two.
+        length: target length of the text, in tokens.
+        correlation_LN: correlation of raw and effective attention.
         rank: mean over heads and layers.
         shares_2LK: raw and effective attention to each kind of token.
     """
@@ -84,7 +84,7 @@ class TextResult:
 
 @dataclass(frozen=True)
 class ExampleMaps:
-    """The layer and head in which the raw and effective attention of a text differ most, and both maps."""
+    """The layer and head in which raw and effective attention of a text differ most, with both maps."""
 
     tokens: Sequence[str]
     layer: int
@@ -96,7 +96,7 @@ class ExampleMaps:
     def of(
         cls, subject: LoadedModel, width: int, text: EncodedSentence, layers: Sequence[LayerAttention]
     ) -> ExampleMaps | None:
-        """None where the text is not longer than a head is wide, or too long for a figure."""
+        """None if the text is no longer than the head width, or too long for a figure."""
         if not width < text.ids_T.size <= max(_EXAMPLE_TOKENS, width + 16):
             return None
         correlation_LN = torch.stack([correlations(each) for each in layers]).numpy()
@@ -111,9 +111,9 @@ def effective_report(
     """Summary and findings.
 
     Args:
-        width: of a head.
-        results: one for each text.
-        example: drawn as maps; None for none.
+        width: head width.
+        results: one per text.
+        example: maps to draw; None for no figure.
     """
     by_length: dict[int, list[TextResult]] = {}
     for each in results:
@@ -121,7 +121,7 @@ def effective_report(
     lengths = sorted(by_length)
     layers_GL = [np.nanmean([each.correlation_LN for each in by_length[length]], axis=(0, 2)) for length in lengths]
     ranks = [float(np.mean([each.rank for each in by_length[length]])) for length in lengths]
-    # Texts longer than a head is wide, all texts where there are none.
+    # Texts longer than the head width, or all texts if there are none.
     long = [length for length in lengths if length > width] or lengths
     shares_2LK: Floats = np.mean([each.shares_2LK for length in long for each in by_length[length]], axis=0)
     summary = {

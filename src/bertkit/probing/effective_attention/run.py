@@ -1,8 +1,8 @@
 """`probe effective-attention`: how much of an attention map does not affect the output, by length, layer and token.
 
-Brunner et al. 2020, arXiv:1908.04211, section 3. The texts are drawn sentences put one behind the other and cut to
-given lengths, for few sentences are longer than a head is wide; they are no running text. Sibling attention/ measures
-maps as they are.
+Brunner et al. 2020, arXiv:1908.04211, section 3. The texts are randomly drawn sentences, concatenated and cut to the
+given lengths, because few sentences are longer than the head width; they are not running text. Sibling attention/
+measures raw maps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def probe_effective_attention(request: ProbeRequest, settings: EffectiveAttentio
     """Measure and write a run.
 
     Raises:
-        UsageError: no data, several models, or lengths that the model does not read.
+        UsageError: no data, several models, or lengths that the model cannot read.
         DataError: unreadable text or model, or too little text.
     """
     subject = request.subject()
@@ -64,25 +64,25 @@ def chosen_lengths(given: Sequence[int], subject: LoadedModel) -> list[int]:
     """The lengths in ascending order.
 
     Raises:
-        UsageError: one is beyond what the model reads, or leaves no room for words.
+        UsageError: a length exceeds the model's maximum, or leaves no room for words.
     """
     most = subject.config.max_tokens
     for length in given:
         if not 4 <= length <= most:
-            raise UsageError(f"--length {length}: expected 4 to {most} tokens, which is what the model reads")
+            raise UsageError(f"--length {length}: expected 4 to {most} tokens, the range of this model")
     return sorted(set(given)) or [length for length in LENGTHS if length <= most]
 
 
 def make_texts(
     sentences: Sequence[EncodedSentence], encoder: TextEncoder, lengths: Sequence[int], each: int
 ) -> dict[int, list[EncodedSentence]]:
-    """Texts of each length, as far as the words go; each length starts again at the first word.
+    """Texts of each length, as far as the words suffice; each length starts again at the first word.
 
     Args:
-        sentences: their words, in this order.
-        encoder: of the model.
-        lengths: in tokens, special tokens included.
-        each: how many of each; a length for which there are not as many words is left out.
+        sentences: the source of the words, in this order.
+        encoder: the model's encoder.
+        lengths: in tokens, including special tokens.
+        each: number of texts per length; a length without enough words is left out.
     """
     words = [
         (word, int(end - start))

@@ -1,14 +1,13 @@
-"""What heads are scored on: a task that the model was fine-tuned on, the words of a text, or retrieval of its
-sentences.
+"""What heads are scored on: a task that the model was fine-tuned on, words of a text, or retrieval of its sentences.
 
-Michel et al. 2019, arXiv:1905.10650, section 3.1, take the loss and the score of the model's own task (`TaskScore`). A
-model that is only pretrained predicts words (`WordLoss`): masked ones by a masked-LM head, 15% at once as in training
-(Devlin et al. 2019, arXiv:1810.04805, section 3.1), or every next one by a causal head. A sentence embedder has
-neither, and retrieves the second half of a sentence by the first (`HalfRetrieval`, our own, with the loss of Henderson
-et al. 2017, arXiv:1705.00652). compression/head_importance.py gates the heads.
+Michel et al. 2019, arXiv:1905.10650, section 3.1, use the loss and the score of the model's own task (`TaskScore`). A
+pretrained model predicts words (`WordLoss`): a masked-LM head predicts masked words, 15% at once as in training (Devlin
+et al. 2019, arXiv:1810.04805, section 3.1), a causal head predicts every next word. A sentence embedder has neither
+head, and retrieves the second half of a sentence by the first (`HalfRetrieval`, not from a paper, with the loss of
+Henderson et al. 2017, arXiv:1705.00652). compression/head_importance.py gates the heads.
 
 Shapes: T packed tokens, B sequences, I examples, M predicted tokens, D width, E width of a sentence's vector, C halves
-that are searched.
+to search.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class WordLoss(Measure):
 
     Args:
         model: with the rule's head.
-        sentences: as the model reads them.
-        rule: which state predicts which token. A rule that masks masks a share of the tokens at once here.
-        masking_rate: share of a sentence's tokens that is masked, at least one; special tokens never.
-        seed: of the choice.
+        sentences: encoded sentences.
+        rule: which state predicts which token. Here a masking rule masks a share of the tokens at once.
+        masking_rate: share of a sentence's tokens to mask, at least one token; special tokens are never masked.
+        seed: seed of this choice.
     """
 
     metric = "loss (nats per token)"
@@ -100,7 +99,7 @@ class WordLoss(Measure):
         return ExampleBatch(batch, torch.arange(len(sentences), device=self.device), len(sentences), (index_M, id_M))
 
     def _places(self, sentence: EncodedSentence) -> Int64s:
-        """The predicted tokens, none of them special: every one with another before it, or a share of all."""
+        """The predicted tokens, never special ones: every token with one before it, or a share of all."""
         place_N = np.flatnonzero(~sentence.special_T)
         if not isinstance(self.rule, MaskedRule):
             return place_N[place_N > 0]
@@ -109,15 +108,15 @@ class WordLoss(Measure):
 
 
 class HalfRetrieval(Measure):
-    """Retrieves the second half of a sentence by the first; the score is the mean reciprocal rank by cosine, ties
-    halved.
+    """Retrieves the second half of a sentence by the first; the score is the mean reciprocal rank by cosine, ties count
+    half.
 
-    The second halves are encoded once, by the model with all of its heads, as an index is; gates apply to the queries.
-    So an example's loss, the cross-entropy of its own half at 20 times the cosine, depends on no other example.
+    The second halves are encoded once by the model with all heads, like an index; gates apply only to the queries. An
+    example's loss, the cross-entropy of its own half at 20 times the cosine, therefore depends on no other query.
 
     Args:
-        sentence_model: the encoder, its pooling and what follows it.
-        sentences: as the model reads them.
+        sentence_model: the encoder, its pooling and the layers after it.
+        sentences: encoded sentences.
 
     Attributes:
         too_short: sentences of fewer than 8 words, which are left out.
@@ -141,7 +140,7 @@ class HalfRetrieval(Measure):
                 batch = self._batch(some, place_of)
                 found_BE = self._vectors(self.model(batch.packed), batch)
                 vectors.update(zip(batch.content.tolist(), found_BE, strict=True))
-        # Out of inference mode, so that it can stand in a graph.
+        # Outside inference mode, so that autograd can use it.
         self._index_CE = torch.stack([vectors[place] for place in range(self.examples)]).clone()
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
@@ -161,7 +160,7 @@ class HalfRetrieval(Measure):
         return self._vectors(hidden_TD, batch) @ self._index_CE.T
 
     def _vectors(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
-        """Of length one, (I, E)."""
+        """Sentence vectors of unit length, (I, E)."""
         parts = [pool(mode, hidden_TD, batch.packed) for mode in self._sentence_model.pooling]
         return functional.normalize(self._sentence_model.after_pooling(torch.cat(parts, dim=-1)), dim=-1)
 
@@ -172,7 +171,7 @@ class HalfRetrieval(Measure):
 
 
 def halves(sentence: EncodedSentence) -> tuple[EncodedSentence, EncodedSentence]:
-    """The first half of a sentence's words and the others, each with the special tokens around."""
+    """The first and the second half of a sentence's words, each with the special tokens around it."""
     cut = len(sentence.words) // 2
     begin, middle, end = sentence.spans_W2[0, 0], sentence.spans_W2[cut, 0], sentence.spans_W2[-1, 1]
     size, found = sentence.ids_T.size, []
@@ -197,11 +196,11 @@ class TaskScore(Measure):
 
     Args:
         model: with the task's head.
-        task: with the labels in the order of the model's outputs.
-        encoder: makes its sequences.
-        examples: with labels.
-        metric: the score, a name that `task.score` gives; higher is better, as of all metrics of tasks.
-        tuned: thresholds and the like, for tasks that tune their predictions.
+        task: the task, with labels in the order of the model's outputs.
+        encoder: encodes its sequences.
+        examples: examples with labels.
+        metric: the score, a name in the result of `task.score`; higher is better, as for all task metrics.
+        tuned: thresholds and similar, for tasks that tune their predictions.
     """
 
     higher_is_better = True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOLERANCE = 0.05
-"""Share of the score lost without any head, from which on a pruning curve counts as damaged."""
+"""A pruning curve counts as damaged once it has lost this share of what is lost without any head."""
 _RANDOM = "random_"
 
 DEFINITIONS = {
@@ -56,16 +56,16 @@ class HeadResults:
 
     Attributes:
         what: the task, for titles.
-        metric: of the score.
-        higher_is_better: of it.
-        examples: that importance is the mean of, and that are scored.
+        metric: name of the score.
+        higher_is_better: whether a higher score is better.
+        examples: number of examples for importance, and for scores.
         before: the score with all heads.
-        importance_LN, normalised_LN: I_h, and divided by its layer's norm.
-        ranked_LN: the one of the two that decides the order.
-        worse_without_LN: how much worse the score is without a head.
-        worse_alone_LN: how much worse it is with this one head in its layer.
-        counts: heads gone after each step of pruning.
-        curves: scores after each step, by order.
+        importance_LN, normalised_LN: I_h, and I_h divided by its layer's norm.
+        ranked_LN: the one of the two that determines the order.
+        worse_without_LN: how much worse the score is without each head.
+        worse_alone_LN: how much worse it is with only this head in its layer.
+        counts: number of heads removed after each pruning step.
+        curves: scores after each step, by pruning order.
     """
 
     label: str
@@ -83,17 +83,17 @@ class HeadResults:
     curves: Mapping[str, Sequence[float]]
 
     def scores(self, worse: Floats) -> Floats:
-        """The scores that are so much worse."""
+        """The scores that are worse by this much."""
         return self.before - worse if self.higher_is_better else self.before + worse
 
     def worse_by(self, curve: Sequence[float]) -> Floats:
-        """How much worse than with all heads, step by step."""
+        """How much worse than with all heads, per step."""
         difference = np.array(curve) - self.before
         return -difference if self.higher_is_better else difference
 
     def removable(self, curve: Sequence[float]) -> int:
-        """The most heads that an order of pruning removes, one step after the other, before it costs TOLERANCE of the
-        cost of removing all of them; 0 where removing all costs nothing."""
+        """The number of heads that an order of pruning removes, step by step, before the loss of score reaches
+        TOLERANCE of the loss without any head; 0 if removing all heads loses nothing."""
         worse = self.worse_by(curve)
         if not worse[-1] > 0:
             return 0
@@ -101,13 +101,13 @@ class HeadResults:
         return self.counts[int(bad[0]) - 1] if bad.size and bad[0] else 0
 
     def rank_correlation(self) -> float | None:
-        """Spearman's, of the ranked importance and the loss of score without each head; None where one is constant."""
+        """Spearman's correlation of ranked importance and score lost without each head; None if one is constant."""
         found = spearman_value(self.ranked_LN.ravel().tolist(), self.worse_without_LN.ravel().tolist())
         return None if np.isnan(found) else found
 
 
 def shown_curves(curves: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The curves by order of pruning, random ones as their mean."""
+    """The curves by pruning order; random orders are averaged."""
     orders = ("importance", "oracle")
     found = {name: list(curves[name]) for name in orders if name in curves}
     random = [curve for name, curve in curves.items() if name.startswith(_RANDOM)]

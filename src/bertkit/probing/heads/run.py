@@ -1,8 +1,8 @@
-"""`probe heads`: the worth of every attention head for a task or a text.
+"""`probe heads`: the importance of every attention head for a task or a text.
 
 Michel et al. 2019, arXiv:1905.10650; gates and importance are in compression/head_importance.py, losses and scores in
-measure.py. Importance and scores come from different examples: of a task, its train and dev splits; of a text,
-different sentences.
+measure.py. Importance and scores use different examples: for a task, its train and dev splits; for a text, different
+sentences.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class ScoredModel:
 
     Attributes:
         subject: the model.
-        train, test: on the examples of importance, and on those of scores.
-        what: for titles.
-        data: hash of all data read.
-        summary: entries of the summary.
+        train, test: measures on the examples for importance, and on those for scores.
+        what: description for titles.
+        data: hashes of all data read.
+        summary: entries to add to the summary.
     """
 
     subject: LoadedModel
@@ -73,10 +73,10 @@ def probe_heads(request: ProbeRequest, settings: HeadsSettings) -> ProbeResult:
 
     Raises:
         UsageError: neither a text nor a task, or both; several models.
-        DataError: unreadable data or model, a model without attention heads, or without the head that predicts.
+        DataError: unreadable data or model, or a model without attention heads or a prediction head.
     """
     if settings.task is not None and request.data:
-        raise UsageError("--task and --data: a task brings its own examples (--data-dir); give one of the two")
+        raise UsageError("--task and --data: a task has its own examples (--data-dir); give one of the two")
     subject = request.subject()
     heads = Heads.of(subject.model)
     if settings.task is None and request.data:
@@ -139,13 +139,13 @@ def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: Scored
 
 
 def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
-    """Words of a text."""
+    """Score on words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     check_distribution(rule, source=subject.name)
     if rule is QueryStream:
         raise DataError(
-            f"{subject.name}: the heads of two streams are not told apart here; take a model without a query stream, or"
-            " this one fine-tuned for a task"
+            f"{subject.name}: the heads of its two streams cannot be scored separately; use a model without a query"
+            " stream, or fine-tune this one on a task"
         )
     parts = _two_parts(request, settings, subject)
     engine = request.engine()
@@ -166,7 +166,7 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel)
 
 
 def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
-    """Sentences that a sentence embedder retrieves by halves."""
+    """Score a sentence embedder on retrieving sentences by halves."""
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
     engine = request.engine()
@@ -179,7 +179,7 @@ def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel
 
 @dataclass(frozen=True)
 class _Parts:
-    """A text's sentences for importance, others for scores, hashes of the sources, and what was left out."""
+    """A text's sentences for importance and for scores, hashes of the sources, and what was left out."""
 
     train: list[EncodedSentence]
     test: list[EncodedSentence]
@@ -194,11 +194,11 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedMo
     sentences = list(encoder.encode(texts.sentences))
     if len(sentences) < 2:
         raise DataError(
-            f"{', '.join(request.data)}: holds {len(sentences)} sentence that the model reads; two are needed"
+            f"{', '.join(request.data)}: contains {len(sentences)} sentence(s) that the model can read; two are needed"
         )
     count = len(sentences)
     order = Draw(settings.seed, settings.kind).permuted("halves", np.arange(count), size=count).tolist()
-    # A short text is divided by the share of the two settings.
+    # A short text is divided in the ratio of the two settings.
     share = settings.score_sentences / (settings.sentences + settings.score_sentences)
     cut = min(settings.score_sentences, max(1, min(len(sentences) - 1, round(share * len(sentences)))))
     test, train = ([sentences[number] for number in sorted(part)] for part in (order[:cut], order[cut:]))
@@ -206,7 +206,7 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedMo
 
 
 def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
-    """The task that the model was fine-tuned on."""
+    """Score on the task that the model was fine-tuned on."""
     name = subject.name
     directory = encoder_directory(find_model(name, offline=request.offline))
     recipe, spec = _recipe(settings.task, directory, request.data_dir, name)
@@ -237,25 +237,25 @@ def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) 
 
 
 def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str) -> tuple[FinetuneRecipe, TaskSpec]:
-    """The recipe that reads the examples of the model's task.
+    """The recipe for reading the examples of the model's task.
 
     Raises:
-        UsageError: no task is named, and the model's run names none.
+        UsageError: no task is given, and the model's run names none.
         DataError: the model has no head of this task.
     """
     if task is None:
         recipe = recipe_of(directory)
         if recipe is None or len(recipe.specs) > 1:
             raise UsageError(
-                f"nothing to score the heads of {name} on. Give --data SOURCE, text whose words it predicts, or --task"
-                " TASK, which it was fine-tuned on"
+                f"nothing to score the heads of {name} on. Give --data SOURCE (text whose words it predicts), or --task"
+                " TASK (the task it was fine-tuned on)"
             )
         if data_dir is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"directory": str(data_dir)})})
         return recipe, recipe.spec
     spec = find_task(task)
     if (use := head_use(directory, spec, "auto", name=name)) != "own":
-        has = "no head of a task" if use == "none" else f"a head that is not one of {spec.name}"
+        has = "no task head" if use == "none" else f"a head that is not one of {spec.name}"
         raise DataError(f"{name}: has {has}; `bertkit finetune --task {spec.name} --model {name}` makes one")
     recipe = resolved(FinetuneRecipe(name=spec.name, task=spec.name, model=name))
     data = recipe.data.model_copy(update={"directory": None if data_dir is None else str(data_dir)})
@@ -263,6 +263,6 @@ def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str)
 
 
 def _hash(split: Split, name: str) -> dict[str, str]:
-    """sha256 (hex) of a split's examples, by where they were read."""
+    """sha256 (hex) of a split's examples, by their source."""
     digest = hashlib.sha256("\n".join(map(repr, split.examples)).encode("utf-8", "backslashreplace"))
     return {split.source or name: digest.hexdigest()}

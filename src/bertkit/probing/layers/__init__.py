@@ -10,7 +10,7 @@ from bertkit.probing import ProbeSettings
 from bertkit.settings import Settings
 
 LEAST_SENTENCES = 10
-"""Least number of sentences to train a probe on."""
+"""Minimum number of sentences to train a probe on."""
 SpanPooling = Literal["attention", "endpoints", "mean"]
 
 

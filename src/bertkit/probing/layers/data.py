@@ -1,7 +1,7 @@
 """Files with labels on words, spans and pairs of spans, as tasks for a probe.
 
-Tenney et al. 2019, arXiv:1905.06316, section 3: a task is a label for one span of a sentence, or for two. What a file
-is annotated for decides which tasks it gives:
+Tenney et al. 2019, arXiv:1905.06316, section 3: a task is a label for one span of a sentence, or for two. The
+annotations in a file determine its tasks:
 
     .conllu         pos (universal parts of speech), dep (the relation of a word to its head; two spans)
     columns         chunks, ner (IOB tags, word by word) or tags (other ones); chunks-spans, ner-spans (the type of a
@@ -10,7 +10,7 @@ is annotated for decides which tasks it gives:
                     [{"span1": [1, 2], "span2": [2, 3], "label": "ARG0"}]}, spans in words cut at blanks, the end not
                     included, `span2` in all targets or in none; semantic roles come like this
 
-Sibling tasks/readers reads the same files for fine-tuning, where there is one label a word.
+Sibling tasks/readers reads the same files for fine-tuning, with one label per word.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bertkit.tasks.readers.trees import read_trees
 from bertkit.text.lines import COMPRESSIONS
 
 SPANS = "-spans"
-"""The end of the name of a task that predicts the types of given spans; such a task is chosen by name alone."""
+"""Name suffix of tasks that predict the types of given spans; such a task only runs if it is named."""
 _CHUNK_TYPES = frozenset({"NP", "VP", "PP"})
 Span = tuple[int, int]
 
@@ -50,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSentence:
-    """A sentence as it is annotated, with the targets of each task; `id` names it in messages."""
+    """A sentence as annotated, with the targets of each task; `id` names it in messages."""
 
     id: str
     words: tuple[str, ...]
@@ -61,7 +61,7 @@ def read_labelled(path: Path) -> list[LabelledSentence]:
     """The sentences of a file and their targets.
 
     Raises:
-        DataError: invalid file, a tree that is none, words without tags, or a span that is not in its sentence.
+        DataError: invalid file, an invalid tree, words without tags, or a span that is not in its sentence.
     """
     if is_treebank(str(path)):
         return _treebank(path)
@@ -118,10 +118,10 @@ def _edges(path: Path) -> list[LabelledSentence]:
         for target in targets:
             spans = spans or len(target.spans)
             if len(target.spans) != spans:
-                raise DataError(f"{where}: a target of {len(target.spans)} spans, where others have {spans}")
+                raise DataError(f"{where}: a target with {len(target.spans)} spans, but others have {spans}")
         sentences.append(LabelledSentence(str(record.get("id", f"line {line}")), words, {name: targets}))
     if not sentences:
-        raise DataError(f"{path}: holds no sentences")
+        raise DataError(f"{path}: contains no sentences")
     return sentences
 
 
@@ -148,16 +148,16 @@ def _span(value: Any, words: int, where: str) -> Span:
 
 
 def chosen_tasks(sentences: Sequence[LabelledSentence], wanted: Sequence[str]) -> list[str]:
-    """The tasks of these sentences that are wanted; all but those of given spans where none is named."""
+    """The requested tasks of these sentences; if none are named, all except those of given spans."""
     names = dict.fromkeys(name for each in sentences for name in each.targets)
     return [name for name in names if (name in wanted if wanted else not name.endswith(SPANS))]
 
 
 def check_tasks(wanted: Sequence[str], available: Sequence[str]) -> None:
-    """Refuse a task that no file is annotated for.
+    """Check that each requested task is annotated in some file.
 
     Raises:
-        UsageError: with the nearest name.
+        UsageError: it is not; suggests the nearest name.
     """
     for name in wanted:
         if name not in available:
@@ -168,14 +168,14 @@ def check_tasks(wanted: Sequence[str], available: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class LayerTask:
-    """A task, ready for probes.
+    """A task prepared for probes.
 
     Attributes:
         name: of the task.
         labels: names of the training items' labels, K of them, in alphabetical order.
         train, test: the items; a test label that is not in `labels` is -1.
         test_names: names of the test items' labels.
-        test_words: number of words of each test sentence, of a task whose word tags make chunks; else empty.
+        test_words: number of words of each test sentence, for a task whose word tags form chunks; else empty.
     """
 
     name: str
@@ -202,10 +202,10 @@ Pair = tuple[LabelledSentence, EncodedSentence]
 
 
 def layer_task(name: str, train: Sequence[Pair], test: Sequence[Pair], *, title: str, source: str) -> LayerTask:
-    """The items of a task; rows of states are counted over training sentences, then test sentences.
+    """The items of a task; rows of states are numbered over training sentences, then test sentences.
 
     Raises:
-        DataError: training or test sentences have no target, or all have one label.
+        DataError: training or test sentences have no target, or all have the same label.
     """
     first_test = sum(len(sentence.words) for sentence, _ in train)
     spans, names, keys = _gathered(name, train, 0)

@@ -1,16 +1,16 @@
-"""Linear probes of labels on words and spans, by layer and on a learnt mix of layers.
+"""Linear probes of labels on words and spans, by layer and on a trained mix of layers.
 
 Tenney et al. 2019, arXiv:1905.06316 (edge probing) and arXiv:1905.05950 (scalar mix, its centre of gravity, expected
 layer); Voita and Titov 2020, arXiv:2003.12298 (minimum description length by online coding); Hewitt and Liang 2019,
 arXiv:1909.03368 (control tasks, selectivity).
 
 Difference from all published set-ups: the probe is multinomial logistic regression with an L2 penalty on standardised
-states, fitted by L-BFGS on all examples, so that it has one optimum and no seed, learning rate or epoch to choose; edge
-probing's classifier has a hidden layer over a projection. Pooling a span needs no projection here, and a mix needs no
-factor gamma, whose place the classifier's weights take.
+states, fitted by L-BFGS on all examples. It has one optimum and no seed, learning rate or number of epochs to choose.
+Edge probing's classifier has a hidden layer over a projection. Here pooling a span needs no projection, and a mix needs
+no factor gamma because the classifier's weights absorb it.
 
-Shapes: N items (words, spans or pairs of spans), P spans of an item, C words of the items' spans in a chunk, D width,
-F features = D or 2 D a span, K labels, L layers of a mix.
+Shapes: N items (words, spans or pairs of spans), P spans of an item, C words of the items' spans in a chunk, D width, F
+features = D or 2 D per span, K labels, L layers of a mix.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _GRADIENT, _CHANGE = 1e-4, 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """What is classified.
+    """The items to classify.
 
     Attributes:
         spans_NP2: each item's spans: first row in the tables of states, and the one after the last.
-        label_N: ids of labels; -1 where the training items do not have it.
-        keys: what the label of the control task depends on: the item's first span, as it is written.
+        label_N: ids of labels; -1 if the training items do not have it.
+        keys: what the label of the control task depends on: the item's first span as written.
     """
 
     spans_NP2: Int64s
@@ -57,11 +57,11 @@ class Items:
         return int(self.label_N.size)
 
     def at(self, index: Int64s) -> Items:
-        """Some of them, in this order."""
+        """The items at these indices, in this order."""
         return Items(self.spans_NP2[index], self.label_N[index], [self.keys[number] for number in index.tolist()])
 
     def chunks(self) -> Iterator[tuple[Int64s, Tensor]]:
-        """Spans and labels of some thousand items at a time, so that memory does not grow with their number."""
+        """Spans and labels of a few thousand items at a time, so that memory use does not grow with their number."""
         for first in range(0, len(self), _ITEMS_AT_ONCE):
             chunk = slice(first, first + _ITEMS_AT_ONCE)
             yield self.spans_NP2[chunk], torch.from_numpy(self.label_N[chunk])
@@ -71,15 +71,15 @@ class LinearProbe:
     """Logistic regression on the pooled states of one layer, or on a mix of several.
 
     Args:
-        tables: (W, D) of each layer, standardised.
+        tables: standardised states of each layer, (W, D).
         spans: P.
         labels: K.
-        fit: settings.
+        fit: settings of the fit.
 
     Attributes:
-        weight_KF: of the classifier; the last column is the bias.
-        mix_L: logits of the mix; zero, and not learnt, where there is one layer.
-        query_PD: of the attention over a span's words; 0 is the mean.
+        weight_KF: weights of the classifier; the last column is the bias.
+        mix_L: logits of the mix; zero, and not trained, if there is only one layer.
+        query_PD: query of the attention over a span's words; a zero query gives the mean.
     """
 
     def __init__(self, tables: Sequence[Tensor], spans: int, labels: int, fit: ProbeFit) -> None:
@@ -137,7 +137,7 @@ class LinearProbe:
         return features_NF @ self.weight_KF[:, :-1].T + self.weight_KF[:, -1]
 
     def _states(self, spans_N2: Int64s) -> Tensor:
-        """Mixed states of the spans' words, one span after the other, (C, D)."""
+        """Mixed states of the words of all spans in order, (C, D)."""
         rows_C = span_rows(spans_N2)
         if len(self._tables) == 1:
             return _read(self._tables[0], rows_C)
@@ -160,13 +160,13 @@ class LinearProbe:
 
 
 def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_D: Tensor) -> Tensor:
-    """One vector a span, (N, D), or (N, 2 D) by endpoints.
+    """One vector per span, (N, D), or (N, 2 D) for endpoints.
 
     Args:
-        states_CD: states of the spans' words, one span after the other.
+        states_CD: states of the words of all spans in order.
         spans_N2: only the lengths matter.
         pooling: `attention`: softmax over the span of query . state; `endpoints`: first and last word; `mean`.
-        query_D: of the attention.
+        query_D: query of the attention.
     """
     lengths_N = torch.from_numpy(spans_N2[:, 1] - spans_N2[:, 0])
     ends_N = torch.cumsum(lengths_N, 0)
@@ -185,7 +185,7 @@ def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_
 
 
 def span_rows(spans_N2: Int64s) -> Int64s:
-    """The rows of the spans, one span after the other."""
+    """The rows of all spans in order."""
     lengths_N = spans_N2[:, 1] - spans_N2[:, 0]
     ends_N = np.cumsum(lengths_N)
     found: Int64s = np.arange(int(ends_N[-1])) + np.repeat(spans_N2[:, 0] - (ends_N - lengths_N), lengths_N)
@@ -193,7 +193,7 @@ def span_rows(spans_N2: Int64s) -> Int64s:
 
 
 def _read(table_WD: Tensor, rows_C: Int64s) -> Tensor:
-    """Rows of a table; without a copy where they stand together."""
+    """Rows of a table; not copied if they are contiguous."""
     if rows_C.size and rows_C[-1] - rows_C[0] + 1 == rows_C.size and (np.diff(rows_C) == 1).all():
         return table_WD[int(rows_C[0]) : int(rows_C[-1]) + 1]
     return table_WD[torch.from_numpy(rows_C)]
@@ -201,22 +201,23 @@ def _read(table_WD: Tensor, rows_C: Int64s) -> Tensor:
 
 @dataclass(frozen=True)
 class Code:
-    """An online code of n training labels: its length, and that of a uniform code, n log2 K."""
+    """The length of an online code of n training labels, and that of a uniform code, n log2 K."""
 
     bits: float
     uniform_bits: float
 
     @property
     def compression(self) -> float:
-        """How many times shorter than the uniform code it is."""
+        """How many times shorter it is than the uniform code."""
         return self.uniform_bits / self.bits if self.bits else float("inf")
 
 
 def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64s) -> Code:
     """The description length of the labels by online coding (Voita and Titov 2020).
 
-    The first portion takes log2 K bits an item; each next one is coded by a probe fitted on all before it, which starts
-    from the weights of the previous probe, for speed alone. The order is random, since neighbours in a file are alike.
+    The first portion takes log2 K bits per item. Each later portion is coded by a probe fitted on all items before it,
+    which starts from the weights of the previous probe, only for speed. The order is random because neighbours in a
+    file are similar.
     """
     count = len(items)
     ends = sorted({max(1, round(share * count)) for share in PORTIONS})
@@ -229,9 +230,10 @@ def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeF
 
 
 def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict[str, int]) -> Int64s:
-    """Labels of a control task: one for every key, drawn from the distribution of the labels (Hewitt and Liang 2019).
+    """Labels of a control task: one per key, drawn from the distribution of the labels (Hewitt and Liang 2019).
 
-    Labels of -1 do not count. `known` has the labels drawn before, by key; new ones are added in alphabetical order.
+    Labels of -1 do not count. `known` contains the labels drawn so far, by key; new ones are added in alphabetical
+    order.
     """
     values, counts = np.unique(label_N[label_N >= 0], return_counts=True)
     steps = np.cumsum(counts) / counts.sum()
@@ -243,17 +245,17 @@ def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict
 
 
 def accuracy(label_N: Int64s, predicted_N: Int64s) -> float:
-    """The share of correct items; one whose label does not occur in training is always wrong."""
+    """The share of correct items; an item whose label does not occur in training is always wrong."""
     return float((label_N == predicted_N).mean())
 
 
 def centre_of_gravity(weights_L: Floats) -> float:
-    """The mean layer by the mix's weights, the embeddings as 0 (Tenney et al. 2019, 1905.05950)."""
+    """The mean layer, weighted by the mix, with the embeddings as layer 0 (Tenney et al. 2019, 1905.05950)."""
     return float(np.arange(weights_L.size) @ weights_L)
 
 
 def divergence_from_uniform(weights_L: Floats) -> float:
-    """KL(mix || uniform) in nats: 0 where every layer has the same weight."""
+    """KL(mix || uniform) in nats: 0 if every layer has the same weight."""
     positive = weights_L[weights_L > 0]
     return float((positive * np.log(positive * weights_L.size)).sum())
 
@@ -261,8 +263,8 @@ def divergence_from_uniform(weights_L: Floats) -> float:
 def expected_layer(scores_L: Sequence[float]) -> float:
     """The layer at which an item is expected to be solved, from the scores of mixes of layers 0..l.
 
-    Sum of l (s_l - s_(l-1)) over sum of (s_l - s_(l-1)), l from 1 (Tenney et al. 2019, 1905.05950). NaN where gains
-    and losses cancel so far that the quotient is no layer from 1 to the last.
+    Sum of l (s_l - s_(l-1)) over sum of (s_l - s_(l-1)), l from 1 (Tenney et al. 2019, 1905.05950). NaN if gains and
+    losses cancel to the point that the quotient is not between layer 1 and the last layer.
     """
     gains = np.diff(np.asarray(scores_L, dtype=np.float64))
     total = gains.sum()

@@ -1,8 +1,8 @@
-"""The report of `probe layers`: what is measured of each task, by layer and by learnt mixes of layers.
+"""The report of `probe layers`: the measures of each task, by layer and by trained mixes of layers.
 
-Figures after Tenney et al. 2019, arXiv:1905.05950, figures 1 and 2; other sources in measure.py.
+Figures after Tenney et al. 2019, arXiv:1905.05950, figures 1 and 2; measure.py names the other sources.
 
-Shapes: L layers, the embeddings counted.
+Shapes: L layers, including the embeddings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class LayerScore:
-    """The scores of one layer's probe on the test items (conlleval's F1 of chunks), and the code of training labels."""
+    """The test scores of one layer's probe (conlleval's F1 for chunks), and the code of the training labels."""
 
     accuracy: float
     f1: float | None
@@ -57,7 +57,7 @@ class LayerScore:
 
     @property
     def score(self) -> float:
-        """F1 where there are chunks, else accuracy."""
+        """F1 if there are chunks, else accuracy."""
         return self.accuracy if self.f1 is None else self.f1
 
 
@@ -69,7 +69,8 @@ class TaskResult:
         task: the items.
         layers: scores of the model's layers.
         control_accuracy: accuracy of each layer's probe on the control task.
-        control_seen: share of the test items whose word occurs in training: what memory alone could reach.
+        control_seen: share of the test items whose word occurs in training: the most that memorisation alone could
+            reach.
         mix_weights_L: weights of the mix of all layers; they sum to 1.
         cumulative: the score of the mix of layers 0..l, for each l.
         random: scores of the same architecture with newly drawn weights.

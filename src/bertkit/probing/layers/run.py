@@ -1,4 +1,4 @@
-"""`probe layers`: annotated files to linear probes of every layer, their controls, codes and mixes.
+"""`probe layers`: linear probes of every layer on annotated files, with controls, codes and mixes.
 
 Tenney et al. 2019, arXiv:1905.05950; files and tasks are in data.py, probes in measure.py. Sibling structure/ probes
 for trees.
@@ -39,22 +39,22 @@ from bertkit.progress import ProgressMeter
 
 @dataclass(frozen=True)
 class AnnotatedFile:
-    """One file, ready for probes: so many sentences for training, then those for testing, and its tasks."""
+    """A file prepared for probes: sentences for training, then those for testing, and its tasks."""
 
     pairs: Sequence[Pair]
     train: int
     tasks: Sequence[LayerTask]
 
     def words(self, sentences: int | None = None) -> int:
-        """The number of words of the first so many sentences; of all where None."""
+        """The number of words of the first `sentences` sentences; of all if None."""
         return sum(len(sentence.words) for sentence, _ in self.pairs[:sentences])
 
 
 def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult:
-    """Train on annotated files, test on one more for each or on a fifth of each, and write a run.
+    """Train on annotated files, test on one further file for each or on a held-out fifth of each, and write a run.
 
     Raises:
-        UsageError: no data, files for testing that are not one for each, an unknown task, or too much disk.
+        UsageError: no data, not one test file per data file, an unknown task, or too much disk space.
         DataError: invalid model or files, or too few sentences.
     """
     subject = request.subject()
@@ -62,7 +62,7 @@ def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult
         raise UsageError("no annotated data: give --data FILE, such as a .conllu treebank or CoNLL-2003's eng.train")
     if request.test_data and len(request.test_data) != len(request.data):
         raise UsageError(
-            f"--test-data names {len(request.test_data)} files and --data {len(request.data)}; give one for each"
+            f"--test-data names {len(request.test_data)} files, but --data {len(request.data)}; give one for each"
         )
     paths = [existing(source) for source in request.data]
     test_paths = [existing(source, option="--test-data") for source in request.test_data]
@@ -109,7 +109,7 @@ def read_files(
 
 
 class _Measurement:
-    """Fits every probe, and counts them."""
+    """Fits all probes and counts them."""
 
     def __init__(
         self,

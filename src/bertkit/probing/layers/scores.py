@@ -1,4 +1,4 @@
-"""The scores of every layer's linear probe alone, without controls, codes and mixes: a sixth of the work of run.py.
+"""Only the scores of every layer's linear probe, without controls, codes and mixes: a sixth of the work of run.py.
 
 Tenney et al. 2019, arXiv:1905.05950; files and tasks are in data.py, probes in measure.py. For comparisons of many
 models, such as those of a study.
@@ -17,9 +17,9 @@ from bertkit.probing.sentences import TextEncoder
 
 
 def layer_scores(request: ProbeRequest, settings: LayersSettings) -> dict[str, list[float]]:
-    """Each task's score by layer, the embeddings first: conlleval's F1 of chunks, else accuracy.
+    """Each task's score by layer, the embeddings first: conlleval's F1 for chunks, else accuracy.
 
-    The same probes on the same sentences as those of `probe_layers`. Nothing is written but states, for a while.
+    Uses the same probes on the same sentences as `probe_layers`. Nothing is written except temporary states.
 
     Raises:
         UsageError, DataError: see `probe_layers`.

@@ -1,10 +1,10 @@
-"""Word senses by nearest neighbours: are the vectors of a word nearest to others of the same sense?
+"""Word senses by nearest neighbours: are a word's vectors nearest to others with the same sense?
 
 Wiedemann et al. 2019, "Does BERT make any sense?", arXiv:1909.10430: an occurrence gets the sense of the majority of
 its k nearest training occurrences of the same word by cosine, on the concatenation of the last four layers. k is at
-most the number of examples of the word's rarest sense; of equally frequent senses the one that reaches this frequency
-first wins, counting from the nearest neighbour. A word without training examples has no answer, or by a named back-off
-the most frequent sense of its lemma.
+most the number of examples of the word's rarest sense. Of equally frequent senses, the one that reaches this frequency
+first wins, counting from the nearest neighbour. A word without training examples has no answer, or with back-off, the
+most frequent sense of its lemma.
 
 Shapes: M test occurrences of a word, N training occurrences, D width, L layers.
 """
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 
 def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
-    """Cosines of the concatenations of layers, (M, N), given as (M, D) and (N, D) of each; 0 with a zero vector."""
+    """Cosines of concatenated layers, (M, N), from (M, D) and (N, D) per layer; 0 for a zero vector."""
     dots_MN = reduce(torch.add, (a_MD.double() @ b_ND.double().T for a_MD, b_ND in zip(tests, trains, strict=True)))
     squares_M, squares_N = (
         reduce(torch.add, (each.double().square().sum(1) for each in side)) for side in (tests, trains)
@@ -36,9 +36,9 @@ def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
 
 
 def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
-    """The sense of the majority of the k nearest, from the senses of all training occurrences, the nearest first.
+    """The majority sense of the k nearest, given the senses of all training occurrences, nearest first.
 
-    If `capped`, no more neighbours vote than the rarest sense has examples, as in the paper.
+    If `capped`, at most as many neighbours vote as the rarest sense has examples, as in the paper.
     """
     most = min(Counter(senses).values()) if capped else len(senses)
     highest = max(Counter(senses[: min(k, most)]).values())
@@ -51,7 +51,7 @@ def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
 
 
 class FrequentSenses:
-    """The back-off: each lemma's most frequent sense in the training data, of equally frequent ones the first there.
+    """The back-off: each lemma's most frequent sense in the training data; the first of equally frequent ones.
 
     An example is the lemma, part of speech and sense of a training occurrence.
     """
@@ -63,7 +63,7 @@ class FrequentSenses:
             self._counts[(lemma,)][key] += 1
 
     def of(self, lemma: str, pos: str) -> str | None:
-        """Of a lemma as this part of speech, else of the lemma; None where it does not occur."""
+        """The sense of a lemma with this part of speech, else of the lemma; None if it does not occur."""
         counts = self._counts.get((lemma, pos)) or self._counts.get((lemma,))
         # most_common keeps the order of first occurrence among equals.
         return counts.most_common(1)[0][0] if counts else None
@@ -71,7 +71,7 @@ class FrequentSenses:
 
 @dataclass(frozen=True)
 class SenseScores:
-    """Number of test words, of those with an answer, and of those whose answer is a gold sense."""
+    """Number of test words, of words with an answer, and of words with a correct answer."""
 
     instances: int
     attempted: int
@@ -83,12 +83,12 @@ class SenseScores:
 
     @property
     def precision(self) -> float:
-        """Of the words with an answer; called accuracy where words without examples are skipped."""
+        """Precision on words with an answer; called accuracy if words without examples are skipped."""
         return self.right / self.attempted if self.attempted else float("nan")
 
     @property
     def f1(self) -> float:
-        """2PR / (P + R) with the recall over all words; equal to the accuracy where all have an answer."""
+        """2PR / (P + R) with the recall over all words; equal to the accuracy if all have an answer."""
         return 2 * self.right / (self.attempted + self.instances) if self.instances else float("nan")
 
 
@@ -99,7 +99,7 @@ def sense_scores(gold: Sequence[Sequence[str]], answers: Sequence[str | None]) -
 
 
 def backed_off(answers: Sequence[str | None], others: Sequence[str | None]) -> list[str | None]:
-    """The answers, and the back-off's where there is none."""
+    """The answers, replaced by the back-off's if there is none."""
     return [other if answer is None else answer for answer, other in zip(answers, others, strict=True)]
 
 
@@ -120,13 +120,13 @@ def knn_answers(
     *,
     capped: bool = True,
 ) -> dict[int, list[str | None]]:
-    """For each k the answer of every test occurrence; None where its word has no training occurrence.
+    """For each k, the answer of every test occurrence; None if its word has no training occurrence.
 
     Args:
         tests: rows of the test table by word; every row belongs to one word.
         trains: rows of the training table by word.
         tables: test and training states of each layer to concatenate.
-        senses: of the training rows.
+        senses: senses of the training rows.
         ks, capped: numbers of neighbours that vote; see `vote`.
     """
     answers: dict[int, list[str | None]] = {k: [None] * sum(map(len, tests.values())) for k in ks}
@@ -137,7 +137,7 @@ def knn_answers(
         similarity_MN = cosines(
             [test_MD[list(rows)] for test_MD, _ in tables], [train_ND[list(examples)] for _, train_ND in tables]
         )
-        # From the nearest to the furthest; of equally near ones the earlier comes first.
+        # From nearest to furthest; ties in order of occurrence.
         for row, order_N in zip(rows, np.argsort(-similarity_MN, axis=1, kind="stable"), strict=True):
             near = [senses[examples[number]] for number in order_N.tolist()]
             for k in ks:

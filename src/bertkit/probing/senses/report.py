@@ -1,6 +1,6 @@
 """The report of `probe senses`: scores by layers and number of neighbours, and pictures of the senses of words.
 
-Wiedemann et al. 2019, arXiv:1909.10430; the picture of a word's senses is that paper's figure 2 in kind. Sibling
+Wiedemann et al. 2019, arXiv:1909.10430; the picture of a word's senses is like figure 2 of that paper. Sibling
 measure.py finds neighbours and computes the scores.
 """
 
@@ -39,14 +39,14 @@ DEFINITIONS = {
     "picture": "t-SNE of cosine distances, perplexity 30 or a third of the occurrences less one",
 }
 Scores = Mapping[str, Mapping[int, SenseScores]]
-"""By the name of the layers and k."""
+"""Scores by the name of the layers and k."""
 
 
 @dataclass(frozen=True, eq=False)
 class TestResult:
-    """Scores on one test set: without back-off, with it, and of the most frequent sense alone.
+    """Scores on one test set: without back-off, with back-off, and of the most frequent sense alone.
 
-    The last entry of both tables is of several layers, concatenated; all others are of one layer each.
+    The last entry of both tables is for several concatenated layers; all others are for one layer each.
     """
 
     __test__ = False  # not a test case of pytest
@@ -68,7 +68,7 @@ class TestResult:
 
 @dataclass(frozen=True, eq=False)
 class WordPicture:
-    """All occurrences of a lemma: their senses, their places on a plane, and the purity of the nearest neighbours."""
+    """All occurrences of a lemma: senses, positions in the plane, and the purity of the nearest neighbours."""
 
     word: str
     senses: tuple[str, ...]

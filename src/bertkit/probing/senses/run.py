@@ -1,4 +1,4 @@
-"""`probe senses`: sense-annotated files to nearest-neighbour disambiguation by layer, and pictures of words' senses.
+"""`probe senses`: nearest-neighbour disambiguation by layer on sense-annotated files, and pictures of words' senses.
 
 Wiedemann et al. 2019, arXiv:1909.10430; the rules are in measure.py.
 """
@@ -45,21 +45,21 @@ from bertkit.probing.state_store import StateStore
 from bertkit.tasks.readers.senses import DATA, SenseMark, SenseSentence, read_senses
 
 LAST = 4
-"""Layers that the paper concatenates."""
+"""Number of layers that the paper concatenates."""
 _LEAST_OCCURRENCES = 5
 _NO_GOLD = "words without a gold sense (left out)"
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Words with senses, and the sentences that they stand in.
+    """Words with senses, and the sentences that contain them.
 
     Attributes:
-        name: of the file.
-        sentences: with at least one of the marks.
-        wanted: places of the marks in each sentence; states are kept in this order.
-        marks: of all sentences, in this order.
-        words: each as it is written.
+        name: name of the file.
+        sentences: sentences with at least one of the marks.
+        wanted: positions of the marks in each sentence; states are kept in this order.
+        marks: marks of all sentences, in this order.
+        words: the words as written.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Marks:
     words: Sequence[str]
 
     def by_group(self, candidates: Candidates) -> dict[str, list[int]]:
-        """Numbers of the marks that are compared with one another."""
+        """Numbers of the marks to compare with each other, by group."""
         groups: dict[str, list[int]] = {}
         for number, (mark, word) in enumerate(zip(self.marks, self.words, strict=True)):
             groups.setdefault(group_of(mark, word, candidates), []).append(number)
@@ -77,18 +77,18 @@ class Marks:
 
 
 def group_of(mark: SenseMark, word: str, candidates: Candidates) -> str:
-    """What examples must share with a word to be compared with it."""
+    """The key that examples must share with a word to be compared with it."""
     if candidates == "word":
         return word.lower()
     return mark.lemma if candidates == "lemma" else f"{mark.lemma}/{mark.pos}"
 
 
 def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult:
-    """Disambiguate the words of test files, or of a fifth of the sentences of the one file, and write a run.
+    """Disambiguate the words of test files, or of a held-out fifth of the one file's sentences, and write a run.
 
     Raises:
-        UsageError: no data or several files, several models, a k below 1, or too much disk.
-        DataError: invalid model or files, no gold senses, or a word to draw that hardly occurs.
+        UsageError: no data or several files, several models, a k below 1, or too much disk space.
+        DataError: invalid model or files, no gold senses, or a word to plot that is too rare.
     """
     subject = request.subject()
     if len(request.data) != 1:
@@ -101,7 +101,7 @@ def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult
     everything = read_senses(train_path)
     train, tests = _divided(everything, train_path, test_paths, settings)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
-    picture_encoder = TextEncoder.of(subject.model, subject.tokenizer)  # with notes of its own
+    picture_encoder = TextEncoder.of(subject.model, subject.tokenizer)  # with separate notes
     pictured = {word: _occurrences(word, everything, picture_encoder) for word in settings.words}
     tested = [_marks(name, sentences, encoder, lambda *_: True) for name, sentences in tests.items()]
     for each in tested:
@@ -115,7 +115,7 @@ def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult
     points = layer_points(subject.model)
     rows = len(trained.marks) + sum(len(each.marks) for each in tested)
     check_store(len(points), rows, width_of(subject.model, points), request.store_gb)
-    # Counting needs no states, so the back-off counts the sentences that were not drawn, too, but none for testing.
+    # Counting needs no states, so the back-off also counts sentences that were not drawn, but no test sentences.
     counted = everything if test_paths else train
     frequent = FrequentSenses((m.lemma, m.pos, m.keys[0]) for each in counted for m in each.marks if m.keys)
 
@@ -142,7 +142,7 @@ def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult
 def _divided(
     sentences: Sequence[SenseSentence], train_path: Path, test_paths: Sequence[Path], settings: SensesSettings
 ) -> tuple[list[SenseSentence], dict[str, list[SenseSentence]]]:
-    """Sentences with examples, and those of each test file by its name."""
+    """Sentences with examples, and the sentences of each test file by its name."""
     draw = Draw(settings.seed, settings.kind)
     most = settings.sentences or len(sentences)
     if test_paths:
@@ -153,18 +153,18 @@ def _divided(
 
 
 def _occurrences(word: str, sentences: Sequence[SenseSentence], encoder: TextEncoder) -> Marks:
-    """Every occurrence of a lemma with a sense, in sentences that were not drawn, too.
+    """Every occurrence of a lemma with a sense, including sentences that were not drawn.
 
     Raises:
-        DataError: it hardly occurs; with the nearest lemmas.
+        DataError: it occurs too rarely; suggests the nearest lemmas.
     """
     lemma = word.lower().replace(" ", "_")
     counts = Counter(mark.lemma for sentence in sentences for mark in sentence.marks if mark.keys)
     if not counts[lemma]:
         often = [name for name, count in counts.items() if count >= _LEAST_OCCURRENCES]
         near = get_close_matches(lemma, often, n=3)
-        hint = f"; near it are {', '.join(near)}" if near else ""
-        raise DataError(f"--word {word}: occurs nowhere with a sense{hint}")
+        hint = f"; similar lemmas: {', '.join(near)}" if near else ""
+        raise DataError(f"--word {word}: never occurs with a sense{hint}")
     marks = _marks(word, sentences, encoder, lambda mark, _: mark.lemma == lemma)
     if len(marks.marks) < _LEAST_OCCURRENCES:
         raise DataError(
@@ -177,7 +177,7 @@ def _occurrences(word: str, sentences: Sequence[SenseSentence], encoder: TextEnc
 def _marks(
     name: str, given: Sequence[SenseSentence], encoder: TextEncoder, is_wanted: Callable[[SenseMark, str], bool]
 ) -> Marks:
-    """The wanted marks with gold senses; `is_wanted` gets a mark and its word as it is written."""
+    """The requested marks with gold senses; `is_wanted` is called with a mark and its word as written."""
     kept: dict[int, list[SenseMark]] = {}
     for sentence in given:
         for mark in sentence.marks:
@@ -197,7 +197,7 @@ def _marks(
 
 
 def configurations(layers: int) -> dict[str, tuple[int, ...]]:
-    """Every layer, and the last four of them concatenated (all but the embeddings where there are fewer), by name."""
+    """Every layer, and the last four concatenated (if there are fewer, all except the embeddings), by name."""
     last = min(LAST, layers - 1)
     single = {f"layer {number}": (number,) for number in range(layers)}
     return single | {f"last {last} layers": tuple(range(layers - last, layers))}
@@ -225,7 +225,7 @@ def _result(
 
 
 def _picture(word: str, marks: Marks, store: StateStore, seed: int) -> WordPicture:
-    """All occurrences of a lemma on a plane, by t-SNE on the concatenation of the last four layers."""
+    """All occurrences of a lemma in a plane, by t-SNE on the concatenation of the last four layers."""
     from sklearn.manifold import TSNE
 
     senses = tuple(mark.keys[0] for mark in marks.marks)

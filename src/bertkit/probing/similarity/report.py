@@ -1,6 +1,6 @@
-"""The report of `probe similarity`: CKA and SVCCA of every layer with every other, as a table and heat maps.
+"""The report of `probe similarity`: CKA and SVCCA between all layers, as a table and heat maps.
 
-Kornblith et al. 2019, arXiv:1905.00414, figures 2 and 3 in kind. Sibling measure.py computes them.
+The figures are like figures 2 and 3 of Kornblith et al. 2019, arXiv:1905.00414. Sibling measure.py computes the values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class SimilarityScores:
-    """The models, model and layer of each row of the similarities, and the number of words they are computed on."""
+    """The models, the model and layer of each row of the similarities, and the number of words they are computed on."""
 
     subjects: Sequence[LoadedModel]
     layers: Sequence[tuple[LoadedModel, int]]
@@ -108,7 +108,7 @@ class SimilarityScores:
         return figure
 
     def _axes(self) -> tuple[list[int], list[int]]:
-        """Rows and columns that are drawn: two models against each other, any other number of them all against all."""
+        """Rows and columns to draw: two models against each other; for any other number of models, all against all."""
         if len(self.subjects) == 2:
             return self.rows_of[0], self.rows_of[1]
         every = list(range(len(self.layers)))

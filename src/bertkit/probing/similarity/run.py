@@ -1,7 +1,7 @@
-"""`probe similarity`: every layer of one or several models with every other, on the same words.
+"""`probe similarity`: compares every layer of one or several models with every other, on the same words.
 
-Kornblith et al. 2019, arXiv:1905.00414; Raghu et al. 2017, arXiv:1706.05806; the measures are in measure.py. Where
-models have different tokenizers, words are cut at white space, so that all of them have the same words.
+Kornblith et al. 2019, arXiv:1905.00414; Raghu et al. 2017, arXiv:1706.05806; the measures are in measure.py. If models
+have different tokenizers, text is split at white space, so that all models have the same words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertkit.probing.similarity.report import DEFINITIONS, SimilarityScores
 from bertkit.probing.states import layer_states
 
 ENOUGH = 5
-"""Words a dimension, below which both measures run high by chance."""
+"""Words per dimension, below which both measures are high by chance."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _WORDS: dict[CutInto, str] = {
 
 @dataclass(frozen=True)
 class CommonWords:
-    """The words whose states are compared, as (sentence, word), and each model's encoding of their sentences.
+    """The words to compare, as (sentence, word), and each model's encoding of their sentences.
 
     `available` is the number of words in all sentences that every model can read.
     """
@@ -61,7 +61,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
     """
     subjects = request.subjects()
     for subject in subjects:
-        layer_points(subject.model)  # refuses a model without layers before there is a run
+        layer_points(subject.model)  # rejects a model without layers before a run is created
     texts = request.texts(most=settings.sentences, seed=settings.seed, unique=True)
     cut_into: CutInto = "words" if len({each.tokenizer.fingerprint for each in subjects}) == 1 else "spaces"
     encoders = [TextEncoder.of(each.model, each.tokenizer, cut_into=cut_into) for each in subjects]
@@ -73,7 +73,7 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
     widest = max(subject.model.encoder.width for subject in subjects)
     if count < ENOUGH * widest:
         log.warning(
-            "%d words for %d dimensions: below %d a dimension both measures run high by chance; raise --words and"
+            "%d words for %d dimensions: below %d per dimension, both measures are high by chance; raise --words and"
             " --sentences",
             *(count, widest, ENOUGH),
         )
@@ -99,9 +99,9 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
 
 
 def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: Draw) -> CommonWords:
-    """A draw of the words in sentences that every model reads and cuts into the same words.
+    """A sample of the words in sentences that every model can read and splits into the same words.
 
-    `encoded` holds for each model its encoding of the same sentences, without those that it cannot read.
+    `encoded` contains each model's encodings of the same sentences, without those that it cannot read.
     """
     by_number = [{each.number: each for each in sentences} for sentences in encoded]
     shared = sorted(set.intersection(*(set(known) for known in by_number)))
@@ -124,7 +124,7 @@ def collect(
     max_batch_tokens: int,
     device: torch.device,
 ) -> list[Tensor]:
-    """The states of these words in every layer, (n, D) each, float32."""
+    """The states of these words in each layer, (n, D), float32."""
     first_S = np.cumsum([0, *(len(each.words) for each in sentences)])
     row_N = np.array([first_S[sentence] + word for sentence, word in places])
     layers: list[list[Tensor]] = [[] for _ in layer_points(subject.model)]

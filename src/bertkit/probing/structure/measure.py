@@ -1,7 +1,7 @@
-"""Structural probes: is there a linear space in which words lie as far apart as in their dependency tree?
+"""Structural probes: is there a linear space in which words are as far apart as in their dependency tree?
 
-Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, section 2 (the two
-probes) and 4 (measures); the training is that of the code published beside it.
+Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, sections 2 (the two
+probes) and 4 (measures); training follows the code published with the paper.
 
     distance   d_B(h_i, h_j)^2 = (B(h_i - h_j))^T (B(h_i - h_j))   predicts the number of edges between two words
     depth      ||B h_i||^2                                          predicts the number of edges to the root
@@ -9,12 +9,14 @@ probes) and 4 (measures); the training is that of the code published beside it.
 Both losses are absolute differences, summed over a sentence's pairs (or words) and divided by their number (all W^2
 ordered ones, or W), then averaged over the sentences of a batch.
 
-Differences from the published code: the states of a layer are divided by their root mean square, so that one initial
-projection and one learning rate suit every layer (B absorbs any factor); Adam starts at 5e-3 instead of 1e-3, because
-the learning rate is cut by epochs, and an epoch here is a thousand sentences, not forty thousand; gold edges are the
-tree's own, not those of a spanning tree of its distances, which only matters where punctuation has dependents.
+Differences from the published code: (1) the states of a layer are divided by their root mean square, so that the same
+initial projection and learning rate suit every layer (B absorbs any factor); (2) Adam starts at 5e-3 instead of 1e-3,
+because the learning rate is cut per epoch, and an epoch here is a thousand sentences, not forty thousand; (3) gold
+edges are the tree's own, not those of a spanning tree of its distances, which only matters if punctuation has
+dependents.
 
-Shapes: B sentences of a batch, S its longest sentence, W words, P words of a batch end to end, D width, R rank.
+Shapes: B sentences of a batch, S length of its longest sentence, W words, P words of a batch concatenated, D width, R
+rank.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ _LR_FACTOR = 0.1
 
 @dataclass(frozen=True, eq=False)
 class GoldTree:
-    """The targets of one sentence: the number of edges between every two words and to the root, and the tree's edges.
+    """The targets of one sentence: number of edges between every two words and to the root, and the tree's edges.
 
-    `edges` are those between words that are not punctuation, which are marked in `counted_W`.
+    `edges` are those between words that are not punctuation; `counted_W` marks these words.
     """
 
     distances_WW: Tensor
@@ -74,7 +76,7 @@ class Treebank:
 
 @dataclass(frozen=True, eq=False)
 class StructuralProbe:
-    """A trained probe: B, the number that states are divided by, and the least loss on held-out sentences."""
+    """A trained probe: B, the divisor of the states, and the lowest loss on held-out sentences."""
 
     form: Form
     projection_RD: Tensor
@@ -91,7 +93,7 @@ class StructuralProbe:
 def train(
     form: Form, training: Treebank, held_out: Treebank, *, rank: int, draw: Draw, settings: ProbeTraining
 ) -> StructuralProbe:
-    """Train a probe of rank R; the projection with the least loss on the held-out sentences is kept.
+    """Train a probe of rank R; the projection with the lowest loss on the held-out sentences is kept.
 
     These sentences also decide when the learning rate is cut and when training stops.
     """
@@ -122,7 +124,7 @@ def train(
 
 @torch.no_grad()
 def held_out_loss(form: Form, bank: Treebank, projection_RD: Tensor, scale: float, batch_sentences: int) -> float:
-    """The loss averaged over sentences."""
+    """The loss, averaged over sentences."""
     total, count = 0.0, len(bank.states)
     for first in range(0, count, batch_sentences):
         numbers = list(range(first, min(first + batch_sentences, count)))
@@ -131,7 +133,7 @@ def held_out_loss(form: Form, bank: Treebank, projection_RD: Tensor, scale: floa
 
 
 def root_mean_square(states: Sequence[Tensor]) -> float:
-    """Of all components of all states; 1 where all are zero."""
+    """Root mean square of all components of all states; 1 if all are zero."""
     total = sum(float(each.double().square().sum()) for each in states)
     return float(np.sqrt(total / sum(each.numel() for each in states))) or 1.0
 
@@ -153,14 +155,14 @@ def _loss(form: Form, bank: Treebank, numbers: Sequence[int], projection_RD: Ten
 
 
 def squared_distances(projected_BSR: Tensor) -> Tensor:
-    """Between all words of each sentence, (B, S, S): |x|^2 + |y|^2 - 2 x.y, which needs no table of differences."""
+    """Squared distances between words of each sentence, (B, S, S): |x|^2 + |y|^2 - 2 x.y, needs no differences."""
     gram_BSS = projected_BSR @ projected_BSR.transpose(1, 2)
     squares_BS = squared_lengths(projected_BSR)
     return squares_BS[:, :, None] + squares_BS[:, None, :] - 2 * gram_BSS
 
 
 def squared_lengths(projected_BSR: Tensor) -> Tensor:
-    """Of all words of each sentence, (B, S)."""
+    """Squared lengths of all words of each sentence, (B, S)."""
     return projected_BSR.square().sum(2)
 
 
@@ -169,12 +171,12 @@ _MEASURES: dict[Form, Callable[[Tensor], Tensor]] = {"distance": squared_distanc
 
 @dataclass(frozen=True)
 class DistanceScores:
-    """How well predicted distances are those of trees.
+    """How well predicted distances match those of trees.
 
     Attributes:
-        uuas: share of the trees' edges, punctuation left out, that the minimum spanning trees have; over all edges.
-        spearman: DSpr: each word's Spearman correlation, averaged over the words of sentences of a length, then over
-            the lengths from 5 to 50; NaN where no sentence has such a length.
+        uuas: share of the trees' edges, without punctuation, that are in the minimum spanning trees; over all edges.
+        spearman: DSpr: each word's Spearman correlation, averaged over the words of sentences of the same length, then
+            over the lengths from 5 to 50; NaN if no sentence has such a length.
         edges: number of edges of the trees.
     """
 
@@ -185,11 +187,11 @@ class DistanceScores:
 
 @dataclass(frozen=True)
 class DepthScores:
-    """How well predicted depths are those of trees.
+    """How well predicted depths match those of trees.
 
     Attributes:
-        root_accuracy: share of the sentences in which the word of least depth, punctuation left out, is the root; of
-            those whose root is no punctuation.
+        root_accuracy: share of sentences in which the word with the smallest depth, without punctuation, is the root;
+            only sentences whose root is not punctuation.
         spearman: NSpr: each sentence's Spearman correlation, averaged by length from 5 to 50.
     """
 
@@ -198,13 +200,13 @@ class DepthScores:
 
 
 def distance_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DistanceScores:
-    """UUAS and DSpr of predicted distances, (W, W) of each sentence; only their order matters."""
+    """UUAS and DSpr of predicted distances, (W, W) per sentence; only their order matters."""
     found = [spanning_tree(each, tree.counted_W) for tree, each in zip(trees, predicted, strict=True)]
     return _distance_scores(trees, predicted, found)
 
 
 def chain_scores(trees: Sequence[GoldTree]) -> DistanceScores:
-    """The baseline: every word tied to the next one, and distances in the sentence for distances in the tree."""
+    """The baseline: every word linked to the next one, and distances in the sentence as distances in the tree."""
     places = [np.arange(tree.counted_W.size, dtype=np.float64) for tree in trees]
     apart = [np.abs(places_W[:, None] - places_W[None, :]) for places_W in places]
     return _distance_scores(trees, apart, [chain(tree.counted_W) for tree in trees])
@@ -220,7 +222,7 @@ def _distance_scores(
 
 
 def depth_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DepthScores:
-    """Root accuracy and NSpr of predicted depths, (W,) of each sentence; only their order matters."""
+    """Root accuracy and NSpr of predicted depths, (W,) per sentence; only their order matters."""
     rooted = [(tree, each) for tree, each in zip(trees, predicted, strict=True) if tree.counted_W[tree.root]]
     right = [int(np.argmin(np.where(tree.counted_W, each, np.inf))) == tree.root for tree, each in rooted]
     correlations = [
@@ -230,12 +232,12 @@ def depth_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> Dept
 
 
 def position_scores(trees: Sequence[GoldTree]) -> DepthScores:
-    """The baseline: the further back in the sentence, the deeper."""
+    """The baseline: depth increases with the position in the sentence."""
     return depth_scores(trees, [np.arange(tree.counted_W.size, dtype=np.float64) for tree in trees])
 
 
 def spearman_rows(first_NW: Floats, second_NW: Floats) -> Floats:
-    """Spearman's correlation of each row with its counterpart, ties at their mean rank; 0 where a row is constant."""
+    """Spearman's correlation of each row with its counterpart, ties get their mean rank; 0 if a row is constant."""
     ranks = [rankdata(each, axis=1) for each in (first_NW, second_NW)]
     centred = [each - each.mean(1, keepdims=True) for each in ranks]
     product_N = (centred[0] * centred[1]).sum(1)
@@ -245,7 +247,7 @@ def spearman_rows(first_NW: Floats, second_NW: Floats) -> Floats:
 
 
 def _by_length(correlations: Sequence[Floats], trees: Sequence[GoldTree]) -> float:
-    """The mean over lengths from 5 to 50 of the mean correlation at each; NaN where no sentence has such a length."""
+    """The mean over lengths from 5 to 50 of the mean correlation at each; NaN if no sentence has such a length."""
     lengths: dict[int, list[Floats]] = {}
     for each, tree in zip(correlations, trees, strict=True):
         if SHORTEST <= tree.counted_W.size <= LONGEST:

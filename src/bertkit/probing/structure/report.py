@@ -1,6 +1,6 @@
-"""The report of `probe structure`: scores by layer and by rank beside their controls, and trees drawn over sentences.
+"""The report of `probe structure`: scores by layer and by rank with their controls, and trees drawn over sentences.
 
-Hewitt and Manning 2019, NAACL, figures 2, 3 and 5 in kind. Sibling measure.py computes the scores.
+The figures are like figures 2, 3 and 5 of Hewitt and Manning 2019, NAACL. Sibling measure.py computes the scores.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class StructureScores:
     """All results of a model.
 
     Attributes:
-        rank: of the probes of all layers.
-        train_sentences: number of sentences for training, those that decide when to stop included.
-        test: trees of the test sentences as they were read, and as targets.
+        rank: rank of the probes of all layers.
+        train_sentences: number of sentences for training, including those that decide when to stop.
+        test: trees of the test sentences, as read and as targets.
         layers, random: scores of the model and of the same architecture with random weights.
         ranks: scores of the best layer's distance probe by its rank.
-        found: spanning trees of the best layer's probe, one a test sentence.
+        found: spanning trees of the best layer's probe, one per test sentence.
     """
 
     label: str
@@ -227,12 +227,12 @@ class StructureScores:
 
 
 def best_layer(layers: Sequence[LayerScores]) -> int:
-    """The layer whose distance probe has the least loss on held-out sentences."""
+    """The layer whose distance probe has the lowest loss on held-out sentences."""
     return min(range(len(layers)), key=lambda number: layers[number].held_out_loss)
 
 
 def _draw_tree(axes: Axes, words: Sequence[str], gold: set[Edge], found: Sequence[Edge]) -> None:
-    """Words in a row, the gold tree's arcs above them and the others below, dashed where they are not in it."""
+    """Words in a row, the gold tree's arcs above them and the predicted ones below, dashed if not in the gold tree."""
     from matplotlib.patches import Arc
 
     places = np.concatenate([[0.0], np.cumsum([0.5 * len(word) + 1.2 for word in words])])

@@ -1,7 +1,7 @@
-"""`probe structure`: a treebank to structural probes of every layer, their controls, and a sweep of ranks.
+"""`probe structure`: structural probes of every layer on a treebank, their controls, and a sweep of ranks.
 
-Hewitt and Manning 2019, NAACL; probes and scores are in measure.py. Sibling layers/ probes for labels where this probes
-for geometry.
+Hewitt and Manning 2019, NAACL; probes and scores are in measure.py. Sibling layers/ probes for labels; this probes for
+geometry.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Bank:
-    """The sentences with their trees: so many for training, so many that decide when to stop, those for testing."""
+    """The sentences with their trees: those for training, those that decide when to stop, those for testing."""
 
     pairs: Sequence[tuple[TreeExample, EncodedSentence]]
     trees: Sequence[GoldTree]
@@ -71,23 +71,23 @@ class Bank:
         return [encoded for _, encoded in self.pairs]
 
     def layer(self, store: StateStore, number: int) -> list[Treebank]:
-        """The three parts with the states of a layer."""
+        """The three parts, with the states of one layer."""
         states = torch.split(store.layer(number).clone(), np.diff(store.offsets_S1).tolist())
         ends = (0, self.train, self.train + self.held_out, len(self.pairs))
         return [Treebank(states[a:b], self.trees[a:b]) for a, b in pairwise(ends)]
 
 
 def probe_structure(request: ProbeRequest, settings: StructureSettings) -> ProbeResult:
-    """Train on a treebank, test on another one or on a fifth of the same, and write a run.
+    """Train on a treebank, test on another one or on a held-out fifth, and write a run.
 
     Raises:
-        UsageError: not one treebank, several for testing, several models, or states that take more disk than allowed.
-        DataError: invalid model or treebank: a sentence whose heads are no tree, or too few sentences.
+        UsageError: not exactly one treebank, several for testing, several models, or states that exceed the disk limit.
+        DataError: invalid model or treebank: a sentence whose heads do not form a tree, or too few sentences.
     """
     subject = request.subject()
     if len(request.data) != 1 or not is_treebank(request.data[0]):
         given = ", ".join(request.data) or "nothing"
-        raise UsageError(f"this probe learns from one treebank: give --data FILE.conllu (given: {given})")
+        raise UsageError(f"this probe trains on one treebank: give --data FILE.conllu (given: {given})")
     if len(request.test_data) > 1:
         raise UsageError(f"this probe is tested on one treebank: --test-data names {', '.join(request.test_data)}")
     train_paths = [existing(request.data[0])]
@@ -96,7 +96,7 @@ def probe_structure(request: ProbeRequest, settings: StructureSettings) -> Probe
     width = width_of(subject.model, points)
     greatest = max([settings.rank, *settings.ranks])
     if greatest > width:
-        raise UsageError(f"--rank {greatest}: a rank is at most the model's width, {width}")
+        raise UsageError(f"--rank {greatest}: the rank can be at most the model's width, {width}")
     bank, encoder = _bank(subject, settings, train_paths[0], *test_paths)
     rows = sum(len(encoded.words) for encoded in bank.sentences)
     # The states of the model and of the same architecture with random weights are stored side by side.
@@ -121,7 +121,7 @@ def _bank(
     check_aligned(train_pairs, encoder, str(path), LEAST_SENTENCES)
     test_pairs = align(encoder, tested)
     check_aligned(test_pairs, encoder, str(test_path or path), 1)
-    # Chosen sentences stand in the file's order, where neighbours are alike; the held-out tenth is from all over.
+    # Drawn sentences are in the file's order, in which neighbours are similar; the held-out tenth is spread over all.
     held_out = max(1, round(_HELD_OUT * len(train_pairs)))
     order = np.argsort(draw.uniform("stop", sample=np.arange(len(train_pairs))), kind="stable").tolist()
     pairs = [*(train_pairs[number] for number in order), *test_pairs]
@@ -161,7 +161,7 @@ def _measure(
 
 
 class _Trainer:
-    """Trains probes, and counts them."""
+    """Trains probes and counts them."""
 
     def __init__(self, settings: StructureSettings, meter: ProgressMeter) -> None:
         self._settings, self._meter = settings, meter
@@ -184,5 +184,5 @@ class _Trainer:
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... and the greatest itself."""
+    """1, 2, 4, ... and the maximum itself."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]

@@ -1,7 +1,7 @@
 """Dependency trees as graphs: distances between words, edges, and minimum spanning trees of predicted distances.
 
 Hewitt and Manning 2019, "A structural probe for finding syntax in word representations", NAACL, sections 2 and 3.
-Sibling measure.py learns a linear space with these distances.
+Sibling measure.py trains a linear space with these distances.
 
 Shapes: W words of a sentence, E pairs of words.
 """
@@ -20,14 +20,14 @@ from scipy.stats import rankdata
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Edge = tuple[int, int]
-"""Two words, the earlier one first."""
+"""Two words, in order of position."""
 
 
 def tree_distances(heads: Sequence[int]) -> Floats:
     """The number of edges between every two words, (W, W); the root's row holds the depths of all words.
 
     Args:
-        heads: of a tree; -1 at the root.
+        heads: the tree's heads; -1 for the root.
     """
     graph_WW = np.zeros((len(heads), len(heads)))
     for place, head in enumerate(heads):
@@ -38,21 +38,21 @@ def tree_distances(heads: Sequence[int]) -> Floats:
 
 
 def tree_edges(heads: Sequence[int], kept_W: Bools) -> list[Edge]:
-    """The tree's edges between words that are both kept."""
+    """The tree's edges between kept words."""
     pairs = ((min(place, head), max(place, head)) for place, head in enumerate(heads) if head >= 0)
     return sorted(pair for pair in pairs if kept_W[pair[0]] and kept_W[pair[1]])
 
 
 def spanning_tree(distances_WW: Floats, kept_W: Bools) -> list[Edge]:
-    """The minimum spanning tree of the words that are kept; of equal distances the earlier pair comes first.
+    """The minimum spanning tree of the kept words; of equal distances, the earlier pair takes precedence.
 
     Args:
-        distances_WW: symmetric; any real numbers, zeros included.
-        kept_W: which words it spans.
+        distances_WW: symmetric; any real numbers, including zero.
+        kept_W: the words to span.
     """
     places = np.flatnonzero(kept_W)
     first_E, second_E = np.triu_indices(places.size, 1)
-    # Only the order decides, and ranks are never 0, which scipy takes for a missing edge.
+    # Only the order matters, and ranks are never 0, which scipy would treat as a missing edge.
     rank_E = rankdata(distances_WW[places[first_E], places[second_E]], method="ordinal")
     graph = coo_array((rank_E, (places[first_E], places[second_E])), shape=distances_WW.shape)
     tree = minimum_spanning_tree(graph).tocoo()
@@ -60,5 +60,5 @@ def spanning_tree(distances_WW: Floats, kept_W: Bools) -> list[Edge]:
 
 
 def chain(kept_W: Bools) -> list[Edge]:
-    """Every kept word tied to the next one: the baseline of any tree."""
+    """Every kept word linked to the next one: the baseline for any tree."""
     return list(pairwise(np.flatnonzero(kept_W).tolist()))
