@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(model: Path, tmp_path: Path) ->
         source = {"path": "texts"}
         embed_to_file(embedder, texts, straight, EmbedSettings(), source=source)
         for _ in range(3):
-            with pytest.raises(StoppedError, match=r"SIGTERM behind [0-9]+ texts; give the same command again"):
+            with pytest.raises(StoppedError, match=r"SIGTERM after [0-9]+ texts; give the same command again"):
                 embed_to_file(embedder, _stopping(texts), resumed, EmbedSettings(), source=source)
         # What was written behind the last whole block is not kept.
         with (tmp_path / f"resumed.{ending}.part").open("ab") as part:
@@ -197,7 +197,7 @@ def test_bad_input_is_named(model: Path, file: Path, tmp_path: Path, bertkit: Co
     fails(3, "texts.txt, line 8: 152 tokens, the model reads 40; give --long cut or", file, "--long", "error")
     fails(2, "--truncate 31: the vectors of", file, "--truncate", "31")
     fails(2, "its ending is none of .npy, .parquet, .arrow", file, "--out", tmp_path / "v.csv")
-    fails(2, "there is no directory", file, "--out", tmp_path / "no" / "v.npy")
+    fails(2, "does not exist; create it", file, "--out", tmp_path / "no" / "v.npy")
     fails(2, "--max-length 41", file, "--max-length", "41")
     fails(3, "no such file", tmp_path / "none.txt")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"words": 3}\n')

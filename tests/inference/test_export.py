@@ -136,7 +136,7 @@ def spoil_tokenizer(directory: Path) -> None:
         (spoil_weight, "hidden differs by"),
         (spoil_with_infinity, "hidden is not finite"),
         (spoil_settings, "masked_lm differs by"),
-        (spoil_tokenizer, "the tokenizer gives other ids"),
+        (spoil_tokenizer, "the tokenizer gives different ids"),
     ],
 )
 def test_what_differs_from_its_source_is_refused_and_leaves_nothing(
@@ -193,8 +193,8 @@ def test_files_that_are_no_export_are_never_overwritten(tmp_path: Path) -> None:
     before = contents(tmp_path)
     for to, message in (
         (tmp_path / "file", "is a file"),
-        (tmp_path / "notes", r"holds something else than an export \(thesis.txt\)"),
-        (tmp_path / "out", r"holds something else than an export \(mine.txt\)"),
+        (tmp_path / "notes", r"contains other files than an export \(thesis.txt\)"),
+        (tmp_path / "out", r"contains other files than an export \(mine.txt\)"),
         (source, "is, contains or is inside"),
         (source / "inner", "is, contains or is inside"),
         (tmp_path / "run", "is, contains or is inside"),
@@ -293,7 +293,7 @@ def test_a_graph_gives_the_numbers_of_the_original_for_any_batch_and_length(
 def test_a_graph_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     make_oracle(CASES["deberta-3"], "DebertaV2ForMaskedLM").save_pretrained(tmp_path / "theirs")
-    with pytest.raises(UsageError, match=r"a graph of deberta-v2 would be right for one length of text only.*albert"):
+    with pytest.raises(UsageError, match=r"a graph of deberta-v2 would be correct only for the text length.*albert"):
         export_model(str(tmp_path / "theirs"), tmp_path / "ours", kind="onnx")
     assert not (tmp_path / "ours").exists()
 

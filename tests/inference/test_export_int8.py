@@ -168,7 +168,7 @@ def test_ranges_of_a_text_make_maps_that_are_near_and_the_same_bits_in_any_batch
         (["--format", "hf", "--calibrate", "{text}"], 2, "--calibrate: works only with --format int8"),
         (["--format", "onnx", "--int8", "--calibrate", "{text}"], 2, "--calibrate: works only with --format int8"),
         (["--format", "int8", "--calibrate", "{text}.missing"], 3, "no such file"),
-        (["--format", "int8", "--calibrate", "{empty}"], 3, "has no text to calibrate on"),
+        (["--format", "int8", "--calibrate", "{empty}"], 3, "contains no text to calibrate on"),
     ],
 )
 def test_a_text_that_cannot_be_measured_is_told(
@@ -191,7 +191,7 @@ def test_ranges_need_a_tokenizer_and_an_encoder_alone(source: Path, text: Path, 
 
 def test_one_that_is_quantised_already_is_refused(written: Path, tmp_path: Path) -> None:
     for kind in ("hf", "int8", "onnx", "onnx-int8"):
-        with pytest.raises(UsageError, match="is quantised already; export the model that it was made from"):
+        with pytest.raises(UsageError, match="is already quantised; export the model that it was made from"):
             export_model(str(written), tmp_path / "out", kind=kind)  # type: ignore[arg-type]  # values of a tuple lose their Literal
     assert not (tmp_path / "out").exists()
 

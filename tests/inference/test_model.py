@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_an_error_that_says_why(base: Path) -> None:
         model.predict("a text")
     with pytest.raises(UsageError, match="encode takes a list"):
         model.encode("a text")
-    with pytest.raises(DataError, match="no head of a task"):
+    with pytest.raises(DataError, match="no task head"):
         model.predict(["a text"])
     with pytest.raises(DataError, match=r"has no \[MASK\]"):
         model.fill("a text")

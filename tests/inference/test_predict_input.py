@@ -72,7 +72,7 @@ def test_a_row_without_a_text_keeps_its_id() -> None:
 def test_what_a_pipe_cannot_be_read_as_is_told() -> None:
     with pytest.raises(DataError, match=r"stdin, line 2: not valid UTF-8 at byte 5; .*--encoding latin-1"):
         texts(None, b"n,body\n1,caf\xe9\n")
-    with pytest.raises(UsageError, match="a pipe cannot be read in it line by line"):
+    with pytest.raises(UsageError, match="a pipe cannot be read line by line in it"):
         texts(None, b"n,body\n", encoding="utf-16")
     with pytest.raises(DataError, match=r"stdin, line 1: no ';' in the first line"):
         texts(None, b"n,body\n", delimiter=";")

@@ -58,7 +58,7 @@ def test_an_embedder_takes_the_nearest_name(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_chosen_among_is_refused(nli: Path, tmp_path: Path) -> None:
-    for labels, fault in ((["a", "b", "a"], "a is named twice"), (["a"], "two labels"), (["a", " "], "two labels")):
+    for labels, fault in ((["a", "b", "a"], "a is given twice"), (["a"], "two labels"), (["a", " "], "two labels")):
         with pytest.raises(UsageError, match=fault):
             zero_shot(str(nli), labels, ENGINE)
     with pytest.raises(UsageError, match=r"one \{\} for the label"):

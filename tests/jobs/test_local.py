@@ -53,7 +53,7 @@ def test_a_job_that_kills_every_worker_ends_with_its_name(tmp_path: Path, caplog
         pytest.raises(DataError, match=rf"rte-seed=3: lost its worker {ATTEMPTS} times \(process \d+ ended"),
     ):
         list(executor.run([job]))
-    assert caplog.text.count("starting it again") == ATTEMPTS - 1
+    assert caplog.text.count("restarting the job") == ATTEMPTS - 1
 
 
 def test_an_error_is_the_commands_and_ends_the_others(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_worker_has_the_commands_code_and_its_share_of_the_threads(monkeypatch
         monkeypatch.undo()
         gone = replace(LocalExecutor(1).place, directory="/nowhere/at/all")
         executor.place = gone
-        with pytest.raises(DataError, match="does not see /nowhere/at/all"):
+        with pytest.raises(DataError, match="cannot see /nowhere/at/all"):
             list(executor.run([Job("threads", work.threads)]))
 
 
@@ -117,7 +117,7 @@ def test_jobs_are_recorded_with_the_hashes_of_their_files(tmp_path: Path) -> Non
     assert list(recorded) == ["a", "b"]
     assert recorded["a"]["files"] == {"a": done[1].value[str(tmp_path / "a")]}
     (tmp_path / "a").write_text("other")
-    with pytest.raises(DataError, match=r"a: is not as .* wrote it"):
+    with pytest.raises(DataError, match=r"a: differs from what .* wrote"):
         check_files(done[1])
     (tmp_path / "a").unlink()
     with pytest.raises(DataError, match="all machines must share the run directory"):

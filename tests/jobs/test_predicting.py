@@ -77,5 +77,5 @@ def test_another_model_under_the_same_path_is_refused(tmp_path: Path) -> None:
     engine = resolve_engine(EngineConfig(device="cpu"))
     predictor = Predictor.load(str(run), engine)
     assert predictor.loader is not None
-    with pytest.raises(DataError, match="a worker finds another model there"):
+    with pytest.raises(DataError, match="a worker found different weights"):
         _predict_job(predictor.loader, "0" * 64, [])

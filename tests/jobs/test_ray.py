@@ -45,5 +45,5 @@ def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytes
 
 
 def test_ranks_and_jobs_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="ranks is 2, and independent runs are to go on side by side"):
+    with pytest.raises(ValueError, match="ranks is 2, but independent runs are to run in parallel"):
         EngineConfig(ranks=2, jobs=2)

@@ -295,7 +295,7 @@ def test_known_words_begin_with_their_vectors(header: str, tmp_path: Path) -> No
     table[tokenizer.id("old")] = torch.tensor([0, 0, 0.3])
     assert torch.equal(start.encoder.word_embedding.weight, table)
     wide = BilstmStudent.model_validate({**settings, "embedding_size": 4, "word_vectors": str(vectors)})
-    with pytest.raises(UsageError, match=r"embedding_size is 4, the vectors of .* have 3 numbers"):
+    with pytest.raises(UsageError, match=r"embedding_size is 4, but the vectors in .* have 3 numbers"):
         new_bilstm(TEXTS, wide, tmp_path / "wide", pairs=False)
 
 

@@ -119,14 +119,14 @@ def test_nothing_is_fetched_twice_or_in_vain(hub_and_answers: Fetched) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/good@v9", "org/good@v9: .*the Hub's model has no branch, tag or commit of this name"),
-        ("org/gated", "org/gated: .*the Hub gives this model only to those who accepted its terms"),
-        ("org/private", "org/private: no directory of this name, and the Hub has no model of this name; .*HF_TOKEN"),
-        ("org/missing", "org/missing: .*the Hub has no model of this name"),
+        ("org/good@v9", "org/good@v9: .*this model on the Hub has no branch, tag or commit with this name"),
+        ("org/gated", "org/gated: .*access to this model on the Hub requires accepting its terms"),
+        ("org/private", "org/private: no directory of this name, and the Hub has no model with this name; .*HF_TOKEN"),
+        ("org/missing", "org/missing: .*the Hub has no model with this name"),
         ("org/empty", "org/empty: the Hub's model has no config.json"),
         ("org/damaged", "model.safetensors: cannot be read as safetensors: .* delete .*blobs/.* and fetch"),
         ("offline gated", "org/gated: .*not in the local Hub cache .*go online once"),
-        ("unreachable gated", "org/gated: .*not in the local Hub cache while the Hub cannot be reached"),
+        ("unreachable gated", "org/gated: .*not in the local Hub cache, and the Hub cannot be reached"),
     ],
 )
 def test_what_cannot_be_had_is_said(hub_and_answers: Fetched, name: str, message: str) -> None:

@@ -151,7 +151,7 @@ def test_short_texts_do_not_become_longer(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("model={family: bert}", "objective.denoising needs an encoder-decoder"),
-        ("data.layout={name: full-sentences}", "write data.layout: {name: doc-sentences}"),
+        ("data.layout={name: full-sentences}", "set data.layout: {name: doc-sentences}"),
         ("objective.denoising.rate=1.5", "less than 1"),
         ("objective.denoising.mean_span=0", "greater than 0"),
     ],

@@ -63,7 +63,7 @@ def test_the_loss_is_the_cross_entropy_of_the_next_tokens() -> None:
         (
             DataConfig(layout=ContinuousText(bidirectional=True)),
             TransformerXlConfig(),
-            "reads from left to right alone",
+            "reads only from left to right",
         ),
     ],
 )

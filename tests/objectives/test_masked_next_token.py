@@ -82,7 +82,7 @@ def test_two_objectives_that_would_hide_the_same_tokens_are_refused(order: int) 
     with pytest.raises(UsageError, match="would mask the same tokens"):
         hidden(LENGTHS, *both)
     (fault,) = MaskedNextToken().errors_beside(both)
-    assert "take one of the two" in fault
+    assert "leave one of them out" in fault
     (fault,) = MaskedNextToken().errors_beside((MaskedNextToken(), ReplacedToken()))
     assert "objective.replaced_token needs objective.masked_lm" in fault
     assert MaskedNextToken().errors_beside((MaskedNextToken(), CausalLM())) == []

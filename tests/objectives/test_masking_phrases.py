@@ -194,7 +194,7 @@ def test_an_empty_lexicon_is_a_fault_of_the_data(shards: TokenShards, tmp_path: 
     path = tmp_path / "names.txt"
     path.write_text("\n\n", encoding="utf-8")
     tokenizer = load_tokenizer(shards.directory)
-    with pytest.raises(DataError, match=r"names\.txt: holds no phrase"):
+    with pytest.raises(DataError, match=r"names\.txt: contains no phrase"):
         MaskedLM(units=Phrases(lexicon=str(path))).prepared(tokenizer, shards)
     with pytest.raises(DataError, match="no such file"):
         MaskedLM(units=Phrases(lexicon=str(tmp_path / "missing.txt"))).prepared(tokenizer, shards)

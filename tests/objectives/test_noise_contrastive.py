@@ -299,9 +299,9 @@ def test_where_the_energies_are_minus_log_p_the_loss_is_least() -> None:
 
 
 FAULTS = [
-    ((NoiseContrastive(),), "needs two_tower_cloze beside it"),
-    ((*electric(), MaskedLM()), "reads the text as it is, and objective.masked_lm"),
-    ((TwoTowerCloze(), MaskedLM()), "needs noise_contrastive beside it"),
+    ((NoiseContrastive(),), "needs two_tower_cloze for its noise"),
+    ((*electric(), MaskedLM()), "needs the unchanged text, but objective.masked_lm"),
+    ((TwoTowerCloze(), MaskedLM()), "add `- noise_contrastive`"),
 ]
 
 

@@ -465,6 +465,6 @@ def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:
     masked, detector = objectives()
     assert detector.errors_beside((detector, masked)) == []
     (fault,) = detector.errors_beside((detector, SentenceOrder()))
-    assert "masked_lm beside it" in fault
-    with pytest.raises(UsageError, match="masked_lm beside it"):
+    assert "needs masked_lm for its generator" in fault
+    with pytest.raises(UsageError, match="needs masked_lm for its generator"):
         corrupted((detector,))

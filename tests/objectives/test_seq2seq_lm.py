@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_told_with_a_remedy() -> None:
     (error,) = Seq2SeqLM().errors(pairs, BertConfig())
     assert "needs an encoder-decoder, which model.family 'bert' is not" in error
     (error,) = Seq2SeqLM().errors(text, transformer)
-    assert "write data.layout: {name: parallel}" in error
+    assert "set data.layout: {name: parallel}" in error
 
 
 def test_flops_are_those_of_the_products_that_are_computed() -> None:

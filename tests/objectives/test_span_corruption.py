@@ -130,7 +130,7 @@ def test_a_vocabulary_ends_with_the_tokens_that_stand_for_spans(kind: str) -> No
 
 def test_a_vocabulary_without_room_for_them_is_told() -> None:
     settings = TokenizerConfig(type="byte-bpe", vocab_size=300, sentinels=100, lowercase=False)
-    with pytest.raises(UsageError, match=r"300 does not hold .* and 100 that stand for spans .* at least 361"):
+    with pytest.raises(UsageError, match=r"300 has no room for .* and 100 that stand for spans .* at least 361"):
         train_tokenizer(settings, english(50))
 
 
@@ -138,9 +138,9 @@ def test_a_vocabulary_without_room_for_them_is_told() -> None:
     ("setting", "message"),
     [
         ("model={family: bert}", "objective.span_corruption needs an encoder-decoder"),
-        ("data.layout={name: full-sentences}", "write data.layout: {name: doc-sentences}"),
+        ("data.layout={name: full-sentences}", "set data.layout: {name: doc-sentences}"),
         ("objective.span_corruption.mean_span=0.5", "greater than or equal to 1"),
-        ("tokenizer.type=word", "sentinels go with tokens that are parts of words"),
+        ("tokenizer.type=word", "sentinels need tokens that are parts of words"),
     ],
 )
 def test_what_cannot_be_is_refused(setting: str, message: str) -> None:
@@ -150,5 +150,5 @@ def test_what_cannot_be_is_refused(setting: str, message: str) -> None:
 
 def test_a_tokenizer_without_such_tokens_is_refused(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(type="byte-bpe", vocab_size=300, lowercase=False), english(50))
-    with pytest.raises(UsageError, match=r"write tokenizer\.sentinels: 100"):
+    with pytest.raises(UsageError, match=r"set tokenizer\.sentinels: 100"):
         SpanCorruption().prepared(tokenizer, write_shards(tmp_path, [[3]]))

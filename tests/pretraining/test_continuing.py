@@ -169,7 +169,7 @@ def test_a_run_with_added_words_is_stopped_and_resumed_by_its_own_recipe(home: P
 
 
 def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Path) -> None:
-    with pytest.raises(DataError, match=r"10,000 new words are wanted, and the text has"):
+    with pytest.raises(DataError, match=r"10,000 new words are requested, but the text has"):
         trained(request(home, "bert", "tokenizer.add_tokens=10000", run="too-many"))
     assert not (home / "too-many").exists()
     with pytest.raises(UsageError, match=r"add_tokens: extends an existing vocabulary"):
@@ -192,7 +192,7 @@ def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) 
 
 
 def test_passes_do_not_go_with_stages(home: Path) -> None:
-    with pytest.raises(UsageError, match=r"passes: the steps of a run in stages are given"):
+    with pytest.raises(UsageError, match=r"passes: a run in stages needs a number of steps"):
         request(home, "bert", "optimisation.stages=[{share: 1.0}]").requested()
 
 
@@ -211,7 +211,7 @@ def test_a_model_that_changed_since_the_run_began_is_noticed(home: Path) -> None
         trained(request(home, "passing", run="begun", max_minutes=0))
     weights = home / "passing" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
-    with pytest.raises(DataError, match="model has changed since the run began; restore it"):
+    with pytest.raises(DataError, match="model has changed since the run began; restore the original"):
         trained(PretrainArguments(None, resume=str(home / "begun"), cache=home / "cache", command=["test"]))
 
 
@@ -259,8 +259,8 @@ def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog
     caplog.set_level("INFO")
     wanted = replace(request(home, "bert"), overrides=[])
     assert wanted.requested().data.sequence_length == SIZES["max_position_embeddings"]
-    assert "in place of 512: the initial model reads no more" in caplog.text
-    with pytest.raises(UsageError, match="above what the model reads"):
+    assert "instead of 512: the maximum of the initial model" in caplog.text
+    with pytest.raises(UsageError, match="exceeds the model's maximum"):
         replace(wanted, overrides=[Override("max_length", 512, "--max-length")]).requested()
 
 

@@ -242,7 +242,7 @@ def first_weights(request: PretrainArguments) -> dict[str, torch.Tensor]:
 
 def test_a_model_cannot_grow_beside_its_generator(finished: tuple[Path, dict[str, Any]]) -> None:
     stages = "[{share: 0.5, set: {model.num_hidden_layers: 1}}, {share: 0.5}]"
-    with pytest.raises(UsageError, match=r"cannot grow beside objective\.replaced_token"):
+    with pytest.raises(UsageError, match=r"cannot grow together with objective\.replaced_token"):
         trained(request_of(finished[0], "grown", overrides=parsed([f"optimisation.stages={stages}"])))
 
 

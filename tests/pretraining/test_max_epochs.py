@@ -30,7 +30,7 @@ def test_a_run_beyond_the_limit_is_refused_and_one_of_the_steps_that_fit_is_made
     refused = bertkit(*limited, "--run-dir", tmp_path / "refused")
     assert refused.code == 3
     found = re.search(
-        r"60 steps would read the text ([\d.]+) times, and data\.max_epochs allows 0\.7; take --max-steps (\d+)",
+        r"60 steps would read the text ([\d.]+) times, but data\.max_epochs allows only 0\.7; give --max-steps (\d+)",
         " ".join(refused.stderr.split()),
     )
     assert found is not None, refused.stderr

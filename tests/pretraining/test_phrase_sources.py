@@ -153,4 +153,4 @@ def test_annotated_units_without_a_field_are_a_fault_of_the_recipe(lexicon: Path
         *("--set", "data.reading.span_fields=[verbs]"),
     )
     assert done.code == 2
-    assert "text.txt has no field that holds spans" in done.stderr
+    assert "text.txt cannot contain spans" in done.stderr

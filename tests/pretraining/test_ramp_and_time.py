@@ -185,10 +185,10 @@ def test_a_plan_by_time_has_as_many_steps_as_fit(home: Path, monkeypatch: pytest
 
 def test_stages_by_time_are_refused(home: Path) -> None:
     stages = "optimisation.stages=[{share: 0.5}, {share: 0.5}]"
-    with pytest.raises(UsageError, match=r"stages end with their updates, and schedule\.clock is time"):
+    with pytest.raises(UsageError, match=r"stages are counted in updates, but schedule\.clock is time"):
         load_recipe(str(home / "time.yaml"), parsed([stages]))
 
 
 def test_times_to_follow_without_a_schedule_by_time_are_refused(home: Path) -> None:
-    with pytest.raises(UsageError, match=r"engine\.follow_times goes with optimisation\.schedule\.clock: time"):
+    with pytest.raises(UsageError, match=r"engine\.follow_times works only with optimisation\.schedule\.clock: time"):
         trained(home, "ramp", "no-time", "engine.follow_times=elsewhere")

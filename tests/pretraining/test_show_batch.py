@@ -80,7 +80,7 @@ def test_people_read_marks_and_originals(bertkit: Bertkit, home: Path) -> None:
 def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:
     done = bertkit("show-batch", home / "tiny.yaml", "--data", home / "text.txt", "--step", 61)
     assert done.code == 2
-    assert "has steps 1 to 60" in done.stderr
+    assert "has only steps 1 to 60" in done.stderr
 
 
 def test_a_run_of_passes_is_shown_as_it_was_trained(bertkit: Bertkit, home: Path) -> None:
@@ -100,4 +100,4 @@ def test_a_run_of_passes_is_shown_as_it_was_trained(bertkit: Bertkit, home: Path
         sequences = json.loads(done.stdout)["sequences"]
         counts.append(sum("change" in token for each in sequences for token in each["tokens"]))
     assert counts[1] < counts[0] / 3
-    assert f"has steps 1 to {last}" in bertkit("show-batch", run, "--step", last + 1).stderr
+    assert f"has only steps 1 to {last}" in bertkit("show-batch", run, "--step", last + 1).stderr

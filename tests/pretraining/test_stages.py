@@ -79,7 +79,7 @@ def test_shares_that_do_not_make_a_whole_are_refused() -> None:
 
 
 def test_a_first_stage_has_no_moments_to_begin_anew() -> None:
-    with pytest.raises(UsageError, match=r"stages\.0\.new_moments: every run begins with new moments"):
+    with pytest.raises(UsageError, match=r"stages\.0\.new_moments: every run starts with new moments"):
         stages({"share": 0.5, "new_moments": True}, {"share": 0.5})
 
 

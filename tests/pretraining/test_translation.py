@@ -244,9 +244,9 @@ def test_a_translator_starts_from_a_bert_and_a_gpt2(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"has another vocabulary than .*--set tokenizer\.path="):
         run_pretraining(request("other-run", init_decoder=str(other)), progress=silent_progress)
-    with pytest.raises(UsageError, match="a decoder starts from a gpt2"):
+    with pytest.raises(UsageError, match="name a model of family gpt2"):
         run_pretraining(request("bert-run", init_decoder=str(bert)), progress=silent_progress)
-    with pytest.raises(UsageError, match="init_decoder is of an encoder-decoder that starts from a BERT"):
+    with pytest.raises(UsageError, match="init_decoder needs an encoder-decoder that starts from a BERT"):
         load_recipe("transformer-small", [Override("init_decoder", str(gpt2))])
 
 
@@ -282,7 +282,7 @@ def test_a_t5_learns_from_pairs_and_transformers_generates_the_same(tmp_path: Pa
     [
         (
             {"data.layout": {"name": "full-sentences"}},
-            r"objective\.seq2seq_lm reads pairs of .*layout full-sentences has none",
+            r"objective\.seq2seq_lm needs pairs of .*layout full-sentences has none",
         ),
         ({"data.reading.target_field": None}, r"data\.layout parallel needs parallel text"),
         ({"model": {"family": "bert"}}, r"needs an encoder-decoder"),

@@ -157,10 +157,10 @@ FAULTS = [
     (["objective.replaced_token.tie=embeddings"], "tie to none"),
     (["objective.replaced_token.generator_size=0.6666"], "generator_size to 1"),
     (["objective.masked_lm.weight=1.0"], "objective.masked_lm.weight is 1; set it to 0"),
-    (["optimisation.stages=[]"], "no generator yet to take over from"),
+    (["optimisation.stages=[]"], "no generator yet to take weights from"),
     (
         ["optimisation.stages=[{share: 0.5, set: {objective: [causal_lm: {}]}}, {share: 0.5}]"],
-        r"optimisation\.stages\.1: .*no generator yet to take over from; let a stage with `objective: \[masked_lm\]`",
+        r"optimisation\.stages\.1: .*no generator yet to take weights from; put a stage with `objective: \[masked_lm\]`",
     ),
 ]
 

@@ -126,7 +126,9 @@ def test_keeping_models_changes_nothing(home: Path, straight: RunDirectory) -> N
 
 def test_more_words_than_allowed_are_told_before_anything_is_made(home: Path) -> None:
     words = len((home / "text.txt").read_text().split())
-    with pytest.raises(DataError, match=rf"{words:,} words between white space, {words - 1000:,} more than data.max"):
+    with pytest.raises(
+        DataError, match=rf"{words:,} words separated by white space, {words - 1000:,} more than data.max"
+    ):
         run_pretraining(arguments(home, "long", "data.max_words=1000"), progress=silent_progress)
     assert not (home / "long").exists()
 
@@ -138,7 +140,7 @@ def test_ten_passes_fit_the_limit_of_ten_and_more_are_refused(home: Path) -> Non
 
 def test_words_of_token_shards_cannot_be_counted(home: Path, straight: RunDirectory) -> None:
     shards = Path(straight.record["shards"])
-    with pytest.raises(UsageError, match=r"engine\.models_at_words: .* holds tokens, whose words cannot be counted"):
+    with pytest.raises(UsageError, match=r"engine\.models_at_words: .* contains tokens, whose words cannot be counted"):
         run_pretraining(arguments(home, "shards", source=str(shards)), progress=silent_progress)
 
 
@@ -157,7 +159,7 @@ def test_other_files_than_expected_are_told(tmp_path: Path, bertkit: Callable[..
 
 
 def test_marks_ascend(home: Path) -> None:
-    with pytest.raises(UsageError, match="models_at_words has to ascend"):
+    with pytest.raises(UsageError, match="models_at_words must be in ascending order"):
         arguments(home, "bad", "engine.models_at_words=[2000, 1000]").new_recipe()
 
 

@@ -80,7 +80,7 @@ def test_names_leave_out_shared_parts(shipped: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("runs/mine", "is a run; go on with --resume runs/mine"), ("text.txt", "text is given with --data text.txt")],
+    [("runs/mine", "is a run; continue it with --resume runs/mine"), ("text.txt", "give text with --data text.txt")],
 )
 def test_what_is_there_and_is_no_recipe_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str

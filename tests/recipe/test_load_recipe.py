@@ -173,7 +173,7 @@ def test_a_later_set_wins_and_a_mapping_replaces_the_whole() -> None:
         ("seed=many", 'seed: expected a whole number, got "many"'),
         ("seed.x=1", "seed: expected a whole number"),
         ("seed=[1", "not valid YAML"),
-        ("name=*x", "needs quotes: --set \"name='...'\""),
+        ("name=*x", "in quotes: --set \"name='...'\""),
         ("seed", "expected KEY=VALUE"),
         ("=1", "expected KEY=VALUE"),
         ("model..heads=1", "expected KEY=VALUE"),

@@ -94,7 +94,7 @@ def test_special_tokens_behind_the_models_own_keep_their_ids(kind: str) -> None:
 
 def test_too_small_a_text_is_told_with_the_number_that_it_has(caplog: pytest.LogCaptureFixture) -> None:
     old = general("wordpiece")
-    with pytest.raises(DataError, match=r"50 new words are wanted, and the text has (\d+) words.*--add-tokens \1 or"):
+    with pytest.raises(DataError, match=r"50 new words are requested, .* has (\d+) words.*--add-tokens \1 or"):
         extended(old, DOMAIN, 50, min_frequency=5)
     with pytest.raises(
         DataError, match=r"no word of more than one token with 1000 or more occurrences.*tokenizer\.added_frequency"

@@ -84,7 +84,7 @@ def test_a_faulty_lexicon_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"phrases\.txt: no such file"):
         read_lexicon(path)
     path.write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"phrases\.txt: holds no phrase; write one a line"):
+    with pytest.raises(DataError, match=r"phrases\.txt: contains no phrase; write one phrase per line"):
         read_lexicon(path)
     path.write_bytes(b"New York\nZ\xfcrich\n")
     with pytest.raises(DataError, match=r"phrases\.txt: not valid UTF-8 at byte offset 10"):

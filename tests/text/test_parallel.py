@@ -69,7 +69,7 @@ def test_two_files_have_as_many_lines(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.en has 2 lines, and .*a\.de more; two files of parallel text"):
         read(tmp_path, *sides)
     with pytest.raises(
-        UsageError, match=r"a\.en: a text file has one side of parallel text; name the file of the other"
+        UsageError, match=r"a\.en: a text file has only one side of parallel text; name the file of the other"
     ):
         read(tmp_path, sides[0])
 

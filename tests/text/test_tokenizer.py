@@ -176,9 +176,9 @@ def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) ->
     ("name", "content", "fault"),
     [
         ("tokenizer.json", "{", "not a readable tokenizer file"),
-        ("vocab.txt", "[PAD]\n[UNK]\n", "lacks \\[CLS\\], \\[SEP\\], \\[MASK\\]"),
+        ("vocab.txt", "[PAD]\n[UNK]\n", "missing \\[CLS\\], \\[SEP\\], \\[MASK\\]"),
         ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "line 6: token 'a' occurs a second time"),
-        ("vocab.json", "{}", "merges.txt must be beside it"),
+        ("vocab.json", "{}", "merges.txt must be in the same directory"),
         ("other.bin", "", "no tokenizer in"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_checkpoints_manifest_names_files_of_the_checkpoint_alone(tmp_path: Pa
     for name in ("../../secret", str(tmp_path / "secret")):
         entry = {"bytes": 7, "sha256": ""}
         (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "files": {**manifest["files"], name: entry}}))
-        assert "outside of the checkpoint" in checkpoint_errors(checkpoint)[0]
+        assert "outside the checkpoint" in checkpoint_errors(checkpoint)[0]
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "model.safetensors").symlink_to(tmp_path / "secret")
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))

@@ -122,7 +122,7 @@ def test_a_finished_run_without_its_model_is_not_done(tmp_path: Path, damage: st
     if damage == "none":
         assert FinishedRun.done(run) is not None
         return
-    with pytest.raises(CheckError, match=f"is done, but not as it was written: .*{damage}"):
+    with pytest.raises(CheckError, match=f"is finished, but its files have changed: .*{damage}"):
         FinishedRun.done(run)
 
 

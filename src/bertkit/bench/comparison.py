@@ -1,7 +1,7 @@
-"""Times a workload's sides in turn, and relates them to each other and to the machine.
+"""Times the sides of a workload alternately, and relates them to each other and to the machine.
 
-Own design. Each round times every side once, so that a machine that slows down slows all of them
-(evaluation/speed/stopwatch.py); the ratio is that of the medians, and its spread that of the rounds.
+Not from a paper. Each round times every side once, so that a machine that slows down affects all of them
+(evaluation/speed/stopwatch.py). The ratio is that of the medians, its spread that of the rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bertkit.progress import Progress
 from bertkit.training.engine import Engine
 
 OPTIMIZER_BYTES = 7 * 4
-"""Of a parameter in an update of AdamW: weight, gradient and two moments are read, all but the gradient written."""
+"""Bytes per parameter in an AdamW update: weight, gradient and two moments are read, all but the gradient written."""
 
 
 def compare(
@@ -75,7 +75,7 @@ def ratio_of(own: Timing, other: Timing) -> dict[str, float]:
 
 
 def _against_machine(workload: Workload, own: Timing, engine: Engine, machine: MachineRates) -> Mapping[str, Any]:
-    """FLOP/s, MFU, and the time that the machine's own rates would allow for products and bytes."""
+    """FLOP/s, MFU, and the time that products and bytes would take at the machine's own rates."""
     if workload.flops is None:
         return {}
     peak = machine.best_product(bf16=engine.bf16)

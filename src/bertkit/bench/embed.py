@@ -1,7 +1,8 @@
-"""Sentence vectors beside sentence-transformers: the same model, the same real sentences, the same precision.
+"""Sentence vectors compared with sentence-transformers: the same model, real sentences and precision.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084. Both tokenise within the measurement. The peer sorts by
-length and pads to the longest of a batch of 32, its default. The cosines of both sides' vectors are in the document.
+length and pads to the longest of a batch of 32, its default. The document includes the cosines between both sides'
+vectors.
 
 Shapes: N texts, E width of the vectors.
 """
@@ -33,13 +34,13 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
 
     Args:
         settings: text and number of sentences.
-        engine: of both sides.
+        engine: for both sides.
         directory: of the model.
         name: of the model.
-        offline: nothing is fetched.
+        offline: nothing is downloaded.
 
     Raises:
-        DataError: a file of the model is damaged, it makes no vectors, or there is no such text.
+        DataError: a file of the model is damaged, the model makes no vectors, or there is no such text.
     """
     texts = sentences_of(settings)
     embedder = Embedder.load(directory, engine, name=name, offline=offline)
@@ -88,7 +89,7 @@ def _encode_by_peer(model: Any, texts: list[str], vectors: dict[str, Floats]) ->
 
 
 def least_cosine(left_NE: Floats, right_NE: Floats) -> float:
-    """Of the same text's two vectors; the smallest of all texts."""
+    """The smallest cosine of all texts between the two vectors of the same text."""
     a, b = left_NE.astype(np.float64), right_NE.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(((a * b).sum(axis=1) / np.maximum(norms, 1e-30)).min())

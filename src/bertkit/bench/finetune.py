@@ -1,8 +1,8 @@
-"""Fine-tuning beside a plain `transformers` loop: updates of a classifier of two labels on the same sentences.
+"""Fine-tuning compared with a plain `transformers` loop: updates of a two-label classifier on the same sentences.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1. The peer pads to the longest of the batch and has SDPA, fused
-AdamW and clipping. Texts are tokenised before; making the batch counts. Labels alternate, for no time depends on them.
-Sibling benchmarks/finetune_speed.py takes a published task and also pads to the limit.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1. The peer pads to the longest of the batch and uses SDPA, fused
+AdamW and clipping. Texts are tokenised beforehand; building the batch is timed. Labels alternate, since they do not
+affect the time. Sibling benchmarks/finetune_speed.py uses a published task and also pads to the limit.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def finetuning(settings: BenchSettings, engine: Engine, directory: Path, name: s
 
     Args:
         settings: text and length.
-        engine: of both sides.
+        engine: for both sides.
         directory: of the model.
         name: of the model.
-        offline: nothing is fetched.
+        offline: nothing is downloaded.
 
     Raises:
         DataError: a file of the model is damaged, or there is no such text.
@@ -90,11 +90,11 @@ def finetuning(settings: BenchSettings, engine: Engine, directory: Path, name: s
 
 
 def peer_update(directory: Path, texts: list[str], limit: int, engine: Engine) -> Work:
-    """The plain loop's step.
+    """The step of the plain loop.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: it does not know the model's family.
+        ValueError: it does not support the model's family.
     """
     transformers = peer_library("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)

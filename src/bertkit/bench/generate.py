@@ -1,9 +1,9 @@
-"""Greedy decoding beside `transformers.generate`: the same random GPT-2, the same prompts.
+"""Greedy decoding compared with `transformers.generate`: the same random GPT-2, the same prompts.
 
-Radford et al. 2019, GPT-2. Both keep keys and values. In bfloat16 the other side is timed in both precisions: single is
-its default. How many of the outputs are equal to those of the same precision is in the document: in single precision
-nearly all, since random weights have few ties. Sibling benchmarks/generate_speed.py compares with and without the
-cache, too.
+Radford et al. 2019, GPT-2. Both sides cache keys and values. With bfloat16 the peer is timed in both precisions,
+because single is its default. The document includes how many outputs equal those of the same precision: in single
+precision nearly all, since random weights have few ties. Sibling benchmarks/generate_speed.py also compares with and
+without the cache.
 
 Shapes: B prompts.
 """
@@ -41,7 +41,7 @@ def generation(settings: BenchSettings, engine: Engine, directory: Path) -> Work
 
     Args:
         settings: size, number of prompts and of new tokens.
-        engine: its device.
+        engine: for its device.
         directory: an empty one, through which the peer gets the weights.
     """
     size = SIZES[settings.size]
@@ -107,7 +107,7 @@ def generation(settings: BenchSettings, engine: Engine, directory: Path) -> Work
 
 
 def own_tokens(model: HeadedModel, ids: Sequence[list[int]], tokens: int, *, cached: bool = True) -> Ids:
-    """bertkit's new tokens of each prompt; none ends before."""
+    """bertkit's new tokens for each prompt; no output ends early."""
     prompts = [Prompt(row, number, tokens) for number, row in enumerate(ids)]
     outputs = decode(next_tokens(model, cached=cached), prompts, Limits(), sampling=None)
     return [own[0].ids for own in outputs]
@@ -120,7 +120,7 @@ def _peer(directory: Path, engine: Engine, dtype: torch.dtype) -> Any:
 
 @torch.inference_mode()
 def peer_tokens(model: Any, ids: Sequence[list[int]], tokens: int) -> Ids:
-    """The same by `transformers`: a model of its class `GPT2LMHeadModel`."""
+    """The same from `transformers`: a model of its class `GPT2LMHeadModel`."""
     prompt = torch.tensor(ids, device=model.device)
     found = model.generate(
         prompt,

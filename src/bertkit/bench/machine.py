@@ -1,7 +1,7 @@
-"""What the hardware allows: the rate of matrix products and of copies, measured several times.
+"""What the hardware allows: the rates of matrix products and of copies, measured several times.
 
-Own design; the copy is that of McCalpin 1995, STREAM, which counts the bytes read and the bytes written. The best of
-several is nearest to the hardware, and the median beside it shows whether something else was computing.
+Not from a paper; the copy is that of McCalpin 1995, STREAM, which counts bytes read and bytes written. The best of
+several is closest to the hardware; the median next to it shows whether something else was running.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bertkit.training.engine import multiplies_bf16
 from bertkit.training.product_rate import RATES, ProductKind, product_rates, timed
 
 COPY_FLOATS = 1 << 26
-"""256 MB: no cache holds it."""
+"""256 MB: more than any cache."""
 COPIES = 5
 BUSY_SHARE = 0.8
-"""Where the median product reaches less of the best known rate, something else was computing."""
+"""If the median product reaches less than this share of the best known rate, something else was running."""
 
 
 @dataclass
 class MachineRates:
-    """The rates of a device, from every time that they were measured.
+    """The rates of a device, from all its measurements.
 
     Attributes:
-        device: which.
+        device: the measured one.
         products: FLOP/s of single products, by precision.
-        copies: bytes read and written a second, of single copies.
+        copies: bytes read and written per second, of single copies.
     """
 
     device: torch.device
@@ -39,7 +39,7 @@ class MachineRates:
     copies: list[float] = field(default_factory=list)
 
     def measure(self) -> None:
-        """Measure both once more."""
+        """Measure both again."""
         for precision in ("fp32", "bf16") if multiplies_bf16(self.device) else ("fp32",):
             bf16 = precision == "bf16"
             rates = product_rates(self.device, bf16)
@@ -51,7 +51,7 @@ class MachineRates:
         self.copies += [moved / timed(lambda: target.copy_(source), self.device) for _ in range(COPIES)]
 
     def best_product(self, *, bf16: bool) -> float:
-        """FLOP/s: the highest that is known of this machine, from earlier commands too."""
+        """FLOP/s: the highest known for this machine, including earlier commands."""
         return RATES.highest(self.device, bf16=bf16)
 
     @property
@@ -63,7 +63,7 @@ class MachineRates:
         )
 
     def document(self) -> dict[str, Any]:
-        """The machine as the JSON document has it; rates in 10^9 a second."""
+        """The machine in the form of the JSON document; rates in 10^9 per second."""
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         return {
             "processor": device_name(self.device),

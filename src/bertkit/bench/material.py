@@ -1,4 +1,4 @@
-"""What is timed is made of real text: its shards, its sentences, and a model with random weights that reads them."""
+"""Material of the benchmarks, made of real text: its shards, its sentences, and a randomly initialised model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 
 BERT_HEADS = ("masked_lm", "next_sentence")
-"""Those of pretraining, the pooler with them."""
+"""The heads of pretraining, with the pooler."""
 SHORTEST_CHARACTERS = 20
-"""A shorter line is no sentence."""
+"""A shorter line is not a sentence."""
 
 
 def shards_of(settings: BenchSettings) -> TokenShards:
-    """The text in tokens; from the cache where it was made before.
+    """The text in tokens; from the cache if it was tokenised before.
 
     Raises:
         DataError: no such text, or too little for the vocabulary.
@@ -38,10 +38,10 @@ def shards_of(settings: BenchSettings) -> TokenShards:
 
 
 def sentences_of(settings: BenchSettings) -> list[str]:
-    """As many sentences as a round needs, the first of the text.
+    """As many sentences as a round needs, from the beginning of the text.
 
     Raises:
-        DataError: no such text, or none in it.
+        DataError: no such text, or no sentences in it.
     """
     corpus = open_corpus(settings.data, cache=cache_directory())
     lines = chain.from_iterable(corpus.documents())

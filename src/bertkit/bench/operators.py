@@ -1,7 +1,7 @@
-"""Where the time of a call goes: the operators of torch, by kind.
+"""Where the time of a call is spent: torch's operators, by kind.
 
-Own design, over torch.profiler. An operator's own time counts, without that of the operators that it calls; what is
-left of the call is Python and the profiler itself.
+Not from a paper; based on torch.profiler. An operator's own time counts, without the operators that it calls; the rest
+of the call is Python and the profiler itself.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _KINDS = {
     "look-ups": r"embedding|index|gather|scatter|take",
     "copies and casts": r"copy|clone|contiguous|^to$|^cat$|stack|fill_|zero|resize|empty|pad|repeat|flatten",
 }
-"""Of names of operators without their namespace; the first one that matches counts."""
+"""Patterns for names of operators without their namespace; the first match counts."""
 
 
 def kind_of(operator: str) -> str:
-    """The kind of an operator of torch, `aten::addmm` or such."""
+    """The kind of a torch operator such as `aten::addmm`."""
     name = operator.rpartition("::")[2]
     return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), OTHER)
 
 
 def time_by_kind(work: Work, device: torch.device) -> dict[str, float]:
-    """The share of each kind of operator in the time of one call, the largest first.
+    """The share of each kind of operator in the time of one call, largest first.
 
     Args:
-        work: warm already; called once.
-        device: where it computes: on a GPU, the time of its kernels is counted.
+        work: already warmed up; called once.
+        device: where it computes; on a GPU, the time of its kernels is counted.
     """
     on_cuda = device.type == "cuda"
-    # Other threads than this one compute, too: vectors are made by several.
+    # All threads are included, because several of them compute vectors.
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities, experimental_config=everywhere) as found:

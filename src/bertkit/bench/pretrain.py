@@ -1,8 +1,8 @@
-"""Pretraining beside a plain `transformers` loop: updates on the same samples and masks.
+"""Pretraining compared with a plain `transformers` loop: updates on the same samples and masks.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805. The peer is what one writes with the library: BertForPreTraining, SDPA,
-fused AdamW, rows padded to the sequence length, logits for every position, bf16 by autocast. Where bf16 would be
-emulated both compute in fp32: at a hundredth of the speed it would flatter the ratio.
+Devlin et al. 2019, BERT, arXiv:1810.04805. The peer is the usual code for the library: BertForPreTraining, SDPA, fused
+AdamW, rows padded to the sequence length, logits for every position, bf16 by autocast. If bf16 would be emulated, both
+compute in fp32: emulation at a hundredth of the speed would flatter the ratio.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
 """
@@ -42,14 +42,14 @@ from bertkit.training.step import Step
 RATE = 1e-4
 CLIP_NORM = 1.0
 IGNORED = -100
-"""The label of a token that the peer's loss leaves out."""
+"""The label of a token that the peer's loss ignores."""
 OBJECTIVES = (MaskedLM(max_predictions=20), NextSentence())
 UPDATES = 24
-"""Batches that come before the first comes again: a training sees no batch twice, and each has shapes of its own."""
+"""Number of batches before the first is repeated: training sees no batch twice, and each has its own shapes."""
 
 
 def pretraining(settings: BenchSettings, engine: Engine) -> Workload:
-    """An update, each on another batch of the text, BERT's two objectives.
+    """An update, each on another batch of the text, with BERT's two objectives.
 
     Raises:
         DataError: no such text, or too little of it.
@@ -96,7 +96,7 @@ def samples_of(settings: BenchSettings, sequences: int) -> tuple[list[Samples], 
 
 
 def own_update(model: HeadedModel, batches: list[list[PackedBatch]], engine: Engine) -> Work:
-    """bertkit's own step, on each batch in turn."""
+    """bertkit's own step, on one batch after the other."""
     step = Step.plain(model, AdamWConfig(bias_correction=False).build(model), engine, CLIP_NORM)
     in_turn = itertools.cycle(batches)
 
@@ -108,7 +108,7 @@ def own_update(model: HeadedModel, batches: list[list[PackedBatch]], engine: Eng
 
 
 def peer_update(config: BertConfig, vocab_size: int, updates: list[Samples], length: int, engine: Engine) -> Work:
-    """The plain loop's step on each update's samples in turn, padding included.
+    """The plain loop's step on one update's samples after the other, padding included.
 
     Raises:
         ImportError: transformers is not installed.

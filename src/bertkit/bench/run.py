@@ -1,7 +1,7 @@
-"""One benchmark after the other, and the machine's own rates before and after: what `bertkit bench` does.
+"""`bertkit bench`: runs one benchmark after the other, and measures the machine's own rates before and after.
 
-Own design. Nothing is kept but the highest product rate (training/product_rate.py): a figure belongs to the minute in
-which it was measured.
+Not from a paper. Only the highest product rate is stored (training/product_rate.py): a figure is valid only for the
+minute in which it was measured.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bertkit.text.sources import open_corpus
 from bertkit.training.engine import Engine
 
 Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
-"""Makes a workload of the settings, the engine, a directory of its own, and whether the network is not used."""
+"""Makes a workload from the settings, the engine, an empty directory, and whether the network is not used."""
 
 
 def _on_a_model(
     make: Callable[..., Workload], settings: BenchSettings, engine: Engine, directory: Path, offline: bool
 ) -> Workload:
-    """Of the user's model, or of a random one."""
+    """A workload on the user's model, or on a random one."""
     if settings.model is not None:
         found = find_model(settings.model, offline=offline)
         return make(settings, engine, found, settings.model, offline=offline)
@@ -53,7 +53,7 @@ BENCHMARKS: dict[Benchmark, Build] = {
     Benchmark.tokenize: lambda settings, engine, directory, offline: tokenizing(settings, directory),
     Benchmark.startup: lambda settings, engine, directory, offline: startup(settings),
 }
-"""How the work of each is made."""
+"""The function that makes each workload."""
 
 
 _ON_A_MODEL = {Benchmark.finetune, Benchmark.embed}
@@ -61,10 +61,10 @@ _WITHOUT_TEXT = {Benchmark.generate, Benchmark.startup}
 
 
 def _check(names: Sequence[Benchmark], settings: BenchSettings, *, offline: bool) -> None:
-    """Find the model and the text, before minutes are spent on what comes first.
+    """Find the model and the text before minutes are spent on earlier benchmarks.
 
     Raises:
-        DataError, UsageError: one of them is not there.
+        DataError, UsageError: one of them does not exist.
     """
     if settings.model is not None and _ON_A_MODEL & set(names):
         find_model(settings.model, offline=offline)
@@ -81,21 +81,21 @@ def run_benchmarks(
     generation_bf16: bool = False,
     offline: bool = False,
 ) -> dict[str, Any]:
-    """Measure them.
+    """Run the benchmarks.
 
     Args:
-        names: which.
+        names: the benchmarks to run.
         settings: what is measured.
         engine: device and precision.
         progress: a display.
-        generation_bf16: whether text is written in bfloat16, which is not the default of `bertkit generate`.
-        offline: nothing is fetched.
+        generation_bf16: whether generation runs in bfloat16, which is not the default of `bertkit generate`.
+        offline: nothing is downloaded.
 
     Returns:
         `{"machine": {...}, "benchmarks": {NAME: {...}}}`.
 
     Raises:
-        DataError, UsageError: no such text or model, or one that does not do.
+        DataError, UsageError: no such text or model, or one that is unsuitable.
     """
     _check(names, settings, offline=offline)
     machine = MachineRates(engine.device)

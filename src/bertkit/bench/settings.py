@@ -1,6 +1,7 @@
-"""What `bertkit bench` measures: which work, on which model and text, how often.
+"""Settings of `bertkit bench`: which work is measured, on which model and text, and how often.
 
-Own design. The sizes are shapes of published models; weights are random, for no time depends on their values.
+Not from a paper. The sizes are those of published models; weights are random, since their values do not affect the
+time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Benchmark(StrEnum):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The shape of a BERT, and the sequences of an update.
+    """The shape of a BERT, and the number of sequences per update.
 
     Attributes:
         width: of the hidden states.
         layers: of the encoder.
         heads: of each attention.
-        sequences: of one update, of `pretrain`.
+        sequences: per update of `pretrain`.
     """
 
     width: int

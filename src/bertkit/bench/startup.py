@@ -1,6 +1,7 @@
-"""How long the command line takes to answer, beside Python itself and the imports of large libraries.
+"""How long the command line takes to start, compared with Python itself and the imports of large libraries.
 
-Own design. Each side is a process of its own, started in turn; the files are in the system's cache after the first.
+Not from a paper. Each side is a separate process, started alternately; after the first start, files are in the system's
+cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OWN_SIDES = {
     "bertkit --version": (*_COMMAND, "--version"),
     "bertkit embed --help": (*_COMMAND, "embed", "--help"),
 }
-"""The first is what the others are compared with."""
+"""The others are compared with the first one."""
 _IMPORT = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \|\s+([\w.]+)$", re.MULTILINE)
 SHOWN_PACKAGES = 6
 
@@ -54,11 +55,11 @@ def _importing(name: str) -> Work:
 
 
 def ended(words: Sequence[str]) -> str:
-    """What a process wrote on stderr, once it has ended.
+    """What a process wrote to stderr, after it has ended.
 
     Raises:
-        ImportError: it does not find a module.
-        DataError: it fails otherwise.
+        ImportError: the process does not find a module.
+        DataError: the process fails for another reason.
     """
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
@@ -70,13 +71,13 @@ def ended(words: Sequence[str]) -> str:
 
 
 def time_by_package() -> dict[str, float]:
-    """The share of each package in the time that `bertkit --help` spends on imports, the largest first."""
+    """The share of each package in the time that `bertkit --help` spends on imports, largest first."""
     first = next(iter(OWN_SIDES.values()))
     return shares_by_package(ended((first[0], "-X", "importtime", *first[1:])))
 
 
 def shares_by_package(importtime: str) -> dict[str, float]:
-    """The same from what Python's `-X importtime` wrote; what is small is summed up."""
+    """The same, from the output of Python's `-X importtime`; small shares are added up."""
     microseconds: dict[str, int] = defaultdict(int)
     for own, module in _IMPORT.findall(importtime):
         microseconds[module.partition(".")[0]] += int(own)

@@ -1,8 +1,8 @@
-"""Text to token shards beside what is usually run: `datasets.map` with a fast tokenizer, and a group_texts function.
+"""Text to token shards compared with the usual code: `datasets.map` with a fast tokenizer, then group_texts.
 
-Own design; the peer is the preparation of the `transformers` language-modelling examples: map the tokenizer over the
-documents in batches, then map a function that joins the ids and cuts them into blocks. Both sides read one file with
-one tokenizer and as many processes, and keep nothing from one round to the next.
+Not from a paper; the peer is the preparation in the `transformers` language-modelling examples: map the tokenizer over
+the documents in batches, then map a function that joins the ids and cuts them into blocks. Both sides read one file
+with one tokenizer and as many processes, and keep nothing between rounds.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def tokenizing(settings: BenchSettings, directory: Path) -> Workload:
 
 
 def write_documents(settings: BenchSettings, records: Path) -> tuple[int, int]:
-    """Write the first documents as JSON Lines; returns how many, and their bytes of text.
+    """Write the first documents as JSON Lines; returns their number, and their bytes of text.
 
     Raises:
-        DataError: no such text, or none in it.
+        DataError: no such text, or no text in it.
     """
     count = size = 0
     with records.open("w", encoding="utf-8") as file:
@@ -68,7 +68,7 @@ def write_documents(settings: BenchSettings, records: Path) -> tuple[int, int]:
 
 
 def own_way(records: Path, tokenizer: Path, directory: Path, processes: int) -> None:
-    """From the file to shards, sentences found as well."""
+    """From the file to shards, including sentence splitting."""
     with tempfile.TemporaryDirectory(dir=directory) as name:
         work = Path(name)
         corpus = open_corpus([str(records)], SourceOptions(), cache=work / "cache")
@@ -83,7 +83,7 @@ def _peer(records: Path, tokenizer: Path, directory: Path, processes: int) -> Wo
 
 
 def peer_way(records: Path, tokenizer: Any, directory: Path, processes: int) -> None:
-    """From the same file to the finished data set on disk."""
+    """From the same file to the finished dataset on disk."""
     import datasets
 
     with tempfile.TemporaryDirectory(dir=directory) as work:
@@ -99,7 +99,7 @@ def peer_way(records: Path, tokenizer: Any, directory: Path, processes: int) -> 
 
 
 def group_texts(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """The ids of a batch end to end, in blocks of one length."""
+    """The concatenated ids of a batch, cut into blocks of one length."""
     ids = [token for row in batch["input_ids"] for token in row]
     end = len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = [ids[start : start + BLOCK_TOKENS] for start in range(0, end, BLOCK_TOKENS)]

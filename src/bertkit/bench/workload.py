@@ -1,7 +1,7 @@
-"""A piece of work that bertkit and other libraries do side by side.
+"""A piece of work that bertkit and other libraries are timed on side by side.
 
-Own design. The others are no dependencies: each is imported by name when it is timed, and one that is missing or fails
-is left out with the reason, for the own figure does not depend on it.
+Not from a paper. The other libraries are not dependencies: each is imported by name when it is timed. One that is
+missing or fails is left out with the reason, because bertkit's own figure does not depend on it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 Work = Callable[[], object]
-"""Does all of it, and returns when it is done."""
+"""Does all of the work, and returns when it is finished."""
 
 OWN = "bertkit"
 """The name of the side that the others are compared with."""
@@ -27,13 +27,13 @@ class Workload:
     Attributes:
         about: model, batch and so on, for the document.
         unit: what a call's amount counts, in the plural.
-        amount: of a call; the same for every side.
-        sides: by name; the first one is the one that the others are compared with.
-        left_out: why a side is not timed, by its name.
-        flops: floating-point operations of a call of the first side; None where they say nothing.
-        memory_bytes: that a call of the first side has to read and write besides: the optimiser's state in an update,
+        amount: per call; the same for every side.
+        sides: by name; the others are compared with the first one.
+        left_out: why a side is not timed, by name.
+        flops: floating-point operations per call of the first side; None if they are not meaningful.
+        memory_bytes: bytes that a call of the first side must also read and write: the optimiser's state in an update,
             the weights for each new token.
-        parts: the shares of its time by kind of work, measured apart; None where torch's profiler measures them.
+        parts: the shares of its time by kind of work, measured separately; None: torch's profiler measures them.
     """
 
     about: Mapping[str, Any]
@@ -47,14 +47,14 @@ class Workload:
 
 
 class Peers:
-    """The sides that other libraries are.
+    """The sides run by other libraries.
 
     Args:
-        wanted: whether any is timed.
+        wanted: whether any are timed.
 
     Attributes:
         sides: those that are ready, by name.
-        left_out: why the others are not, in one line each.
+        left_out: why the others are not timed, in one line each.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -63,7 +63,7 @@ class Peers:
         self.left_out: dict[str, str] = {}
 
     def add(self, name: str, build: Callable[[], Work]) -> None:
-        """Make a side ready; what it raises, the same for the first call, is the reason why it is left out."""
+        """Prepare a side; an exception then, or in its first call, is the reason why it is left out."""
         if not self._wanted:
             self.left_out[name] = "not wanted (--no-peers)"
             return
@@ -73,7 +73,7 @@ class Peers:
         except ImportError as error:
             missing = (error.name or name).partition(".")[0].replace("_", "-")
             self.left_out[name] = f"{missing} is not installed; `pip install {missing}` adds it to the comparison"
-        except Exception as error:  # whatever it is, it is no fault of what is measured
+        except Exception as error:  # any failure of a peer, which is not a fault of what is measured
             first_line = (str(error).splitlines() or [""])[0]
             self.left_out[name] = f"{type(error).__name__}: {first_line:.200}"
         else:
@@ -81,7 +81,7 @@ class Peers:
 
 
 def peer_library(name: str) -> Any:
-    """A library that is measured and is no dependency of this package.
+    """Import a library that is measured but is not a dependency of this package.
 
     Raises:
         ImportError: it is not installed.
@@ -91,7 +91,7 @@ def peer_library(name: str) -> Any:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars of other libraries, nor the profiler's own lines, between the rounds."""
+    """Hide progress bars of other libraries and the profiler's own lines between the rounds."""
     names = {
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",

@@ -1,9 +1,9 @@
-"""Beam search: the B best continuations of each prompt so far, ranked at the end by their mean log-probability.
+"""Beam search: keeps the B best continuations of each prompt, ranked at the end by their mean log-probability.
 
-Wu et al. 2016, arXiv:1609.08144, section 7: a finished output's rank is its summed log-probability over its length, or
-over (5 + length) / 6 as there, to the power `length_penalty`. As in `transformers`, only a continuation among the B
-best of a step can finish; a search ends once B outputs are finished and the best running one, as long as it is now,
-would not rank before the worst of them.
+Wu et al. 2016, arXiv:1609.08144, section 7: the rank of a finished output is its summed log-probability divided by its
+length, or by (5 + length) / 6 as there, to the power `length_penalty`. As in `transformers`, only a continuation among
+the B best of a step can finish; a search ends once B outputs are finished and the best running one, at its present
+length, would not rank before the worst of them.
 
 Shapes: P prompts, B beams, R = P B rows, V vocabulary.
 """
@@ -22,7 +22,7 @@ from bertkit.generation.sampling import check_finite
 from bertkit.models.decoding import NextTokens
 
 Penalty = Callable[[int], float]
-"""From an output's length to what is raised to the power of the length penalty."""
+"""From an output's length to the base of the length penalty's power."""
 
 PENALTIES: dict[str, Penalty] = {"length": float, "gnmt": lambda length: (5 + length) / 6}
 
@@ -38,8 +38,8 @@ class _Search:
     """The search for one prompt.
 
     Attributes:
-        ids, scores: new tokens and summed log-probability of each running continuation, best first; the score of a
-            place that no continuation has is -inf.
+        ids, scores: new tokens and summed log-probability of each running continuation, best first; the score of an
+            unused place is -inf.
         finished: the best finished outputs, best first.
     """
 
@@ -54,7 +54,7 @@ class _Search:
     is_over: bool = False
 
     def advance(self, candidates: Sequence[tuple[float, int, int]]) -> tuple[list[int], list[int]]:
-        """Take the best candidates (score, beam, token), best first; the beam and the token of each that runs on."""
+        """Take the best candidates (score, beam, token), best first; the beam and the token of each that continues."""
         running: list[tuple[float, int, list[int]]] = []
         for place, (score, beam, token) in enumerate(candidates):
             ids = [*self.ids[beam], token]
@@ -64,7 +64,7 @@ class _Search:
             elif place < self.beams and score > -math.inf:
                 self._finish(ids, score, finish)
         running = running[: self.beams]
-        # Every place is filled, so that all prompts have as many rows.
+        # Every place is filled, so that all prompts have equally many rows.
         while running and len(running) < self.beams:
             running.append((-math.inf, running[0][1], running[0][2]))
         self.ids, self.scores = [ids for _, _, ids in running], [score for score, _, _ in running]
@@ -101,7 +101,7 @@ def beam_search(
         limits: where outputs end.
         beams: B.
         length_penalty, penalty: see above.
-        samples: outputs of each prompt, at most B; fewer where fewer were found.
+        samples: outputs of each prompt, at most B; fewer if fewer were found.
 
     Raises:
         DataError: logits are not finite.
@@ -131,7 +131,7 @@ def beam_search(
 
 
 def _best(searches: Sequence[_Search], logits_RV: Tensor, limits: Limits) -> list[list[tuple[float, int, int]]]:
-    """The best candidates of each search (score, beam, token), as many as leave B that run on, best first."""
+    """The best candidates of each search (score, beam, token), enough for B of them to continue, best first."""
     log_p_RV = torch.log_softmax(logits_RV, dim=-1)
     check_finite(log_p_RV[:, 0])
     log_p_RV = limits.without_suppressed(log_p_RV)

@@ -1,9 +1,9 @@
-"""From left to right: the most probable token, or a draw, at every step.
+"""Decoding from left to right: the most probable token, or a random draw, at every step.
 
-Radford et al. 2019, GPT-2, section 2; the released sample.py draws so, too. Sibling beam.py keeps several
+Radford et al. 2019, GPT-2, section 2; the released sample.py draws the same way. Sibling beam.py keeps several
 continuations of a prompt at once.
 
-Shapes: R rows (a sample of a prompt each), V vocabulary.
+Shapes: R rows (one sample of one prompt each), V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bertkit.generation.sampling import Sampling, check_finite
 from bertkit.models.decoding import NextTokens
 
 Finish = Literal["end", "stop", "length"]
-"""Why an output ends: its end token, a stop text, or as many tokens as it may have."""
+"""Why an output ends: its end token, a stop text, or the maximum number of tokens."""
 
 IsStop = Callable[[int, Sequence[int]], bool]
-"""Whether the new tokens of a prompt, by its number, contain a stop text."""
+"""Whether the new tokens of a prompt, given by its number, contain a stop text."""
 
 DROPPED_SHARE = 0.75
-"""Finished rows are dropped once at most this share of the rows is left: to drop one costs a copy of the cache."""
+"""Finished rows are dropped once at most this share of the rows is left, because dropping copies the cache."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens to go on from.
+    """Tokens to continue.
 
     Attributes:
         ids: with the start token, if the model has one.
-        number: which prompt of all it is: the address of its draws.
-        room: new tokens that it may get.
+        number: index among all prompts, which addresses its random draws.
+        room: maximum number of new tokens.
     """
 
     ids: list[int]
@@ -62,12 +62,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends an output, and what is never in one.
+    """What ends an output, and which tokens never occur in one.
 
     Attributes:
         end_ids: tokens that end it.
         suppressed_ids: tokens that are not chosen.
-        is_stop: whether it contains a stop text; None: there are none.
+        is_stop: whether an output contains a stop text; None: there are no stop texts.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -75,7 +75,7 @@ class Limits:
     is_stop: IsStop | None = None
 
     def finish(self, prompt: Prompt, ids: Sequence[int]) -> Finish | None:
-        """Why these new tokens are complete; None where they are not."""
+        """Why these new tokens are complete; None if they are not."""
         if ids[-1] in self.end_ids:
             return "end"
         if self.is_stop is not None and self.is_stop(prompt.number, ids):
@@ -83,7 +83,7 @@ class Limits:
         return "length" if len(ids) >= prompt.room else None
 
     def without_suppressed(self, logits_RV: Tensor) -> Tensor:
-        """The logits in which suppressed tokens have none."""
+        """The logits with suppressed tokens at -inf."""
         if not self.suppressed_ids:
             return logits_RV
         logits_RV = logits_RV.clone()
@@ -116,7 +116,7 @@ def decode(
         decoder: the model.
         prompts: of any lengths.
         limits: where outputs end.
-        sampling: the distribution that is drawn from; None: the most probable token is taken.
+        sampling: the distribution to draw from; None: take the most probable token.
         samples: outputs of each prompt.
         draw: the source of uniform numbers, by (prompt, sample, position); needed for sampling.
         on_token: see `OnToken`.

@@ -1,8 +1,8 @@
-"""Targets of sources: what an encoder-decoder writes for each text, such as its translation.
+"""Targets of sources: the output of an encoder-decoder for each text, such as its translation.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 6.1: beam search with the length penalty of Wu et al. 2016,
-arXiv:1609.08144, section 7, and targets of at most 50 tokens more than the source. Sibling causal.py and beam.py choose
-the tokens, as of a model that has no source.
+arXiv:1609.08144, section 7, and targets of at most 50 tokens more than the source. Siblings causal.py and beam.py
+choose the tokens, as for a model without a source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 _CPU = torch.device("cpu")
 EXTRA_TOKENS = 50
-"""By how many tokens a target may be longer than its source (section 6.1)."""
+"""How many tokens longer than its source a target may be (section 6.1)."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class SourceTokens:
 
     Attributes:
         tokenizer: the model's.
-        start_ids: the tokens before every target: the decoder's start, and the first one where it is forced
+        start_ids: the tokens before every target: the decoder's start, and the first target token if it is forced
             (forced_bos_token_id, as in released BARTs).
         end_ids: tokens that end a target.
-        max_tokens: of a source, and of a target.
+        max_tokens: maximum length of a source, and of a target.
     """
 
     tokenizer: Tokenizer
@@ -47,10 +47,11 @@ class SourceTokens:
 
     @classmethod
     def of(cls, model: HeadedModel, tokenizer: Tokenizer) -> SourceTokens:
-        """Those of a model, by its config.json and its tokenizer's roles.
+        """The instance for a model, from its config.json and its tokenizer's roles.
 
         Raises:
-            DataError: the model has no head that predicts a target, or nothing tells how a target starts or ends.
+            DataError: the model has no head that predicts a target, or how a target starts or ends is not given
+                anywhere.
         """
         if SEQ2SEQ not in model.head_names:
             raise DataError(
@@ -75,7 +76,7 @@ class SourceTokens:
         """The sources of these texts.
 
         Raises:
-            DataError: one is empty, or longer than the model reads.
+            DataError: a source is empty, or longer than the model's maximum.
         """
         before = [self.tokenizer.cls_id] if "cls" in self.tokenizer.roles else []
         behind = [self.tokenizer.sep_id] if "sep" in self.tokenizer.roles else sorted(self.end_ids)[:1]
@@ -91,14 +92,14 @@ class SourceTokens:
         return rows
 
     def prompts(self, sources: Sequence[Sequence[int]], max_new_tokens: int | None) -> list[Prompt]:
-        """The beginnings of their targets, with room for so many new tokens; None: for `EXTRA_TOKENS` more than the
+        """The beginnings of their targets, with room for this many new tokens; None: for `EXTRA_TOKENS` more than the
         source has."""
         rooms = [len(source) + EXTRA_TOKENS if max_new_tokens is None else max_new_tokens for source in sources]
         most = self.max_tokens - len(self.start_ids)
         return [Prompt(list(self.start_ids), number, min(room, most)) for number, room in enumerate(rooms)]
 
     def limits(self, stops: Sequence[str]) -> Limits:
-        """Where targets end, and the special tokens that are never in one; those that stand for a span may be."""
+        """Where targets end, and the special tokens that never occur in one; those that stand for a span may."""
         special = self.tokenizer.special_ids - set(self.tokenizer.sentinel_ids)
         suppressed = tuple(sorted((special | set(self.start_ids)) - self.end_ids))
 
@@ -130,12 +131,12 @@ def write_targets(
 
     Args:
         model: an encoder-decoder with its head.
-        tokens: how it reads them.
-        sources: their tokens, special ones included.
+        tokens: how the model reads them.
+        sources: their tokens, including special ones.
         settings: resolved.
-        batch_tokens: tokens that are held at once, at least those of one pair.
+        batch_tokens: number of tokens in memory at once, at least those of one pair.
         device: where to compute.
-        on_token: as of `decode`; not of a beam.
+        on_token: as for `decode`; not called in a beam search.
         progress: the display, in sources.
     """
     decoder = CachedSourceNextTokens(model, device=device)
@@ -207,7 +208,7 @@ def from_sources(
 def _batches(
     sources: Sequence[Sequence[int]], prompts: Sequence[Prompt], rows: int, batch_tokens: int
 ) -> list[list[Prompt]]:
-    """Sources that are read together, the longest first, so that too large a batch fails at once."""
+    """Sources that are read together, longest first, so that a batch that is too large fails at once."""
     batches: list[list[Prompt]] = []
     room = 0
     for prompt in sorted(prompts, key=lambda each: (-len(sources[each.number]), each.number)):

@@ -1,4 +1,4 @@
-"""Ways to fill in masks: chains over tokens, from left to right, all at once, and by confidence.
+"""Ways to fill masks: chains over tokens, from left to right, all at once, and by confidence.
 
 - `gibbs`: Wang and Cho 2019, arXiv:1902.04094, section 3, as their parallel-sequential sampling: a position at random
   is masked and drawn again. Their claim that this samples from a Markov random field was withdrawn: the conditionals
@@ -6,12 +6,12 @@
 - `metropolis-hastings`: Goyal et al. 2021, arXiv:2106.02736, section 3: the same draws are proposals, and an energy of
   the whole text decides whether they are taken, so that the chain's distribution is known.
 - `left-to-right` and `parallel`: the other two orders of Wang and Cho's code.
-- `mask-predict`: Ghazvininejad et al. 2019, arXiv:1904.09324, section 3.2, with a length that is given: all masks are
-  filled, then in round t of T the floor(N (1 - t/T)) least probable tokens are masked and predicted again.
-- `diffusion`: Nie et al. 2025, LLaDA, arXiv:2502.09992, section 2.4 and its generate.py: every step predicts all
-  masks and keeps the most confident, an equal number in each.
+- `mask-predict`: Ghazvininejad et al. 2019, arXiv:1904.09324, section 3.2, with a given length: all masks are filled,
+  then in round t of T the floor(N (1 - t/T)) least probable tokens are masked and predicted again.
+- `diffusion`: Nie et al. 2025, LLaDA, arXiv:2502.09992, section 2.4 and its generate.py: every step predicts all masks
+  and keeps the most confident ones, an equal number in each step.
 
-Every draw is keyed by (seed, prompt, sample, step and position), so that company changes nothing.
+Every draw is keyed by (seed, prompt, sample, step and position), so it does not depend on the rest of the batch.
 
 Shapes: M predicted tokens, V vocabulary.
 """
@@ -31,18 +31,18 @@ from bertkit.generation.masked_text import Conditionals, Place, TextWithMasks
 from bertkit.generation.sampling import Sampling
 
 _MOST_POSITIONS = 1 << 16
-"""Steps are this far apart in the address of a draw."""
+"""Distance of two steps in the address of a draw."""
 
 
 @dataclass
 class Filling:
-    """A text on its way.
+    """A text while it is being filled.
 
     Attributes:
-        text: as it was given.
-        ids: as it is.
+        text: as given.
+        ids: in its present state.
         log_p: of the token at each filled position when it was chosen, in nats, under the model's own distribution.
-        energy: of the whole text, by methods that have one.
+        energy: of the whole text, for methods that have one.
     """
 
     text: TextWithMasks
@@ -61,16 +61,16 @@ class Filling:
 
     @property
     def score(self) -> float:
-        """Minus the energy where there is one; else the sum of `log_p`."""
+        """Minus the energy if there is one; else the sum of `log_p`."""
         return sum(self.log_p.values()) if self.energy is None else -self.energy
 
 
 class MaskFiller:
-    """What all methods share: the model, the draws, and how tokens are drawn.
+    """The common part of all methods: the model, the random numbers, and how tokens are drawn.
 
     Args:
         conditionals: the model.
-        mask_id: of the mask.
+        mask_id: id of the mask token.
         sampling: the distribution that tokens are drawn from.
         draw: the source of uniform numbers.
     """
@@ -93,7 +93,7 @@ class MaskFiller:
         )
 
     def logits(self, fillings: Sequence[Filling], positions: Sequence[int], *, masked: bool) -> Tensor:
-        """The logits at one position of each, (M, V); `masked`: with a mask there."""
+        """The logits at one position of each, (M, V); `masked`: with a mask in that position."""
         rows = [
             _with(each.ids, position, self.mask_id) if masked else each.ids
             for each, position in zip(fillings, positions, strict=True)
@@ -103,7 +103,7 @@ class MaskFiller:
     def fill(
         self, fillings: Sequence[Filling], positions: Sequence[int], step: int, *, sampling: Sampling | None = None
     ) -> None:
-        """Mask a position of each and draw its token."""
+        """Mask one position of each and draw its token."""
         logits_MV = self.logits(fillings, positions, masked=True)
         token_M = (sampling or self.sampling).draw(logits_MV, self.uniform("token", fillings, step, positions))
         log_p_M = _log_p(logits_MV, token_M)
@@ -112,7 +112,7 @@ class MaskFiller:
             each.log_p[position] = log_p
 
     def logits_at(self, fillings: Sequence[Filling], places: Sequence[Place]) -> Tensor:
-        """The logits at several positions of each text as it is, (M, V)."""
+        """The logits at several positions of each text in its present state, (M, V)."""
         return self.conditionals([each.ids for each in fillings], places)
 
 
@@ -121,9 +121,9 @@ def gibbs(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: int
 
     Args:
         filler: model and draws.
-        texts: their masks are all there in the first iteration.
-        iterations: in all; a position that none of them chose is drawn at the end.
-        burn_in: so many iterations draw from the whole distribution, at the filler's temperature.
+        texts: in the first iteration all their masks are present.
+        iterations: in total; positions that none of them chose are drawn at the end.
+        burn_in: number of first iterations that draw from the whole distribution, at the filler's temperature.
     """
     fillings = [Filling.of(text) for text in texts]
     whole = Sampling(filler.sampling.temperature)
@@ -139,14 +139,14 @@ def gibbs(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: int
 
 
 def left_to_right(filler: MaskFiller, texts: Sequence[TextWithMasks]) -> list[Filling]:
-    """The masks are filled in their order, each once."""
+    """Fill the masks in order, each once."""
     fillings = [Filling.of(text) for text in texts]
     _fill_the_rest(filler, fillings, 0)
     return fillings
 
 
 def parallel(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: int) -> list[Filling]:
-    """Every iteration draws all positions at once: from the masks first, then from the text as it is."""
+    """Every iteration draws all positions at once: the first from the masks, the others from the current text."""
     fillings = [Filling.of(text) for text in texts]
     for step in range(iterations):
         places = _places(fillings, lambda each: each.text.free)
@@ -157,15 +157,15 @@ def parallel(filler: MaskFiller, texts: Sequence[TextWithMasks], *, iterations: 
 def metropolis_hastings(
     filler: MaskFiller, texts: Sequence[TextWithMasks], *, sweeps: int, energy: str = "normalised"
 ) -> list[Filling]:
-    """Samples of the distribution exp(-E): all masks are filled in a random order first, then sweeps propose each
-    position anew, again in a random order, and take or leave it.
+    """Samples of the distribution exp(-E). All masks are first filled in random order; then sweeps propose a new token
+    for each position, again in random order, and accept or reject it.
 
     Args:
-        filler: model and draws; its sampling is the proposals'.
+        filler: model and draws; its sampling is that of the proposals.
         texts: the texts.
-        sweeps: over all positions.
-        energy: `normalised`: minus the sum of the log-probabilities of the filled tokens, each with itself masked;
-            `raw`: of their logits.
+        sweeps: number of passes over all positions.
+        energy: `normalised`: minus the sum of the log-probabilities of the filled tokens, each computed with that token
+            masked; `raw`: minus the sum of their logits.
     """
     fillings = [Filling.of(text) for text in texts]
     for sweep in range(sweeps + 1):
@@ -206,8 +206,8 @@ def mask_predict(filler: MaskFiller, texts: Sequence[TextWithMasks], *, rounds: 
 
 
 def masked_again(filling: Filling, step: int, rounds: int) -> list[int]:
-    """The positions that round t of T masks: floor(N (1 - t/T)) of the N, the least probable ones; none in the first,
-    which all are masked in."""
+    """The positions that round t of T masks: floor(N (1 - t/T)) of the N, the least probable ones; none in the first
+    round, in which all are masked already."""
     if step == 0:
         return []
     count = len(filling.text.free) * (rounds - step) // rounds
@@ -217,13 +217,13 @@ def masked_again(filling: Filling, step: int, rounds: int) -> list[int]:
 def diffusion(
     filler: MaskFiller, texts: Sequence[TextWithMasks], *, steps: int, block_length: int | None = None
 ) -> list[Filling]:
-    """Every step predicts all masks of a block and keeps the tokens of greatest probability, as many in each step.
+    """Every step predicts all masks of a block and keeps the most probable tokens, equally many in each step.
 
     Args:
         filler: model and draws.
         texts: the texts.
-        steps: in all; at least one a block, and no more than masks have an effect.
-        block_length: masks of a block; None: all of a text's.
+        steps: in total, at least one per block; steps beyond the number of masks have no effect.
+        block_length: masks per block; None: all of a text's masks.
     """
     fillings = [Filling.of(text) for text in texts]
     plans = [_kept_by_step(len(text.free), steps, block_length) for text in texts]
@@ -264,7 +264,7 @@ def _kept_by_step(masks: int, steps: int, block_length: int | None) -> list[tupl
 
 
 def _fill_the_rest(filler: MaskFiller, fillings: Sequence[Filling], step: int) -> None:
-    """Draw the positions that still are masks, from left to right."""
+    """Draw the positions that are still masks, from left to right."""
     while True:
         waiting = [
             (each, next((position for position in each.text.free if each.ids[position] == filler.mask_id), None))
@@ -283,7 +283,7 @@ def _places(fillings: Sequence[Filling], positions: Callable[[Filling], Sequence
 def _drawn(
     filler: MaskFiller, fillings: Sequence[Filling], places: Sequence[Place], step: int
 ) -> tuple[list[int], list[float]]:
-    """A token at each place, all from the text as it is, and its log-probability."""
+    """A token at each place, all from the text in its present state, and its log-probability."""
     logits_MV = filler.logits_at(fillings, places)
     owners = [fillings[row] for row, _ in places]
     positions = [position for _, position in places]
@@ -312,7 +312,7 @@ def _set_energies(filler: MaskFiller, fillings: Sequence[Filling], kind: str) ->
 
 
 def _energies(filler: MaskFiller, texts: Sequence[tuple[TextWithMasks, list[int]]], kind: str) -> list[float]:
-    """Goyal et al. 2021, equations 2 and 3: as many copies of a text as it has filled positions."""
+    """Goyal et al. 2021, equations 2 and 3: computed on as many copies of a text as it has filled positions."""
     rows: list[list[int]] = []
     places: list[Place] = []
     tokens: list[int] = []
@@ -356,5 +356,5 @@ def _with(ids: Sequence[int], position: int, token: int) -> list[int]:
 
 
 def _log_p(logits_MV: Tensor, token_M: Tensor) -> Tensor:
-    """The log-probability of a token of each row, (M,)."""
+    """The log-probability of one token in each row, (M,)."""
     return logits_MV.gather(1, token_M[:, None])[:, 0] - logits_MV.logsumexp(dim=-1)

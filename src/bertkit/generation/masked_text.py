@@ -1,8 +1,8 @@
-"""Texts with masks, and what a model predicts at them.
+"""Texts with masks, and the model's predictions at the masks.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. How a model reads a mask is a rule of
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. How a model reads a mask is a rule in
 models/scoring_rules.py: GPT-BERT predicts it from the state before it, and XLNet by its query stream. Sibling
-masked.py has the ways to fill masks.
+masked.py has the methods that fill masks.
 
 Shapes: M predicted tokens, V vocabulary.
 """
@@ -25,21 +25,21 @@ Place = tuple[int, int]
 """A row and a position in it."""
 
 Conditionals = Callable[[Sequence[Sequence[int]], Sequence[Place]], Tensor]
-"""Of sequences and places in them, the logits of the vocabulary at each place, (M, V): what masked.py needs of a
-model. Tokens that are not to be chosen have -inf."""
+"""From sequences and places in them to the logits of the vocabulary at each place, (M, V), as masked.py needs them.
+Tokens that must not be chosen have -inf."""
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class TextWithMasks:
-    """A text in which masks are to be filled.
+    """A text with masks to fill.
 
     Attributes:
-        ids: with special tokens around and the masks.
+        ids: including special tokens and masks.
         free: positions of the masks, ascending.
-        number: which prompt of all it is: the address of its draws.
-        sample: the number of the output.
+        number: index among all prompts, which addresses its random draws.
+        sample: number of the output.
     """
 
     ids: list[int]
@@ -49,17 +49,17 @@ class TextWithMasks:
 
 
 class MaskedPredictor:
-    """The logits at masks, a few sequences at a time; equal sequences are computed once.
+    """The logits at masks, computed a few sequences at a time; equal sequences are computed once.
 
     Args:
-        model: with a head that fills in masks.
+        model: with a head that fills masks.
         tokenizer: the model's.
         suppressed_ids: tokens that are never chosen.
-        batch_tokens: tokens computed at once, at least one sequence's.
+        batch_tokens: number of tokens computed at once, at least one sequence's.
         device: where to compute.
 
     Raises:
-        DataError: the model has no such head, or was trained from left to right alone.
+        DataError: the model has no such head, or was trained only from left to right.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MaskedPredictor:
         """The logits at these places, (M, V), in fp32.
 
         Raises:
-            DataError: they are not finite numbers.
+            DataError: they are not finite.
         """
         row_of: dict[tuple[int, ...], int] = {}
         distinct = [row_of.setdefault(tuple(ids[row]), len(row_of)) for row, _ in places]
@@ -126,17 +126,17 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 def masked_texts(
     rule: MaskedRule, prompts: Sequence[str], masks: int, *, samples: int, max_tokens: int
 ) -> list[TextWithMasks]:
-    """The texts of each prompt, one for each sample: with its own masks, or that many behind it.
+    """The texts of each prompt, one per sample: with the prompt's own masks, or with `masks` appended.
 
     Args:
         rule: how the model reads a text with masks.
         prompts: texts, some with masks.
-        masks: behind a prompt that has none.
+        masks: number of masks appended to a prompt without masks.
         samples: texts of each prompt.
-        max_tokens: that the model reads.
+        max_tokens: maximum length that the model reads.
 
     Raises:
-        DataError: a text is longer than the model reads, or the tokenizer has no mask.
+        DataError: a text is longer than the model's maximum, or the tokenizer has no mask token.
     """
     tokenizer = rule.tokenizer
     mask = tokenizer.token(tokenizer.mask_id)

@@ -1,12 +1,12 @@
-"""What generated texts are worth as a set: variety among them, and their perplexity under another model.
+"""Quality of generated texts as a set: their variety, and their perplexity under another model.
 
-- distinct-n: Li et al. 2016, arXiv:1510.03055, section 5.3: different n-grams over all of them.
+- distinct-n: Li et al. 2016, arXiv:1510.03055, section 5.3: different n-grams divided by all n-grams.
 - self-BLEU: Zhu et al. 2018, arXiv:1802.01886 (Texygen), section 3.2: the mean BLEU-4 (Papineni et al. 2002) of each
   text against all others; an order without a match counts as a tenth of one. High means that the texts repeat each
   other.
-- perplexity under a second model, from left to right: low alone means little, for dull text has it, too.
+- perplexity under a second model, from left to right: a low value alone means little, since dull text has it too.
 
-Words are what white space separates.
+Words are separated by white space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 ORDERS = (1, 2, 3, 4)
 _NO_MATCH = 0.1
-"""What stands for no match at all: Chen and Cherry 2014, smoothing 1."""
+"""Count used for no match at all: Chen and Cherry 2014, smoothing 1."""
 _LARGEST_MEAN = 700.0
 _CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
 
 
 def distinct(texts: Sequence[str], order: int) -> float | None:
-    """Different n-grams over all n-grams of the texts; None where there is none."""
+    """Different n-grams divided by all n-grams of the texts; None if there are none."""
     found: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         found += ngrams(text.split(), order)
@@ -44,8 +44,8 @@ def distinct(texts: Sequence[str], order: int) -> float | None:
 
 
 def bleu(words: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """BLEU-4 of one text: the geometric mean of the clipped precisions, times the brevity penalty of the reference of
-    nearest length (of two, the shorter); 0 where no word is in a reference."""
+    """BLEU-4 of one text: the geometric mean of the clipped precisions, times the brevity penalty for the reference of
+    nearest length (the shorter one of two); 0 if no word occurs in a reference."""
     if not words or not references:
         return 0.0
     log_precision = 0.0
@@ -63,7 +63,7 @@ def bleu(words: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 
 def self_bleu(texts: Sequence[str]) -> float | None:
-    """The mean BLEU of each text against all others; None of fewer than two texts."""
+    """The mean BLEU of each text against all others; None for fewer than two texts."""
     words = [text.split() for text in texts]
     if len(words) < 2:
         return None
@@ -85,11 +85,11 @@ def perplexities(
     device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[float | None]:
-    """The perplexity of each text, by the rule that the model was trained for; None of one without a word, or where it
-    exceeds every float. A text that is longer than the model reads is cut at its end.
+    """The perplexity of each text, by the rule that the model was trained for; None for a text without words, or if it
+    exceeds every float. A text longer than the model's maximum is cut at its end.
 
     Raises:
-        DataError: the model gives a text no likelihood.
+        DataError: the model cannot compute a text's likelihood.
     """
     recorded = model.extras.get("scoring_rule")
     name = EncoderLeftToRight.name if recorded == "masked_next_token" else None

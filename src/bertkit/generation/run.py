@@ -1,8 +1,8 @@
 """Prompts to documents: the method, the batches, and the text of every output.
 
-Own design (contract: `generate`). Methods from left to right are in causal.py and beam.py, those that fill in masks in
-masked.py, and from_source.py is for models that read a source. Which prompts share a batch changes
-no output.
+Not from a paper (contract: `generate`). Methods from left to right are in causal.py and beam.py, those that fill masks
+in masked.py, and those for models that read a source in from_source.py. Which prompts share a batch does not affect any
+output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 BATCH_TOKENS = 16_384
-"""Tokens that are held at once, or computed at once by a masked model."""
+"""Number of tokens in memory at once, or computed at once by a masked model."""
 
 OnText = Callable[[int, int, str], None]
 """Called with a prompt's number, a sample's number, and the text of the sample so far."""
@@ -55,18 +55,18 @@ def generate(
     """The outputs of every prompt, in order, as the document of `bertkit generate`.
 
     Args:
-        model: with a head that predicts the next token or missing ones.
+        model: with a head that predicts the next token or missing tokens.
         tokenizer: the model's.
-        prompts: texts to go on from; of a masked model also texts with masks to be filled.
-        settings: how.
-        batch_tokens: tokens that are held at once, at least those of one prompt; decides speed and memory alone.
+        prompts: texts to continue; for a masked model also texts with masks to fill.
+        settings: of the generation.
+        batch_tokens: number of tokens in memory at once, at least those of one prompt; affects only speed and memory.
         device: where to compute.
-        on_text: called as outputs from left to right grow; not of a beam.
+        on_text: called as outputs grow from left to right; not in a beam search.
         progress: the display, in prompts.
 
     Raises:
-        DataError: the model has no such head, or a prompt has no room.
-        UsageError: a setting has no effect, or a stop text cannot be formed.
+        DataError: the model has no such head, or a prompt leaves no room for new tokens.
+        UsageError: a setting has no effect, or a stop text cannot occur.
     """
     reads_source = model.encoder.config.is_encoder_decoder
     settings = settings.resolved(is_causal=causal_head(model) is not None, reads_source=reads_source)
@@ -131,7 +131,7 @@ def _from_left_to_right(
 
 
 def _batches(prompts: Sequence[Prompt], rows: int, batch_tokens: int) -> list[list[Prompt]]:
-    """Prompts that are continued together, the longest first, so that too large a batch fails at once."""
+    """Prompts that are continued together, longest first, so that a batch that is too large fails at once."""
     batches: list[list[Prompt]] = []
     room = 0
     for prompt in sorted(prompts, key=lambda each: -len(each.ids) - each.room):
@@ -200,7 +200,7 @@ def _by_method(filler: MaskFiller, texts: Sequence[TextWithMasks], settings: Gen
 
 
 def _text(rule: MaskedRule, filling: Filling, *, is_whole: bool) -> str:
-    """The whole text where the prompt had masks, else what the new tokens add to it."""
+    """The whole text if the prompt had masks, else what the new tokens add to it."""
     tokenizer, first = rule.tokenizer, rule.special_before
     whole = tokenizer.decode(filling.ids[first : len(filling.ids) - (rule.special_tokens - first)])
     if is_whole:

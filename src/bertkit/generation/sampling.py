@@ -1,9 +1,8 @@
-"""One token out of its logits: the most probable one, or a draw from the whole or narrowed distribution.
+"""Choice of one token from its logits: the most probable one, or a draw from the whole or a truncated distribution.
 
 Fan et al. 2018, arXiv:1805.04833, section 5.4 (the k most probable); Holtzman et al. 2020, arXiv:1904.09751, section
-3.1 (the nucleus: the fewest that have probability p together). A draw is the inverse of the distribution function at
-one uniform number, which the caller takes from (seed, prompt, sample, position): what else is in a batch changes
-nothing.
+3.1 (the nucleus: the fewest that have probability p together). A draw inverts the distribution function at one uniform
+number, which the caller takes from (seed, prompt, sample, position), so the rest of the batch does not affect it.
 
 Shapes: R rows, V vocabulary, K most probable tokens.
 """
@@ -20,17 +19,17 @@ from torch import Tensor
 from bertkit.errors import DataError
 
 _NUCLEUS = 256
-"""The first guess of how many tokens a nucleus has at most; sorting all of a vocabulary takes far longer."""
+"""First guess of a nucleus's size; sorting the whole vocabulary takes far longer."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """A distribution that is narrowed.
+    """A distribution, optionally truncated.
 
     Attributes:
         temperature: divides the logits.
-        top_k: draw among so many; None: all.
-        top_p: draw among the fewest that have this probability together, behind top_k; None: all.
+        top_k: draw from this many most probable tokens; None: all.
+        top_p: draw from the fewest tokens with this total probability, after top_k; None: all.
     """
 
     temperature: float = 1.0
@@ -41,7 +40,7 @@ class Sampling:
         """A token for every row, from a uniform number in [0, 1) for each: (R,).
 
         Args:
-            logits_RV: of the model; -inf is never drawn.
+            logits_RV: the model's; -inf is never drawn.
             uniform_R: where the distribution function is inverted.
         """
         uniform_R1 = torch.from_numpy(np.asarray(uniform_R)).to(logits_RV.device)[:, None]
@@ -50,7 +49,7 @@ class Sampling:
         return place_R if index_RK is None else index_RK.gather(1, place_R[:, None])[:, 0]
 
     def log_p(self, logits_RV: Tensor, token_RX: Tensor) -> Tensor:
-        """The log-probability with which tokens are drawn, (R, X) in float64; -inf of one that never is."""
+        """The log-probability with which tokens are drawn, (R, X) in float64; -inf for one that never is."""
         index_RK, p_RK = self._narrowed(logits_RV)
         p_RK = p_RK / p_RK.sum(dim=-1, keepdim=True)
         if index_RK is not None:
@@ -58,8 +57,8 @@ class Sampling:
         return p_RK.gather(1, token_RX).log()
 
     def _narrowed(self, logits_RV: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The tokens that can be drawn, most probable first (None: all, in their order), and what they have of the
-        probability, (R, K) in float64, not normalised."""
+        """The tokens that can be drawn, most probable first (None: all, in vocabulary order), and their probabilities
+        before renormalisation, (R, K) in float64."""
         scaled_RV = logits_RV if self.temperature == 1 else logits_RV / self.temperature
         vocabulary = scaled_RV.shape[-1]
         if self.top_k is None and self.top_p is None:
@@ -83,16 +82,16 @@ class Sampling:
 
 
 def _inverse(p_RK: Tensor, uniform_R1: Tensor) -> Tensor:
-    """The first entry at which the sum of probabilities, which need not be normalised, passes the uniform number."""
+    """The first entry at which the cumulative sum of probabilities, which need not be normalised, passes the number."""
     sum_RK = p_RK.cumsum(dim=-1)
     place_R1 = torch.searchsorted(sum_RK, uniform_R1 * sum_RK[:, -1:], right=True)
-    # Rounding can put the number at the very end; the last entry with a probability is meant.
+    # Rounding can put the number at the very end; the last entry with a probability is then taken.
     last_R1 = p_RK.shape[-1] - 1 - (p_RK > 0).to(torch.uint8).flip(-1).argmax(dim=-1, keepdim=True)
     return torch.minimum(place_R1, last_R1)[:, 0]
 
 
 def check_finite(value: Tensor) -> None:
-    """Raise DataError if a number that every logit enters is not one."""
+    """Raise DataError if a number that contributes to every logit is not finite."""
     if value.isnan().any() or (value == torch.inf).any():
         raise DataError(
             "the model's outputs are not finite numbers: its weights are damaged, or its training diverged; take"

@@ -1,7 +1,7 @@
-"""One batch of prompts by the chosen method: a beam, or a token at a time, the likeliest or drawn.
+"""One batch of prompts by the chosen method: beam search, or one token at a time, the most probable or drawn.
 
-Nothing here follows a paper. Siblings beam.py and causal.py have the methods; run.py and from_source.py use this for
-models without a source and with one.
+Not from a paper. Siblings beam.py and causal.py have the methods; run.py and from_source.py use this for models without
+and with a source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bertkit.generation.settings import GenerationSettings
 from bertkit.models.decoding import NextTokens
 
 SCOPE = "generate"
-"""Of the draws."""
+"""Address of the random draws."""
 
 
 def search(
@@ -27,14 +27,14 @@ def search(
     *,
     on_token: Callable[[Prompt, int, list[int]], None] | None = None,
 ) -> list[list[Generated]]:
-    """The outputs of each prompt, the best first.
+    """The outputs of each prompt, best first.
 
     Args:
-        decoder: gives the next token's logits.
+        decoder: computes the next token's logits.
         batch: the prompts.
-        limits: which tokens end an output, and which are never written.
+        limits: which tokens end an output, and which are never chosen.
         settings: resolved.
-        on_token: as of `decode`; not of a beam.
+        on_token: as for `decode`; not called in a beam search.
     """
     if settings.method == "beam":
         return beam_search(

@@ -1,6 +1,6 @@
 """Settings of generation, which are the options of `bertkit generate`; no torch is imported here.
 
-Each method reads some of them; one that is set and not read is refused.
+Each method reads some of them; a setting that is given but not read by the method is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Method = Literal[
 
 CAUSAL_METHODS = ("greedy", "sample", "beam")
 USUAL_BEAM, USUAL_POWER = 4, 0.6
-"""Of a model that reads a source: Vaswani et al. 2017, section 6.1."""
+"""Default for a model that reads a source: Vaswani et al. 2017, section 6.1."""
 USUAL_NEW_TOKENS = 64
 _EVERY = ("method", "max_new_tokens", "seed")
 _DRAWING = ("temperature", "top_k", "top_p", "samples")
@@ -44,9 +44,9 @@ _READS: dict[str, tuple[str, ...]] = {
 """The settings that each method reads."""
 
 USUAL_ITERATIONS = {"gibbs": 500, "metropolis-hastings": 20, "parallel": 20, "mask-predict": 10, "diffusion": 64}
-"""Where `iterations` is not given: Wang and Cho's 500 positions; sweeps over all positions; Mask-Predict's 10."""
+"""Defaults of `iterations`: Wang and Cho's 500 positions; sweeps over all positions; Mask-Predict's 10."""
 BURN_IN_SHARE = 0.5
-"""Of Gibbs sampling's iterations, where `burn_in` is not given: Wang and Cho's 250 of 500."""
+"""Default of `burn_in` as a share of Gibbs sampling's iterations: Wang and Cho's 250 of 500."""
 
 
 class GenerationSettings(Settings):
@@ -124,11 +124,11 @@ class GenerationSettings(Settings):
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed for all random draws.")
 
     def resolved(self, *, is_causal: bool, reads_source: bool = False) -> GenerationSettings:
-        """The same with the method that is meant.
+        """The same settings with the method filled in.
 
         Args:
-            is_causal: whether the model predicts the next token; it decides where no method is named.
-            reads_source: whether it is an encoder-decoder, which has defaults of its own.
+            is_causal: whether the model predicts the next token; decides the method if none is given.
+            reads_source: whether it is an encoder-decoder, which has its own defaults.
 
         Raises:
             UsageError: a setting has no effect with this method.
@@ -138,7 +138,7 @@ class GenerationSettings(Settings):
         method = usual if self.method is None else self.method
         if reads_source and method not in CAUSAL_METHODS:
             raise UsageError(
-                f"--method {method} fills in masks, and the model writes the target of a source; take"
+                f"--method {method} fills masks, but the model writes the target of a source; take"
                 f" {', '.join(CAUSAL_METHODS)}"
             )
         reads = _READS[method]
@@ -147,13 +147,15 @@ class GenerationSettings(Settings):
             if name not in reads and value != fields[name].get_default(call_default_factory=True):
                 readers = ", ".join(each for each, names in _READS.items() if name in names)
                 raise UsageError(
-                    f"--{name.replace('_', '-')} has no effect with --method {method}; it goes with {readers}"
+                    f"--{name.replace('_', '-')} has no effect with --method {method}; it works with {readers}"
                 )
         if method == "beam" and self.beam is not None and self.samples > self.beam:
-            raise UsageError(f"--samples {self.samples}: a beam of {self.beam} has no more outputs; raise --beam")
+            raise UsageError(
+                f"--samples {self.samples}: a beam of {self.beam} has no more outputs than that; raise --beam"
+            )
         if method == "gibbs" and self.burn_in is not None and self.top_k is self.top_p is None:
             raise UsageError(
-                "--burn-in has no effect without --top-k or --top-p, which it keeps away; give one of them"
+                "--burn-in has no effect without --top-k or --top-p, which it delays; give one of them or leave it out"
             )
         changes: dict[str, object] = {"method": method}
         if reads_source and method == "beam":
@@ -162,12 +164,12 @@ class GenerationSettings(Settings):
 
     @property
     def new_tokens(self) -> int:
-        """New tokens of a model without a source."""
+        """Number of new tokens for a model without a source."""
         return USUAL_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens
 
     @property
     def beams(self) -> int:
-        """Width of the beam; 1 where none is searched."""
+        """Width of the beam; 1 without beam search."""
         return self.beam or 1
 
     @property
@@ -183,11 +185,11 @@ class GenerationSettings(Settings):
 
     @property
     def rounds(self) -> int:
-        """The iterations of this method."""
+        """The number of iterations of this method."""
         assert self.method is not None
         return USUAL_ITERATIONS[self.method] if self.iterations is None else self.iterations
 
     @property
     def burn_in_iterations(self) -> int:
-        """Iterations of gibbs that draw from the whole distribution."""
+        """Number of gibbs iterations that draw from the whole distribution."""
         return round(BURN_IN_SHARE * self.rounds) if self.burn_in is None else self.burn_in

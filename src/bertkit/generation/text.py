@@ -1,7 +1,7 @@
-"""Prompts to tokens and new tokens to text, with what must be known of the tokenizer: start, ends, stop texts.
+"""Prompts to tokens and new tokens to text, with the necessary facts about the tokenizer: start, ends, stop texts.
 
-Own design. A prompt begins with the token that began every text in training, where the tokenizer has one; an output is
-the text that its tokens add to the prompt's.
+Not from a paper. A prompt begins with the token that began every text in training, if the tokenizer has one; an output
+is the text that its tokens add to the prompt's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PromptTokens:
 
     Attributes:
         tokenizer: the model's.
-        start_ids: the token before every text (`Tokenizer.start_id`); none where the vocabulary has no [CLS].
-        lone_ids: what stands for an empty prompt.
+        start_ids: the token before every text (`Tokenizer.start_id`); empty if the vocabulary has no [CLS].
+        lone_ids: the tokens of an empty prompt.
         end_ids: tokens that end a text.
         max_tokens: the longest sequence of the model.
     """
@@ -39,7 +39,7 @@ class PromptTokens:
 
     @classmethod
     def of(cls, model: HeadedModel, tokenizer: Tokenizer) -> PromptTokens:
-        """Those of a model, by its tokenizer's roles and the ids that its config.json names."""
+        """The instance for a model, from its tokenizer's roles and the ids in its config.json."""
         start = () if tokenizer.start_id is None else (tokenizer.start_id,)
         ends = {tokenizer.sep_id} if "sep" in tokenizer.roles else set()
         ends |= set(_ids(model.extras.get("eos_token_id"), tokenizer))
@@ -49,15 +49,15 @@ class PromptTokens:
         return cls(tokenizer, start, lone, frozenset(ends), model.encoder.max_tokens)
 
     def prompts(self, texts: Sequence[str], max_new_tokens: int, *, first: int = 0) -> tuple[list[Prompt], int]:
-        """The prompts of these texts, and how many of them have room for fewer new tokens than asked for.
+        """The prompts of these texts, and how many of them have room for fewer new tokens than requested.
 
         Args:
-            texts: a special token written out in one is that token.
+            texts: a special token written out in a text is read as that token.
             max_new_tokens: new tokens of each.
-            first: number of the first.
+            first: number of the first prompt.
 
         Raises:
-            DataError: a text is too long, or empty and the vocabulary has no token to start from.
+            DataError: a text is too long, or is empty and the vocabulary has no token to start from.
         """
         prompts, short = [], 0
         for number, (text, ids) in enumerate(zip(texts, self.tokenizer.encode_batch(texts), strict=True), start=first):
@@ -69,7 +69,7 @@ class PromptTokens:
             room = min(max_new_tokens, self.max_tokens - len(row))
             if room < 1:
                 raise DataError(
-                    f"prompt {number} ({text[:40]!r}...) has {len(row)} tokens, its start included, and the model reads"
+                    f"prompt {number} ({text[:40]!r}...) has {len(row)} tokens including its start, and the model reads"
                     f" at most {self.max_tokens}, a new one included; shorten it"
                 )
             short += room < max_new_tokens
@@ -77,7 +77,7 @@ class PromptTokens:
         return prompts, short
 
     def limits(self, stops: Sequence[str], prompts: Sequence[Prompt] = ()) -> Limits:
-        """Where outputs end, and the special tokens that are never in one.
+        """Where outputs end, and the special tokens that never occur in one.
 
         Raises:
             UsageError: a stop text can never appear.
@@ -94,7 +94,7 @@ class PromptTokens:
         return Limits(self.end_ids, suppressed, is_stop if stops else None)
 
     def text(self, prompt: Prompt, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
-        """What new tokens add to a prompt's text, up to the first stop text."""
+        """The text that new tokens add to a prompt, up to the first stop text."""
         own = prompt.ids[len(self.start_ids) :]
         before = self.tokenizer.decode(own) if own else ""
         whole = self.tokenizer.decode([*own, *ids])
@@ -112,12 +112,12 @@ class PromptTokens:
                 return
         near = self.tokenizer.decode(self.tokenizer.encode_batch([stop])[0])
         raise UsageError(
-            f"--stop {stop!r}: the model's vocabulary cannot form this text, so that no output would end there; it"
+            f"--stop {stop!r}: the model's vocabulary cannot form this text, so no output would end there; it"
             f" reads {near!r}"
         )
 
 
 def _ids(value: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token ids in config.json: a number or a list of them; none where they are not the tokenizer's."""
+    """Token ids in config.json: a number or a list of them; empty if they are not the tokenizer's."""
     found = value if isinstance(value, list) else [value]
     return tuple(each for each in found if type(each) is int and 0 <= each < tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""Answers to a question with their places: whole words, distinct, of a context of any length.
+"""Answers to a question with their positions: distinct, whole words, from a context of any length.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.3, and the released run_squad.py, for the score of an answer (the
 sum of two logits) and its probability (a softmax over the best answers and no answer). Differs in that answers which
@@ -19,13 +19,13 @@ from bertkit.tasks.examples import QuestionExample
 from bertkit.tasks.span import Candidates, Span
 
 PART_CHARACTERS = 1 << 18
-"""Characters of a context that are read together, at most."""
+"""Maximum number of characters of a context that are read together."""
 OVERLAP = 1 << 13
-"""Characters that two parts share: more than a window of the model holds."""
+"""Characters that two neighbouring parts share: more than one window of the model contains."""
 SHOWN = 5
 """Default number of answers to a question."""
 _BEST = 20
-"""Answers among which probabilities are shared out, as in run_squad.py."""
+"""Number of answers over which the probabilities are distributed, as in run_squad.py."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ContextPart:
     Attributes:
         example: the question and the part.
         start: its first character in the whole context.
-        kept: answers that begin in these characters of the part are used; the others belong to its neighbours.
+        kept: range of characters in the part; answers that begin elsewhere belong to the neighbouring parts.
     """
 
     example: QuestionExample
@@ -44,13 +44,13 @@ class ContextPart:
 
 
 def context_parts(example: QuestionExample) -> Iterator[ContextPart]:
-    """A context in parts that overlap, cut between words where there is a space."""
+    """Split a context into overlapping parts, between words if there is a space."""
     context, start, middle = example.context, 0, 0
     while True:
         end = min(start + PART_CHARACTERS, len(context))
         if end < len(context):
             end = _near_space(context, end)
-        # What two parts share is divided in its middle.
+        # The text that two parts share is divided in the middle.
         last = end if end == len(context) else end - OVERLAP // 2
         part = QuestionExample(example.id, example.question, context[start:end])
         yield ContextPart(part, start, range(middle - start, last - start))
@@ -60,18 +60,18 @@ def context_parts(example: QuestionExample) -> Iterator[ContextPart]:
 
 
 def _near_space(context: str, place: int) -> int:
-    """The last place behind a space a little before, else the place itself."""
+    """The last position after a space shortly before `place`, or `place` itself."""
     space = max(context.rfind(mark, place - OVERLAP // 4, place) for mark in " \n")
     return place if space < 0 else space + 1
 
 
 class AnswerCollector:
-    """The answers to one question, part by part.
+    """Collects the answers to one question, part by part.
 
     Args:
         example: the question with its whole context.
-        task: what decides whether there is an answer.
-        top: answers that are listed.
+        task: decides whether there is an answer.
+        top: number of answers to list.
     """
 
     def __init__(self, example: QuestionExample, task: Span, top: int | None = None) -> None:
@@ -82,7 +82,7 @@ class AnswerCollector:
         self._null: float | None = None
 
     def add(self, part: ContextPart, prediction: Prediction) -> None:
-        """Candidates of the next part."""
+        """Add the candidates of the next part."""
         candidates: Candidates = prediction.candidates
         for (start, end), score in candidates.scores.items():
             if start in part.kept:
@@ -92,10 +92,10 @@ class AnswerCollector:
             self._null = candidates.null if self._null is None else min(self._null, candidates.null)
 
     def document(self, tuned: dict[str, Any]) -> dict[str, Any]:
-        """`id`, `prediction` and `scores` as fine-tuning saves them, `answers` and the probability `no_answer`.
+        """`id`, `prediction` and `scores` as fine-tuning saves them, plus `answers` and the probability `no_answer`.
 
         Args:
-            tuned: what is stored with the model, such as the threshold of no answer.
+            tuned: values stored with the model, such as the no-answer threshold.
         """
         context = self.example.context
         candidates = Candidates(self._scores, self._null)
@@ -105,11 +105,11 @@ class AnswerCollector:
 
 
 def ranked_answers(context: str, candidates: Candidates) -> tuple[list[dict[str, Any]], float | None]:
-    """The best answers that differ, and the probability that there is none (None where the model has no such output).
+    """The best distinct answers, and the probability that there is none (None if the model has no such output).
 
     Returns:
-        `text`, `start`, `end` (characters of the context, the end not included) and `score`, a probability, of at most
-        20 answers, the best first: none overlaps a better one, or is the same text after SQuAD's normalisation.
+        `text`, `start`, `end` (characters, end exclusive) and `score`, a probability, of at most 20 answers, best
+        first. None overlaps a better one or has the same text after SQuAD's normalisation.
     """
     kept: list[tuple[int, int]] = []
     texts: set[str] = set()

@@ -1,8 +1,7 @@
-"""Tagging of a file of words in columns: the same lines, each word's with its tag added.
+"""Tagging of a file with words in columns: the same lines, with a tag added to each word's line.
 
 Tjong Kim Sang and De Meulder 2003, CoNLL, and its script conlleval: the predicted tag is the last column, after the
-file's own. Nivre et al. 2020, arXiv:2004.10643: in CoNLL-U the part of speech has a column of its own. Sibling
-entities.py finds words in plain text.
+columns of the file. Nivre et al. 2020, arXiv:2004.10643: CoNLL-U has a column for the part of speech. Sibling
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ ColumnForm = Literal["conll", "conllu"]
 
 @dataclass(frozen=True)
 class ColumnSentence:
-    """The lines of a file up to a sentence's end.
+    """The lines of a file up to the end of a sentence.
 
     Attributes:
-        form: how its lines are written.
-        lines: as they are, blank ones and comments before the sentence included.
-        places: the numbers of those that are words.
-        example: the words; None of lines behind the last sentence.
+        form: format of the lines.
+        lines: unchanged, including blank lines and comments before the sentence.
+        places: indices of the lines that are words.
+        example: the words; None for lines after the last sentence.
     """
 
     form: ColumnForm
@@ -35,7 +34,7 @@ class ColumnSentence:
     example: TaggedExample | None
 
     def tagged(self, tags: Sequence[str]) -> list[str]:
-        """The lines with a tag for each word; a `-DOCSTART-` line has the tag O."""
+        """The lines with a tag for each word; a `-DOCSTART-` line gets the tag O."""
         found = [
             line if self.form == "conllu" or fields_of(line)[:1] != [DOCUMENT_START] else _with_column(line, "O")
             for line in self.lines
@@ -51,22 +50,22 @@ class ColumnSentence:
 
 
 def _with_column(line: str, tag: str) -> str:
-    """The line with one more column, separated as its others are, or by a space where it has one only."""
+    """The line with one more column, separated like its other columns, or by a space if it has only one."""
     return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip(' ')} {tag}"
 
 
 def column_sentences(lines: Iterable[tuple[int, str]], place: str, form: ColumnForm) -> Iterator[ColumnSentence]:
-    """The sentences of a file, line by line, as its reader for fine-tuning divides it.
+    """The sentences of a file, line by line, divided as by the reader for fine-tuning.
 
-    Sentences of one document have one number; in a file that does not mark documents each is its own.
+    Sentences of one document have the same number; in a file that does not mark documents each sentence is a document.
 
     Args:
-        lines: with their numbers.
+        lines: with their line numbers.
         place: the file, for messages.
         form: CoNLL's columns, or CoNLL-U.
 
     Raises:
-        DataError: a line of another number of columns than the first one.
+        DataError: a line has a different number of columns from the first one.
     """
     held, places, words = list[str](), list[int](), list[str]()
     count, document, marks_documents = 0, -1, False
@@ -104,7 +103,7 @@ def column_sentences(lines: Iterable[tuple[int, str]], place: str, form: ColumnF
             places.append(len(held))
             words.append(fields[WORD if form == "conllu" else 0])
             if not words[-1]:
-                raise DataError(f"{place}, line {number}: no word in the first column")
+                raise DataError(f"{place}, line {number}: the first column is empty; put the word there")
         held.append(line)
     if words:
         yield finished()

@@ -1,7 +1,7 @@
-"""What `bertkit predict` and `bertkit.load(...).predict` give for each input: a document of the command's contract.
+"""The documents that `bertkit predict` prints and `bertkit.load(...).predict` returns, one for each input.
 
-Nothing here follows a paper. An input becomes one example, or several parts of a text (entities.py, answers.py); they
-are predicted in the windows of predict.py, and joined here.
+Not from a paper. An input becomes one example, or several parts of a text (entities.py, answers.py). The parts are
+predicted in the windows of predict.py and joined here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Item = Example | RawText
 
 
 def is_blank(item: Item) -> bool:
-    """Whether an input has nothing to predict."""
+    """Whether an input is empty, with nothing to predict."""
     return isinstance(item, RawText) and not item.text.strip()
 
 
@@ -36,13 +36,13 @@ def documents(
     executor: ExecutorSettings | None = None,
     **windows: int,
 ) -> Iterator[tuple[Item, dict[str, Any]]]:
-    """Each input with its document, in order and in bounded memory.
+    """Each input with its document, in order, in bounded memory.
 
     Args:
         predictor: the model.
         items: examples, texts for a tagger, or an empty text for a blank line.
-        top: this many of the scores, the greatest first, or of the answers.
-        executor, windows: those of `Predictor.stream`, `first` and `largest`.
+        top: keep this many scores, greatest first, or this many answers.
+        executor, windows: as for `Predictor.stream`; windows are its `first` and `largest`.
     """
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
 
@@ -54,7 +54,7 @@ def documents(
                 waiting.append((assembly, part, is_last))
                 example = part if part is None or not hasattr(part, "example") else part.example
                 if isinstance(part, TextPart):
-                    # Below 0, since sentences that come as words are numbered from 0.
+                    # Negative, because sentences given as words are numbered from 0.
                     number -= part.begins
                     example = replace(part.example, document=number)
                 yield example
@@ -105,7 +105,7 @@ class _TextAssembly(_Assembly):
 
 
 class _Blank(_Assembly):
-    """An input without a word; `empty` is what a tagger's document has besides."""
+    """An input without words; `empty` contains the other fields of a tagger's document."""
 
     def __init__(self, item: RawText, empty: Mapping[str, list[Any]]) -> None:
         super().__init__(item, None)
@@ -159,12 +159,12 @@ def _with_last(parts: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def document_of(example: Item, prediction: Prediction, *, top: int | None = None) -> dict[str, Any]:
-    """One line of what `bertkit predict` prints: prediction, scores, id (else the row's number), and a tagger's words.
+    """One line of `bertkit predict`'s output: prediction, scores, id (or the row's number), and a tagger's words.
 
     Args:
-        example: what was predicted.
-        prediction: of the example.
-        top: this many of the scores, the greatest first; a tagger's are then one mapping for each word.
+        example: the predicted example.
+        prediction: its prediction.
+        top: keep this many scores, greatest first; a tagger then has one mapping per word.
     """
     found: dict[str, Any] = {"id": prediction.id}
     if isinstance(example, TaggedExample):

@@ -1,9 +1,9 @@
-"""`bertkit embed`: the vectors of a file of texts, in blocks, in any size of file.
+"""`bertkit embed`: the vectors of a file of texts, in blocks, for files of any size.
 
-Nothing here follows a paper; embedder.py computes, vector_files.py writes. A block is tokenised once and sorted by
-length; since a vector does not depend on its company, neither blocks nor where a run was stopped change a bit.
+Not from a paper; embedder.py computes, vector_files.py writes. A block is tokenised once and sorted by length. A
+vector does not depend on the texts it is computed with, so block boundaries and interruptions do not change a bit.
 
-Shapes: N texts of a block, F numbers stored of a vector.
+Shapes: N texts of a block, F numbers stored per vector.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from bertkit.training.interrupt import StopRequest
 log = logging.getLogger(__name__)
 
 _BLOCKS_AHEAD = 2
-"""Of each worker: one is computed while another waits."""
+"""Per worker: one block is computed while another waits."""
 FIRST_BLOCK, LARGEST_BLOCK = 256, 2048
-"""Texts of a block: few at first, so that lines come soon, then more, so that batches are full."""
+"""Texts per block: few at first, so that lines come soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 22
-"""Of a block, however few texts those are: 4 million bound the memory."""
+"""Maximum number of characters per block, for any number of texts: 4 million bound the memory."""
 
 
 @dataclass(frozen=True)
 class InputText:
-    """A text with its id and its place in the input."""
+    """A text with its id and its position in the input."""
 
     id: str
     text: str
@@ -55,11 +55,11 @@ class EmbeddedBlock:
     """The vectors of some texts.
 
     Attributes:
-        texts: in the input's order.
+        texts: in input order.
         stored_NF: their vectors as they are stored.
-        cut: texts of which the end was not read.
-        windowed: texts of which all windows were read.
-        without_tokens: texts of which nothing was read; their vectors are zeros.
+        cut: number of texts whose end was not read.
+        windowed: number of texts read in several windows.
+        without_tokens: number of texts without tokens; their vectors are zeros.
     """
 
     texts: list[InputText]
@@ -73,7 +73,7 @@ def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: Inpu
     """The texts of rows; a blank line is an empty text.
 
     Raises:
-        DataError: a row lacks its text.
+        DataError: a row has no text.
     """
     for number, (place, row) in enumerate(rows):
         if row is None:
@@ -85,7 +85,7 @@ def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: Inpu
 def blocks_of(
     texts: Iterable[InputText], *, first: int = FIRST_BLOCK, largest: int = LARGEST_BLOCK
 ) -> Iterator[list[InputText]]:
-    """Texts in blocks that double in size."""
+    """Texts in blocks of doubling size."""
     block: list[InputText] = []
     characters, size = 0, first
     for text in texts:
@@ -102,7 +102,7 @@ def embed_block(embedder: Embedder, block: list[InputText], settings: EmbedSetti
     """The vectors of a block.
 
     Raises:
-        DataError: a text is too long, with `long: error`; a vector is not finite.
+        DataError: a text is too long and `long` is `error`, or a vector is not finite.
     """
     try:
         parts = embedder.parts([each.text for each in block], settings.long)
@@ -124,8 +124,7 @@ def embedded_blocks(
     settings: EmbedSettings,
     executor: ExecutorSettings | None = None,
 ) -> Generator[EmbeddedBlock]:
-    """The vectors of blocks, in their order: computed here, or by the workers of an executor, each of which reads the
-    model once.
+    """The vectors of blocks, in order, computed here or by the workers of an executor, which read the model once each.
 
     Raises:
         DataError: see `embed_block`.
@@ -152,13 +151,13 @@ def _embed_job(
     """`embed_block` on a worker.
 
     Raises:
-        DataError: the worker finds another model at the same path.
+        DataError: the worker finds a different model at the same path.
     """
     if fingerprint not in _loaded:
         embedder = loader()
         if embedder.fingerprint != fingerprint:
             raise DataError(
-                f"{embedder.name}: a worker finds another model there; all machines must read the same files"
+                f"{embedder.name}: a worker found different weights at this path; all machines must read the same files"
             )
         _loaded[fingerprint] = embedder
     return embed_block(_loaded[fingerprint], block, settings)
@@ -170,7 +169,7 @@ _loaded: dict[str, Embedder] = {}
 
 @dataclass(frozen=True)
 class EmbeddedFile:
-    """A file of vectors that is written: its rows, and counts as of `EmbeddedBlock`."""
+    """A finished file of vectors: its rows, and counts as in `EmbeddedBlock`."""
 
     out: Path
     count: int
@@ -190,21 +189,21 @@ def embed_to_file(
     executor: ExecutorSettings | None = None,
     progress: Progress = silent_progress,
 ) -> EmbeddedFile:
-    """Write the vectors of all texts, one row each, in their order.
+    """Write the vectors of all texts, one row each, in order.
 
     Args:
         embedder: the model.
-        texts: in bounded memory.
+        texts: read in bounded memory.
         out: .npy, .parquet or .arrow.
-        settings: of the vectors.
-        source: what the texts are read from, as a run that continues this one gives it; None: it cannot be continued.
-        executor: what computes, and how many blocks at a time; None: this process.
+        settings: how vectors are computed and stored.
+        source: identity of the input, the same when a run is continued; None: the run cannot be continued.
+        executor: computes the blocks, and says how many at a time; None: this process.
         progress: the display.
 
     Raises:
-        UsageError: a name of no known form, or more numbers are to be kept than there are.
-        DataError: see `embed_block`; the texts are not those that the unfinished file began with.
-        StoppedError: a signal came; what is written stays.
+        UsageError: the file name has no known format, or --truncate exceeds the width.
+        DataError: see `embed_block`; or the texts are not those that the unfinished file began with.
+        StoppedError: a signal arrived; the rows written so far are kept.
     """
     width = check_width(settings, embedder.width, embedder.name)
     key = {
@@ -222,7 +221,7 @@ def embed_to_file(
     seen = hashlib.blake2b(digest_size=16)
     waiting = iter(texts)
     if file.rows:
-        log.info("going on with %s behind %s texts", file.out, f"{file.rows:,}")
+        log.info("continuing %s after %s texts", file.out, f"{file.rows:,}")
         for _, text in zip(range(file.rows), waiting, strict=False):
             _note(seen, text)
         if seen.hexdigest() != file.notes.get("texts"):
@@ -243,7 +242,7 @@ def embed_to_file(
                     file.discard()
                     raise StoppedError(f"stopped by {stop.reason}", "a pipe cannot be read again: nothing is kept")
                 raise StoppedError(
-                    f"stopped by {stop.reason} behind {file.rows:,} texts", "give the same command again to go on"
+                    f"stopped by {stop.reason} after {file.rows:,} texts", "give the same command again to continue"
                 )
     metadata = {
         "bertkit.model": embedder.name,

@@ -1,6 +1,6 @@
-"""Settings of `bertkit embed`: what decides the vectors beside model and texts.
+"""Settings of `bertkit embed`: everything that determines the vectors besides model and texts.
 
-Own design. A file of its own, without torch, because command-line options are generated from it.
+Not from a paper. A separate file without torch, because command-line options are generated from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Texts to vectors: the one place where `encode`, `embed`, `search`, `eval` and `serve` compute them.
+"""Texts to vectors: the one place in which `encode`, `embed`, `search`, `eval` and `serve` compute them.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3 (the model, bertkit.models.sentence). Texts are
-tokenised once, sorted by length, packed without padding and computed so that a vector has the same bits in any batch
-and company (independent_batches.py).
+tokenised once, sorted by length and packed without padding. A vector is bit-identical in any batch, next to any other
+texts (independent_batches.py).
 
 Shapes: N texts or sequences, E width of the vectors.
 """
@@ -43,11 +43,11 @@ from bertkit.training.engine import Engine
 
 Floats = NDArray[np.float32]
 Long = Literal["error", "cut", "window"]
-"""What is done with a text that is longer than the model reads."""
+"""What to do with a text that is longer than the model's maximum."""
 
 
 class TextSequence(NamedTuple):
-    """A text as the model reads it: ids and segment types with the special tokens, and how many tokens were cut off."""
+    """A text as the model reads it: ids and segment types with special tokens, and the number of tokens cut off."""
 
     ids: list[int]
     types: list[int]
@@ -55,24 +55,26 @@ class TextSequence(NamedTuple):
 
 
 class Embedder:
-    """A model that makes vectors of texts.
+    """A model that computes vectors of texts.
 
     Args:
-        model: the sentence encoder; its linear maps are turned to bfloat16 where the engine computes in it.
+        model: the sentence encoder; its linear maps are converted to bfloat16 if the engine computes in it.
         tokenizer: its tokenizer.
-        engine: where and how much at once.
-        name: of the model, for messages.
-        max_tokens: of the longest sequence, special tokens included; the model's limit where None.
+        engine: device, precision and batch size.
+        name: the model's, for messages.
+        max_tokens: maximum sequence length with special tokens; None: the model's limit.
 
     Raises:
-        UsageError: more tokens than the model reads.
+        UsageError: `max_tokens` exceeds the model's limit.
     """
 
     def __init__(
         self, model: SentenceModel, tokenizer: Tokenizer, engine: Engine, *, name: str, max_tokens: int | None = None
     ) -> None:
         if max_tokens is not None and max_tokens > model.model.encoder.max_tokens:
-            raise UsageError(f"--max-length {max_tokens}: {name} reads at most {model.model.encoder.max_tokens} tokens")
+            raise UsageError(
+                f"--max-length {max_tokens}: {name} reads at most {model.model.encoder.max_tokens} tokens; lower it"
+            )
         self.name = name
         self.max_tokens = max_tokens or model.max_tokens
         self.tokenizer = tokenizer
@@ -94,11 +96,11 @@ class Embedder:
         max_tokens: int | None = None,
         offline: bool = False,
     ) -> Embedder:
-        """Read a model directory, as `find_model` finds it.
+        """Read a model directory, found as by `find_model`.
 
         Raises:
-            DataError: a file is damaged, or the model makes no vectors.
-            UsageError: more tokens than the model reads.
+            DataError: a file is damaged, or the model does not compute vectors.
+            UsageError: `max_tokens` exceeds the model's limit.
         """
         model = load_sentence_model(directory)
         tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
@@ -117,13 +119,13 @@ class Embedder:
 
     @property
     def loader(self) -> Callable[[], Embedder]:
-        """Reads the same model again, in another process."""
+        """A function that reads the same model again, in another process."""
         assert self._loaded_by is not None, "of a model directory"
         return self._loaded_by
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of what decides the vectors beside precision and length: weights, modules, tokenizer."""
+        """sha256 (hex) of all that determines the vectors besides precision and length: weights, modules, tokenizer."""
         return self._fingerprint
 
     @property
@@ -143,23 +145,23 @@ class Embedder:
 
     @property
     def normalises(self) -> bool:
-        """Whether the model's own last step gives vectors of length one."""
+        """Whether the model's own last step scales vectors to unit length."""
         last = list(self._model.after_pooling.children())[-1:]
         return bool(last) and isinstance(last[0], Normalise)
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text behind the model's prompt, without special tokens, nothing cut."""
+        """The ids of each text after the model's prompt, without special tokens, untruncated."""
         if self._model.prompt:
             texts = [self._model.prompt + text for text in texts]
         return self._encoder.ids([text.lower() for text in texts] if self._model.lowercases else texts)
 
     def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
-        """The sequences of texts, or of the ids of their tokens without the special ones, cut to the model's length.
+        """The sequences of texts, or of token ids without the special ones, cut to the model's length.
 
-        A text without a token is an empty sequence where the model's sequences have no special tokens.
+        A text without tokens is an empty sequence if the model's sequences have no special tokens.
 
         Raises:
-            DataError: an id that is not in the vocabulary.
+            DataError: an id is not in the vocabulary.
         """
         encoded = iter(self.token_ids([text for text in texts if isinstance(text, str)]))
         room, size = self._encoder.room(1), self.tokenizer.vocab_size
@@ -168,15 +170,15 @@ class Embedder:
             ids = next(encoded) if isinstance(text, str) else list(text)
             if not isinstance(text, str) and not all(0 <= each < size for each in ids):
                 bad = next(each for each in ids if not 0 <= each < size)
-                raise DataError(f"text {number}: {bad!s:.40} is no token's id; the vocabulary has {size:,}")
+                raise DataError(f"text {number}: {bad!s:.40} is not a token id; the vocabulary has {size:,} tokens")
             found.append(self._sequence(ids[:room], len(ids) - room))
         return found
 
     def parts(self, texts: Sequence[str], long: Long) -> list[list[TextSequence]]:
-        """For each text the sequences whose vectors make its own: one, or the windows of a long one.
+        """For each text the sequences from which its vector is computed: one, or the windows of a long text.
 
         Raises:
-            DataError: a text is too long, with `long="error"`; the message begins with its number.
+            DataError: a text is too long and `long` is "error"; the message begins with the text's number.
         """
         room = self._encoder.room(1)
         found = []
@@ -193,9 +195,9 @@ class Embedder:
         return TextSequence(*self._encoder.single.fill(ids), max(0, excess))
 
     def joined(self, parts: Sequence[Sequence[TextSequence]]) -> Floats:
-        """The vector of each text from those of its parts, (N, E): their mean weighted by tokens.
+        """The vector of each text from the vectors of its parts, (N, E): their mean, weighted by tokens.
 
-        Where the model's own vectors have length one, so have the means.
+        If the model's own vectors have unit length, the means are scaled to it too.
 
         Raises:
             DataError: see `vectors`.
@@ -217,12 +219,12 @@ class Embedder:
         return found
 
     def vectors(self, sequences: Sequence[TextSequence]) -> Floats:
-        """The vector of each sequence, (N, E), in their order; zeros where it has no token.
+        """The vector of each sequence, (N, E), in order; zeros for a sequence without tokens.
 
-        On a CPU a vector has the same bits whatever the other sequences are, and however many.
+        On a CPU a vector is bit-identical for any number and kind of other sequences.
 
         Raises:
-            DataError: a vector has numbers that are not finite.
+            DataError: a vector contains numbers that are not finite.
         """
         found = np.zeros((len(sequences), self.width), dtype=np.float32)
         real = [number for number, each in enumerate(sequences) if each.ids]
@@ -238,7 +240,7 @@ class Embedder:
             found[batch] = vectors
         if not np.isfinite(found).all():
             hint = "; try --precision fp32" if self._engine.bf16 else ""
-            raise DataError(f"{self.name}: its vectors have NaN or infinite numbers; its weights are damaged{hint}")
+            raise DataError(f"{self.name}: its vectors contain NaN or infinite numbers; its weights are damaged{hint}")
         return found
 
     def encode(self, texts: Sequence[str], *, long: Long = "cut") -> Floats:
@@ -250,7 +252,7 @@ class Embedder:
         return self.joined(self.parts(texts, long))
 
     def _batch_tokens(self, lengths: Sequence[int]) -> int:
-        """Tokens of a batch: on a CPU so many that all threads have as many batches, and at least one."""
+        """Tokens per batch; on a CPU chosen so that all threads get the same number of batches, at least one."""
         most = self._engine.micro_batch_tokens
         if self._engine.device.type != "cpu":
             return most
@@ -265,11 +267,11 @@ class Embedder:
 
 
 class TooLongError(DataError):
-    """A text is longer than the model reads.
+    """A text is longer than the model's maximum.
 
     Attributes:
-        number: of the text.
-        tokens: its own, special ones included.
+        number: index of the text.
+        tokens: its length, including special tokens.
     """
 
     def __init__(self, number: int, tokens: int, most: int) -> None:
@@ -279,7 +281,7 @@ class TooLongError(DataError):
 
 
 def reason_too_long(tokens: int, most: int) -> str:
-    """Why a text is refused, with what to do."""
+    """The reason why a text is refused, and the fix."""
     return f"{tokens:,} tokens, the model reads {most:,}; give --long cut or --long window, or shorten it"
 
 

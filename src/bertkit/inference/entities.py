@@ -1,11 +1,11 @@
-"""Entities of plain text: words and sentences found, tagged, and given back as ranges of characters.
+"""Entities of plain text: find words and sentences, tag them, and return entities as ranges of characters.
 
-Tjong Kim Sang and De Meulder 2003, CoNLL, for what an entity is (conlleval's reading of tags). A tagger that was
-trained on sentences reads each sentence by itself; one that was trained on documents (Devlin et al. 2019, BERT,
-arXiv:1810.04805, section 5.3) reads as many whole paragraphs at once as fit, as it did with sentences in training, and
-one that is too long in overlapping windows. So windows follow the text: a chapter is cut as if it stood alone, but for
-its edges. Windows at every so many words would be others for each place of a chapter in its book. Sibling
-column_files.py tags words as a file gives them.
+Tjong Kim Sang and De Meulder 2003, CoNLL, for what an entity is (conlleval's interpretation of tags). A tagger trained
+on sentences reads each sentence separately. One trained on documents (Devlin et al. 2019, BERT, arXiv:1810.04805,
+section 5.3) reads as many whole paragraphs at once as fit, as it did with sentences in training; a paragraph that is
+too long is read in overlapping windows. Windows therefore follow the text: a chapter is cut as if it were alone, except
+at its edges, whereas windows of a fixed number of words would change with the chapter's position in its book. Sibling
+column_files.py tags words that the file itself separates.
 
 Shapes: W words of an entity, K tags, C types.
 """
@@ -27,14 +27,14 @@ from bertkit.text.passages import blocks_of_paragraphs, paragraph_places, senten
 from bertkit.text.word_split import Place, word_places
 
 PART_WORDS = 8192
-"""Words of a text that are tagged together, at most: the memory of a pass does not grow with the text."""
+"""Maximum number of words of a text tagged together, so that the memory of a pass does not grow with the text."""
 OUTSIDE = "O"
 _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class RawText:
-    """A text whose words are not known yet."""
+    """A text that is not yet split into words."""
 
     id: str
     text: str
@@ -42,13 +42,13 @@ class RawText:
 
 @dataclass(frozen=True)
 class TextPart:
-    """Words of a text that no window has to cut: a sentence, or a paragraph.
+    """Words of a text that belong into one window if they fit: a sentence or a paragraph.
 
     Attributes:
         example: the words.
-        places: where each is in the text.
-        begins: whether it is not read with the part before it, even where both fit.
-        closes: whether no entity continues behind it.
+        places: position of each word in the text.
+        begins: whether it is read separately from the part before it, even if both would fit.
+        closes: whether every open entity ends with this part.
     """
 
     example: TaggedExample
@@ -62,8 +62,8 @@ def text_parts(raw: RawText, context: str) -> Iterator[TextPart]:
 
     Args:
         raw: the text.
-        context: `sentence`: a part is a sentence; `document`: a paragraph, or whole sentences of one that has more
-            than `PART_WORDS` words.
+        context: `sentence`: a part is a sentence; `document`: a part is a paragraph, or whole sentences of a paragraph
+            with more than `PART_WORDS` words.
     """
     if context == "sentence":
         for paragraph in paragraph_places(raw.text):
@@ -82,10 +82,10 @@ def text_parts(raw: RawText, context: str) -> Iterator[TextPart]:
 
 
 def _of_documents(text: str) -> Iterator[tuple[bool, Place]]:
-    """Each paragraph, and whether a document begins with it.
+    """Each paragraph, and whether it begins a document.
 
-    Where blank lines separate paragraphs the text is one document. Where paragraphs are lines, blank lines are more
-    than that, as in the texts of pretraining: they separate documents.
+    If blank lines separate paragraphs, the text is one document. If every line is a paragraph, as in pretraining texts,
+    blank lines separate documents.
     """
     before = 0
     for block in blocks_of_paragraphs(text):
@@ -95,7 +95,7 @@ def _of_documents(text: str) -> Iterator[tuple[bool, Place]]:
 
 
 def _pieces(sentences: Iterable[list[Place]]) -> Iterator[list[Place]]:
-    """The words of a paragraph; where these are too many, at the end of a sentence or, of too long a one, anywhere."""
+    """The words of a paragraph; a long one is split at the end of a sentence, or anywhere if a sentence is too long."""
     piece: list[Place] = []
     for sentence in sentences:
         for first in range(0, len(sentence), PART_WORDS):
@@ -114,15 +114,15 @@ def _part(raw: RawText, places: list[Place], *, begins: bool, closes: bool) -> T
 
 
 class EntityCollector:
-    """The entities of one text, part by part.
+    """Collects the entities of one text, part by part.
 
     Args:
         raw: the text.
         names: of the tags, in the order of the model's outputs.
-        top: list this many of the greatest scores of each entity, by type; none where None.
+        top: for each entity, list this many of the greatest scores by type; None: no scores.
 
     Attributes:
-        found: `label`, `start`, `end` (characters, the end not included), `text`, `score`, and perhaps `scores`.
+        found: `label`, `start`, `end` (characters, end exclusive), `text`, `score`, and `scores` if requested.
     """
 
     def __init__(self, raw: RawText, names: Sequence[str], top: int | None = None) -> None:
@@ -137,14 +137,14 @@ class EntityCollector:
         self._open: list[tuple[Place, str, list[float]]] = []
 
     def add(self, part: TextPart, prediction: Prediction) -> None:
-        """Tags of the next part."""
+        """Add the tags of the next part."""
         shares = prediction.scores["probabilities"]
         self._open += zip(part.places, prediction.prediction, shares, strict=True)
         if part.closes:
             self._close()
 
     def document(self) -> dict[str, Any]:
-        """`id`, `text`, and `entities`; `tags`, one a word, where the tags are not of the form B-TYPE."""
+        """`id`, `text`, and `entities`; or `tags`, one per word, if the tags are not of the form B-TYPE."""
         self._close()
         return {"id": self.raw.id, "text": self.raw.text, "entities" if self._has_chunks else "tags": self.found}
 
@@ -160,7 +160,7 @@ class EntityCollector:
         self._open = []
 
     def _entity(self, label: str, start: int, end: int, share_WK: list[list[float]]) -> dict[str, Any]:
-        """Its score is the probability of its type, the mean over its words; prefixes of one type are summed."""
+        """The score is the probability of the type, averaged over the words; prefixes of one type are summed."""
         share_C: NDArray[np.float64] = (np.array(share_WK) @ self._type_KC).mean(axis=0)
         scores = {name: round(share, _DIGITS) for name, share in zip(self._types, share_C.tolist(), strict=True)}
         found = {"label": label, "start": start, "end": end, "text": self.raw.text[start:end], "score": scores[label]}
@@ -170,7 +170,7 @@ class EntityCollector:
 
 
 def has_chunks(names: Sequence[str]) -> bool:
-    """Whether tags are O and a prefix with a type, such as B-PER; parts of speech are not."""
+    """Whether tags are O or a prefix with a type, such as B-PER; parts of speech are not."""
     try:
         return OUTSIDE in names and all(split_tag(name) for name in names)
     except DataError:

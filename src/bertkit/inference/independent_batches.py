@@ -1,22 +1,23 @@
-"""Batches in which the bits of a sequence's output depend on no other sequence.
+"""Batches in which the bits of a sequence's output do not depend on the other sequences.
 
-Own design; sentence-transformers, which pads to the longest text of a batch, gives a text other last bits in other
-company (its issues 2312, 3197 and 3278). Three things let company show, each seen on torch 2.13 with MKL and oneDNN:
+Not from a paper. sentence-transformers pads to the longest text of a batch, which changes the last bits of a vector
+with the other texts of the batch (its issues 2312, 3197 and 3278). There are three causes, each seen on torch 2.13 with
+MKL and oneDNN:
 
-- Attention sums over the padded length: over 16 cells in another order than over 24; and a product of one matrix is
-  laid out differently from a stack of several. Here a sequence's rectangle has its own length, rounded up, and is never
-  alone (`PackedSequences.from_lengths`).
-- A matrix product of few rows (up to 3 a thread) takes another kernel, and the last elements of a chunk, those beyond
-  the width of a vector register, take another formula of an activation (GELU by tanh, SiLU). Here the tokens of a
-  batch are filled up to a multiple of `TOKEN_STEP`, its sequences to one of `SEQUENCE_STEP`.
-- torch cuts an operation into chunks by the number of threads. Here a batch is computed by one thread, and as many
-  batches at once as torch has threads, which is also a little faster.
+- Attention sums over the padded length: over 16 cells in a different order from 24. A product of one matrix is also
+  laid out differently from a stack of several. Here the rectangle of a sequence has the sequence's own length, rounded
+  up, and is never alone (`PackedSequences.from_lengths`).
+- A matrix product of few rows (up to 3 per thread) uses another kernel. The last elements of a chunk, those beyond the
+  width of a vector register, use another formula for an activation (GELU by tanh, SiLU). Here the tokens of a batch are
+  filled up to a multiple of `TOKEN_STEP`, its sequences to a multiple of `SEQUENCE_STEP`.
+- torch cuts an operation into chunks by the number of threads. Here each batch is computed by one thread, with as many
+  batches at once as torch has threads, which is also slightly faster.
 
-On a processor with tiles (AMX), products in bfloat16 part long sums by their height, so that a fixed number of rows is
+On a processor with tiles (AMX), products in bfloat16 split long sums by their height, so a fixed number of rows is
 multiplied at once there (`models/bf16.py`).
 
-That rows of one matrix product do not depend on where they stand in it is a property of these libraries that tests
-check; no library promises it. On CUDA nothing is promised: kernels are chosen by the size of the product.
+That rows of a matrix product do not depend on their position is a property of these libraries that tests check; no
+library guarantees it. On CUDA nothing is guaranteed: kernels are chosen by the size of the product.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from bertkit.data.batch import PackedBatch
 TOKEN_STEP = 64
 SEQUENCE_STEP = 16
 SMALLEST_BATCH = 256
-"""Tokens below which a batch is not parted for the sake of more threads."""
+"""Batches with fewer tokens are not split to use more threads."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,11 +44,11 @@ Result = TypeVar("Result")
 def independent_batch(
     ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]], *, max_tokens: int
 ) -> PackedBatch:
-    """A packed batch of these sequences, and behind them sequences that only fill it up.
+    """A packed batch of these sequences, followed by filler sequences.
 
     Args:
         ids, token_types: of each sequence.
-        max_tokens: the longest sequence that the model reads.
+        max_tokens: the longest sequence the model reads.
     """
     fillers = filler_lengths(sum(map(len, ids)), len(ids), max_tokens=max_tokens)
     token = ids[0][0]
@@ -59,7 +60,7 @@ def independent_batch(
 
 
 def filler_lengths(tokens: int, sequences: int, *, max_tokens: int) -> list[int]:
-    """Lengths of the sequences that fill a batch up; none where it is full already."""
+    """Lengths of the sequences that fill up a batch; none if it is already full."""
     count = -sequences % SEQUENCE_STEP
     missing = -tokens % TOKEN_STEP
     if not count and missing:
@@ -76,7 +77,7 @@ def filler_lengths(tokens: int, sequences: int, *, max_tokens: int) -> list[int]
 
 
 def batches_by_length(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
-    """The numbers of the sequences, the longest first, in batches of at most this many tokens."""
+    """Indices of the sequences, longest first, in batches of at most `most_tokens` tokens."""
     batches: list[list[int]] = []
     tokens = 0
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
@@ -89,16 +90,16 @@ def batches_by_length(lengths: Sequence[int], most_tokens: int) -> list[list[int
 
 
 def even_batch_tokens(lengths: Sequence[int], most_tokens: int, workers: int) -> int:
-    """At how many tokens of a batch `batches_by_length` makes as many batches for each worker; at most `most_tokens`
-    where no sequence is longer than half of that."""
+    """Tokens per batch at which `batches_by_length` makes equally many batches for each worker; at most `most_tokens`
+    if no sequence is longer than half of that."""
     total, longest = sum(lengths), max(lengths, default=0)
-    # A batch may end a sequence short of full.
+    # A batch may be one sequence short of full.
     rounds = -(-total // (workers * max(1, most_tokens - longest))) or 1
     return -(-total // (rounds * workers)) + longest
 
 
 class _Workers:
-    """Threads of which each computes with one thread of torch; made at first use, as many as torch has threads."""
+    """Worker threads, each computing with one torch thread; created at first use, as many as torch has threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +121,7 @@ class _Workers:
                 for _ in range(self.count):
                     self._pool.submit(lambda: None)
                 all_there.wait()
-                # The call above also sets what torch tells threads that are yet to come.
+                # The call above also sets the number that torch passes to future threads.
                 torch.set_num_threads(self.count)
             return self._pool
 
@@ -129,7 +130,7 @@ _workers = _Workers()
 
 
 def worker_count() -> int:
-    """How many batches are computed at once."""
+    """Number of batches computed at once."""
     _workers.pool()
     return _workers.count
 

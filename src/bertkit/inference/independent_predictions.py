@@ -1,9 +1,9 @@
-"""Outputs of a task's head in which no example's bits depend on another: what a server answers.
+"""Outputs of a task's head in which no example's bits depend on another example; used by the server.
 
-Own design; see independent_batches.py for what lets company show, and embedder.py for the same of vectors. A head has
-few columns, and a product of few columns takes another path for rows whose address is no multiple of 16 bytes: so this
-holds where the encoder's width is a multiple of four, as it is of all published ones. Sibling of
-bertkit.finetuning.prediction, whose batches hold nothing but their examples and use all threads.
+Not from a paper; see independent_batches.py for the causes of such dependence, and embedder.py for the same with
+vectors. A head has few columns, and a product of few columns is computed differently for rows whose address is not a
+multiple of 16 bytes. Independence therefore requires an encoder width that is a multiple of four, as all published ones
+are. In the sibling bertkit.finetuning.prediction, batches contain only their examples and use all threads.
 
 Shapes: T packed tokens, B sequences, I examples.
 """
@@ -40,8 +40,8 @@ def independent_outputs(
     progress: Progress = silent_progress,
     label: str = "predictions",
 ) -> list[NDArray[Any]]:
-    """As `predict`; on a CPU an example's output has the same bits whatever the others are, but for ELMo's LSTMs and
-    widths that are no multiple of four."""
+    """As `predict`; on a CPU an example's output is bit-identical for any other examples, except for ELMo's LSTMs and
+    widths that are not a multiple of four."""
     if engine.device.type != "cpu":
         return predict(model, task, features, engine, progress=progress, label=label)
     model.eval()
@@ -52,7 +52,7 @@ def independent_outputs(
     def computed(items: NDArray[np.int64]) -> list[NDArray[Any]]:
         with torch.inference_mode():
             batch = filled(features.batch(items), model.encoder.max_tokens)
-            hidden_TD = model(batch.packed)  # of all tokens: those of one token a sequence are computed in other shapes
+            hidden_TD = model(batch.packed)  # of all tokens: one token per sequence would be computed in other shapes
             return task.decode(model, hidden_TD, batch)[: items.size]
 
     outputs: dict[int, NDArray[Any]] = {}
@@ -64,10 +64,10 @@ def independent_outputs(
 
 
 def filled(batch: TaskBatch, max_tokens: int) -> TaskBatch:
-    """The batch in a shape of `independent_batch`, its fillers behind it: an example each, and each token a word."""
+    """The batch in a shape of `independent_batch`, followed by its fillers: one example each, each token a word."""
     ids_T, types_T = batch.packed.ids_T.tolist(), batch.packed.token_types_T.tolist()
     places = list(pairwise(batch.packed.sequences.cu_seqlens_B1.tolist()))
-    # One filler in any case, so that the last rows of whatever a head selects are no example's.
+    # At least one filler, so that the last rows a head selects never belong to an example.
     packed = independent_batch(
         [*(ids_T[first:end] for first, end in places), ids_T[:1]],
         [*(types_T[first:end] for first, end in places), [0]],

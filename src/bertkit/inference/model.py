@@ -1,7 +1,7 @@
-"""A model from Python: what `bertkit predict`, `fill` and `generate` print, and vectors of texts, as Python objects.
+"""A model in Python: the results of `bertkit predict`, `fill` and `generate`, and vectors, as Python objects.
 
-Nothing here follows a paper but the pooling of vectors (Reimers and Gurevych 2019, arXiv:1908.10084, see
-bertkit.models.sentence). `bertkit.load` makes a Model; each of its methods reads the weights at its first call.
+Not from a paper except the pooling of vectors (Reimers and Gurevych 2019, arXiv:1908.10084, see
+bertkit.models.sentence). `bertkit.load` returns a Model; each method reads the weights when it is first called.
 
 Shapes: N texts, E width of the vectors.
 """
@@ -41,14 +41,14 @@ Input = str | tuple[str, str] | Sequence[str] | Mapping[str, Any]
 
 
 class Model:
-    """A model in use, see `bertkit.load`.
+    """A loaded model, see `bertkit.load`.
 
     Args:
         name: a run directory, a model directory or a Hub id.
-        device: where to compute, all but `encode` always in fp32.
-        precision: of `encode`; bf16 is about three times as fast on a processor that has instructions for it, and auto
+        device: where to compute; everything except `encode` uses fp32.
+        precision: of `encode`; bf16 is about three times as fast on a processor with instructions for it, and auto
             chooses it there.
-        offline: read a Hub model from the local cache alone.
+        offline: read Hub models only from the local cache.
 
     Attributes:
         directory: the directory of the model.
@@ -77,31 +77,31 @@ class Model:
         return f"bertkit.load({self.name!r})"
 
     def predict(self, inputs: Iterable[Input], *, top: int | None = None) -> list[dict[str, Any]]:
-        """Label texts with the head that the model was fine-tuned with.
+        """Predict labels with the head the model was fine-tuned with.
 
         Args:
-            inputs: texts, pairs of texts as tuples (of a model for answers: question and context), lists of words (for
-                a tagger), or mappings with the fields that `bertkit predict` reads (`question` and `context`, `context`
-                and `endings`).
-            top: keep this many of the greatest scores, or answers; all scores, and 5 answers, where None.
+            inputs: texts, pairs of texts as tuples (question and context for a model that answers questions), lists of
+                words (for a tagger), or mappings with the fields that `bertkit predict` reads (`question` and
+                `context`, `context` and `endings`).
+            top: keep this many of the greatest scores, or answers; None: all scores, 5 answers.
 
         Returns:
-            One document for each input, in order, as `bertkit predict` prints: `id`, `prediction` and, where the task
-            has any, `scores`. A tagger's of a text has `text` and `entities`: `label`, `start`, `end` (characters, the
-            end not included), `text`, `score`. That of a question has `answers` (`text`, `start`, `end`, `score`) and
-            `no_answer`, a probability. An empty text has the prediction None.
+            One document per input, in order, as printed by `bertkit predict`: `id`, `prediction` and, if the task has
+            any, `scores`. For a tagger given a text: `text` and `entities`, with `label`, `start`, `end` (characters,
+            end exclusive), `text`, `score`. For a question: `answers` (`text`, `start`, `end`, `score`) and
+            `no_answer`, a probability. The prediction of an empty text is None.
 
         Raises:
-            DataError: the model has no fine-tuned head, or an input lacks a field.
+            DataError: the model has no fine-tuned head, or an input has no value for a required field.
             UsageError: `inputs` is a single text.
         """
         return self.documents(self.examples(inputs), top=top)
 
     def examples(self, inputs: Iterable[Input]) -> list[Item]:
-        """What `predict` reads of its inputs; None where there is nothing to read.
+        """The inputs of `predict` as examples; None if there is nothing to read.
 
         Raises:
-            DataError: the model has no fine-tuned head, or an input lacks a field.
+            DataError: the model has no fine-tuned head, or an input has no value for a required field.
             UsageError: `inputs` is a single text.
         """
         several = list(_several(inputs, "predict"))
@@ -112,13 +112,13 @@ class Model:
     def documents(
         self, examples: Iterable[Item], *, top: int | None = None, independent: bool = False
     ) -> list[dict[str, Any]]:
-        """The documents of examples, see `predict`. A tagger that was trained on documents reads neighbours whose
-        `document` is the same together.
+        """The documents of examples, see `predict`. A tagger trained on documents reads neighbouring examples with the
+        same `document` together.
 
         Args:
-            examples: of `examples`.
+            examples: as returned by `examples`.
             top: see `predict`.
-            independent: on a CPU an answer's bits depend on no other (independent_predictions.py); a little slower.
+            independent: on a CPU no answer's bits depend on another (independent_predictions.py); slightly slower.
         """
         predictor = self._independent_predictor if independent else self._predictor
         return [document for _, document in documents(predictor, examples, top=top)]
@@ -128,20 +128,20 @@ class Model:
         """What the fine-tuned head predicts.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no such head.
         """
         return self._predictor.kind
 
     def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """The vector of each text, of shape (N, E) and in the order of the texts.
 
-        Pooling and further modules are those of a sentence-transformers directory; any other model's states are
-        averaged over the tokens. A text that is longer than the model reads is cut at its end. On a CPU a text's vector
-        has the same bits in whatever company it is computed.
+        Pooling and further modules are those of a sentence-transformers directory; for other models the states are
+        averaged over the tokens. A text longer than the model's maximum is cut at its end. On a CPU the vector of a
+        text is bit-identical for any other texts in the call.
 
         Raises:
             UsageError: `texts` is a single text.
-            DataError: a text has no tokens and the model's sequences no special ones.
+            DataError: a text has no tokens and the model's sequences have no special tokens.
         """
         chosen = list(_several(texts, "encode"))
         sequences = self.sequences(chosen)
@@ -151,11 +151,11 @@ class Model:
         return self.vectors(sequences)
 
     def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
-        """The sequences of texts, or of the ids of their tokens, as `vectors` reads them; see `Embedder.sequences`."""
+        """The sequences of texts, or of token ids, as `vectors` reads them; see `Embedder.sequences`."""
         return self._embedder.sequences(texts)
 
     def vectors(self, sequences: Sequence[TextSequence]) -> NDArray[np.float32]:
-        """The vector of each sequence, (N, E), in their order; see `Embedder.vectors`."""
+        """The vector of each sequence, (N, E), in order; see `Embedder.vectors`."""
         return self._embedder.vectors(sequences)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[dict[str, Any]]]:
@@ -163,11 +163,11 @@ class Model:
 
         Args:
             text: with the model's mask token in place of words.
-            top: tokens for each mask.
+            top: number of tokens per mask.
 
         Returns:
-            For each mask, in order, the tokens with their probability, the most probable first: `token`, as the
-            vocabulary has it, `text`, as it is read, `id`, `probability`.
+            For each mask, in order, the tokens with their probability, most probable first: `token` (its form in the
+            vocabulary), `text` (its readable form), `id`, `probability`.
 
         Raises:
             DataError: the model has no masked-LM head, or the text has no mask or is too long.
@@ -179,21 +179,21 @@ class Model:
     def generate(
         self, prompt: str, *, on_text: Callable[[str], None] | None = None, **settings: Any
     ) -> list[dict[str, Any]]:
-        """Go on from a text, or fill in its masks.
+        """Continue a text, or fill its masks.
 
         Args:
-            prompt: the text; of a masked model also with masks to be filled.
-            on_text: called with the output so far after every new token of a causal model, where there is one sample.
+            prompt: the text; for a masked model optionally with masks to fill.
+            on_text: called with the output so far after every new token of a causal model, if there is one sample.
             settings: fields of `bertkit.generation.settings.GenerationSettings`: `max_new_tokens=20`, `samples=3`,
                 `temperature=0.8`, `beam=4`, `seed=1`, ...
 
         Returns:
-            The outputs, as `bertkit generate` prints: `text`, `ids` (the new tokens), `score` (their log-probability,
-            in nats), `finish`.
+            The outputs, as printed by `bertkit generate`: `text`, `ids` (the new tokens), `score` (their
+            log-probability in nats), `finish`.
 
         Raises:
-            DataError: the model has no head that generates, or the prompt has no room.
-            UsageError: an invalid setting, or one without effect.
+            DataError: the model has no head that generates, or the prompt leaves no room for output.
+            UsageError: a setting is invalid or has no effect.
         """
         chosen = validate(Located.of(dict(settings), "generate()"), GenerationSettings, what="generate()")
         (document,) = generate(
@@ -208,27 +208,27 @@ class Model:
         return outputs
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, without the special ones; nothing is cut."""
+        """The number of tokens of each text, without special tokens; nothing is cut."""
         lengths: list[int] = self._tokenizer.encode_plain(list(texts))[1].tolist() if texts else []
         return lengths
 
     def can_fill(self) -> bool:
-        """Whether the model fills masks: it has a masked-LM head that was trained on them."""
+        """Whether the model fills masks: it has a trained masked-LM head."""
         try:
             self.fill(self.mask_token, top=1)
         except DataError:
-            self.__dict__.pop("_pretrained", None)  # its memory is of no more use
+            self.__dict__.pop("_pretrained", None)  # no longer used; frees its memory
             return False
         return True
 
     @property
     def mask_token(self) -> str:
-        """What stands for a masked word in a text."""
+        """The mask token, as it is written in a text."""
         return self._tokenizer.token(self._tokenizer.mask_id)
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that are computed at once."""
+        """Number of tokens computed at once."""
         return self._engine.micro_batch_tokens
 
     @cached_property

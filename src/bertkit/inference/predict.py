@@ -1,8 +1,8 @@
-"""Prediction with a fine-tuned model: examples in, one prediction each, in their order.
+"""Prediction with a fine-tuned model: one prediction for each example, in order.
 
-Nothing here follows a paper; each kind of task reads and decides as it does in fine-tuning (bertkit.tasks). What the
-model predicts is read off the model itself: its run's recipe where there is one, else its config.json. Siblings:
-predict_input.py turns a user's lines into examples, documents.py predictions into what is printed.
+Not from a paper; each kind of task reads and decides as in fine-tuning (bertkit.tasks). The task is read from the
+model: from its run's recipe if there is one, else from its config.json. Siblings: predict_input.py converts a user's
+lines into examples, documents.py converts predictions into the printed documents.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 _NEW_HEAD = "give --head new to fine-tune with a new head"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _LONGEST = 512
-"""Tokens of a sequence where the length of the training is not known, and the model reads more."""
+"""Maximum sequence length if the length used in training is unknown and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
 _LARGEST_CHARACTERS = 1 << 22
-"""Of the examples predicted together, however few they are: 4 million bound the memory."""
+"""Characters per group of examples, for any number of examples: 4 million bound the memory."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Predictor:
     """A model with the head of its task.
 
     Attributes:
-        directory: where it is.
-        kind: what it predicts.
+        directory: the model's.
+        kind: of its task.
         task: with the labels in the order of the model's outputs.
-        model, encoder: the model, and what lays out its sequences.
-        engine: where and how much at once.
-        columns: what its data call the text and the second text, as far as is known.
-        recipe: of the run that made it; of the task alone where there is none.
-        outputs: computes the head's outputs: `predict`, or another function of its form.
-        loader: reads the same model again, in another process; None of one that is in memory alone.
+        model, encoder: the model, and the encoder that lays out its sequences.
+        engine: device, precision and batch size.
+        columns: names of the text columns in its training data, as far as known.
+        recipe: of the run that made it; of the task alone if there is no run.
+        outputs: computes the head's outputs: `predict`, or a function with the same signature.
+        loader: reads the same model again, in another process; None if the model exists only in memory.
     """
 
     directory: Path
@@ -100,14 +100,14 @@ class Predictor:
         Args:
             name: a Hub id, a model directory or a run directory.
             engine: where it computes.
-            spec: the task whose labels its outputs must have, by name; any where None.
-            examples: of that task, for what depends on them (whether a question may have no answer).
-            max_length: tokens of the longest sequence; those of the training where None.
-            offline: use no network.
+            spec: the task whose labels the outputs must have, matched by name; None: any.
+            examples: of that task, for properties that depend on them (whether a question may have no answer).
+            max_length: maximum sequence length in tokens; None: as in training.
+            offline: do not use the network.
 
         Raises:
-            UsageError: a length that the model cannot read.
-            DataError: nothing there, no fine-tuned head, or labels that are not the task's.
+            UsageError: the length exceeds the model's maximum.
+            DataError: no model, no fine-tuned head, or labels that are not the task's.
         """
         directory = encoder_directory(find_model(name, offline=offline))
         if spec is not None:
@@ -117,7 +117,7 @@ class Predictor:
         if recipe is not None and len(recipe.specs) > 1:
             if spec is None:
                 heads = ", ".join(str(directory / each.name) for each in recipe.specs)
-                raise DataError(f"{name}: learnt several tasks; name the head of one with --model: {heads}")
+                raise DataError(f"{name}: was trained on several tasks; name the head of one with --model: {heads}")
             recipe = None
         if recipe is None or (spec is not None and spec.name != recipe.spec.name):
             plain = _recipe_from(spec or head_kind(config, contents, name), name)
@@ -126,23 +126,25 @@ class Predictor:
         if not has_head(config, contents, found.head) and contents.get(TASK_HEAD) != VectorClassification.head:
             if found.kind == "embedding":
                 raise DataError(
-                    f"{name}: embeds texts, and predicts no label; `bertkit embed --model {name}` embeds them"
+                    f"{name}: computes vectors and predicts no label; `bertkit embed --model {name}` embeds texts"
                 )
             raise DataError(
                 f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {name}` makes one"
             )
         names = _labels(directory, contents).names if spec is None else names_in_order(contents, spec, name)
-        # Without the contents of config.json, `names` stay in the order of the model's outputs.
+        # Without the contents of config.json, `names` keep the order of the model's outputs.
         task = build_task(recipe, examples, names, config, {}, directory)
         model, report = load_model(directory, heads=(task.head,), labels=task.labels)
         if report.newly_initialised:
-            raise DataError(f"{name}: lacks weights of its head: {', '.join(sorted(report.newly_initialised)[:3])}")
+            raise DataError(
+                f"{name}: weights of its head are missing: {', '.join(sorted(report.newly_initialised)[:3])}"
+            )
         if isinstance(task, Span):
             task.may_be_impossible |= THRESHOLD in model.extras
         tokenizer = load_tokenizer(directory, offline=offline)
         check_vocabulary(model, tokenizer, source=name)
         if max_length is not None and max_length > config.max_tokens:
-            raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens")
+            raise UsageError(f"--max-length {max_length}: {name} reads at most {config.max_tokens} tokens; lower it")
         length = min(max_length or recipe.data.max_length or _LONGEST, config.max_tokens)
         encoder = SequenceEncoder(tokenizer, max_tokens=length, token_types=config.reads_token_types)
         return cls(
@@ -162,15 +164,15 @@ class Predictor:
     def __call__(
         self, examples: Sequence[Example], *, progress: Progress = silent_progress, label: str = "predictions"
     ) -> list[Prediction]:
-        """One prediction for each example, in their order; batches are limited by tokens.
+        """One prediction for each example, in order; batches are limited by tokens.
 
         Args:
             examples: of the model's kind of task.
             progress: the display.
-            label: what the display shows.
+            label: text of the display.
 
         Raises:
-            DataError: an example that cannot be encoded, or outputs that are not finite numbers.
+            DataError: an example cannot be encoded, or outputs are not finite.
         """
         predictions, account = self._predicted(examples, progress, label)
         self._warn_of_cut(account.examples_cut, len(examples))
@@ -184,12 +186,13 @@ class Predictor:
         largest: int = LARGEST_WINDOW,
         executor: ExecutorSettings | None = None,
     ) -> Iterator[tuple[Example | None, Prediction | None]]:
-        """Each example with its prediction, in bounded memory; what is None stays None.
+        """Each example with its prediction, in bounded memory; None stays None.
 
         Args:
-            examples: read as far as the next windows need.
-            first, largest: examples predicted together; sentences of one document are, where a tagger reads documents.
-            executor: what predicts, and how many windows at a time; None: this process.
+            examples: read only as far as the next windows require.
+            first, largest: sizes of the windows; a tagger that reads documents keeps sentences of one document
+                together.
+            executor: predicts the windows, and says how many at a time; None: this process.
         """
         cut = count = 0
         reads_documents = isinstance(self.task, Tagging) and self.task.settings.context == "document"
@@ -208,18 +211,18 @@ class Predictor:
         self._warn_of_cut(cut, count)
 
     def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
-        """The predictions of some examples, with candidates where the task has any."""
+        """The predictions of some examples, with candidates if the task has any."""
         known = [example for example in window if example is not None]
         predictions, account = self._predicted(known, with_candidates=True)
         return PredictedWindow(window, predictions, account.examples_cut)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
-        """Thresholds and the like, set on labelled examples where the model does not bring them along."""
+        """Thresholds and the like, tuned on labelled examples if the model does not contain them."""
         return {} if self.stored else self.task.tune(predictions, examples)
 
     @property
     def stored(self) -> dict[str, Any]:
-        """What fine-tuning has set and stored with the model."""
+        """Values that fine-tuning tuned and stored with the model."""
         return {key: self.model.extras[key] for key in self.task.tuned_keys if key in self.model.extras}
 
     def _predicted(
@@ -237,7 +240,7 @@ class Predictor:
     def _read(
         self, examples: Sequence[Example], progress: Progress, label: str, *, with_candidates: bool
     ) -> tuple[list[Prediction], Account]:
-        """The predictions of one example or more; subclasses have another way."""
+        """The predictions of one or more examples; subclasses override it."""
         features = self.task.encode(examples, self.encoder)
         outputs = self.outputs(self.model, self.task, features, self.engine, progress=progress, label=label)
         self._check_finite(outputs, examples, features.origin_I)
@@ -248,7 +251,7 @@ class Predictor:
         return self.task.final(found, self.stored), features.account
 
     def _check_finite(self, outputs: Iterable[Any], examples: Sequence[Example], origin: Iterable[int]) -> None:
-        """Raise DataError at the first output that is not finite; `origin` is the number of each one's example."""
+        """Raise DataError at the first output that is not finite; `origin` has the index of each one's example."""
         for output, number in zip(outputs, origin, strict=True):
             if not np.isfinite(output).all():
                 raise DataError(
@@ -258,7 +261,7 @@ class Predictor:
 
     def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:
-            log.warning("%d of %d examples are cut to %d tokens", cut, count, self.encoder.max_tokens)
+            log.warning("%d of %d examples were cut to %d tokens", cut, count, self.encoder.max_tokens)
 
 
 def windows_of(
@@ -267,9 +270,9 @@ def windows_of(
     largest: int = LARGEST_WINDOW,
     joined: Callable[[Any, Any], bool] | None = None,
 ) -> Iterator[list[Any]]:
-    """Lists of at most `first` items, then twice as many each time up to `largest`; long texts make them shorter.
+    """Lists of at most `first` items, doubling each time up to `largest`; long texts make them shorter.
 
-    Where `joined` holds of an item and the next one, a list goes on, unless long texts end it.
+    While `joined` is true of an item and the next one, a list continues, unless long texts end it.
     """
     size, window, characters = first, list[Any](), 0
     for item in items:
@@ -280,29 +283,29 @@ def windows_of(
         window.append(item)
         characters += 0 if item is None else len(repr(item))
         if joined is None and (len(window) == size or characters > _LARGEST_CHARACTERS):
-            yield window  # at once: the next item may be long in coming
+            yield window  # at once: the next item may take long to arrive
             size, window, characters = min(2 * size, largest), [], 0
     if window:
         yield window
 
 
 def same_document(before: Example | None, after: Example | None) -> bool:
-    """Whether two sentences are of one document."""
+    """Whether two sentences are from one document."""
     return isinstance(before, TaggedExample) and isinstance(after, TaggedExample) and before.document == after.document
 
 
 def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> Kind:
-    """What the head of a checkpoint predicts.
+    """The kind of task of a checkpoint's head.
 
     Raises:
-        DataError: it has no head of a task.
+        DataError: it has no task head.
     """
     if contents.get(TASK_HEAD) == VectorClassification.head:
         return "classification"
     heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
     if not heads:
         raise DataError(
-            f"{name}: has no head of a task (architectures: {', '.join(contents.get('architectures') or ['none'])});"
+            f"{name}: has no task head (architectures: {', '.join(contents.get('architectures') or ['none'])});"
             f" `bertkit finetune --task TASK --model {name}` makes one"
         )
     if heads[0] != HEADS["classification"]:
@@ -317,8 +320,8 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
 def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tuple[str, ...]:
     """A task's labels in the order of a checkpoint's outputs, matched by name.
 
-    A checkpoint that was trained on the Hub's copy of CoLA has `unacceptable` and `acceptable`, where GLUE says 0 and
-    1; the task's own names are given back.
+    A checkpoint trained on the Hub's copy of CoLA has `unacceptable` and `acceptable` where GLUE has 0 and 1; the
+    task's own names are returned.
 
     Args:
         contents: of config.json.
@@ -326,7 +329,7 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         name: the model's, for messages.
 
     Raises:
-        DataError: its outputs are not the task's labels, or have no names.
+        DataError: the outputs are not the task's labels, or have no names.
     """
     labels = _labels(Path(name), contents)
     if spec.kind == "regression" and labels.count != 1:
@@ -351,7 +354,7 @@ def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
 
 
 def columns_of(recipe: FinetuneRecipe) -> InputColumns:
-    """What the data of a recipe's task call their columns: the user's names, GLUE's, or the Hub's."""
+    """The column names in the data of a recipe's task: the user's, GLUE's, or the Hub's."""
     if isinstance(recipe.task, OwnTask):
         own = recipe.task.columns
         own_pairs = () if own.text_pair is None else (own.text_pair,)
@@ -370,15 +373,15 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
 
 
 def _with_vectors(contents: Mapping[str, Any], recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The recipe of a classifier of vectors, where config.json names its head."""
+    """The recipe of a classifier on vectors, if config.json names its head."""
     if contents.get(TASK_HEAD) != VectorClassification.head or recipe.spec.kind != "classification":
         return recipe
     return recipe.model_copy(update={"method": Setfit()})
 
 
 def _with_sigmoid(recipe: FinetuneRecipe, contents: Mapping[str, Any], directory: Path) -> FinetuneRecipe:
-    """The recipe of a regression whose score is a sigmoid's share, where the directory names the sigmoid as a
-    cross-encoder of sentence-transformers does: its version 6 in a file of its own, older ones in config.json."""
+    """The recipe of a regression whose score is the output of a sigmoid, if the directory names the sigmoid as
+    sentence-transformers does for a cross-encoder: version 6 in its own file, older versions in config.json."""
     owner, file = contents.get(ACTIVATION_OWNER), directory / VERSION_FILE
     settings = [owner if isinstance(owner, dict) else {}, read_json(file) if file.is_file() else {}]
     names = [*(each.get("activation_fn") for each in settings), contents.get(_OLD_ACTIVATION)]
@@ -391,7 +394,7 @@ def _with_sigmoid(recipe: FinetuneRecipe, contents: Mapping[str, Any], directory
 
 
 def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:
-    """A recipe of the task alone; nothing is read from its files."""
+    """A recipe of the task alone; no files are read."""
     task: str | OwnTask
     if isinstance(what, TaskSpec):
         return resolved(FinetuneRecipe(name=what.name, task=what.name, model=name))

@@ -1,8 +1,8 @@
-"""A user's lines as examples without labels: plain text, JSON Lines, CSV or TSV from a file or a pipe, Parquet, SQuAD.
+"""A user's lines as unlabelled examples: plain text, JSON Lines, CSV or TSV from a file or a pipe, Parquet, SQuAD.
 
-No paper; tables are read as those of training (bertkit.tasks.readers.delimited). Sibling of bertkit.tasks.readers,
-which read whole files with labels; here lines are read one by one, when they are needed, and a blank one is a text
-without a word: what is printed has one line for each.
+Not from a paper; tables are read like training data (bertkit.tasks.readers.delimited). Sibling of
+bertkit.tasks.readers, which read whole labelled files. Here lines are read one by one, as needed. A blank line is a
+text without words, so that the output has one line for each.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _SUFFIXES: dict[str, Form] = {
     ".json": "squad",
 }
 _READ_BY: dict[Form, Kind] = {"conll": "tagging", "conllu": "tagging", "squad": "span"}
-"""Forms that one kind of model reads."""
+"""Formats that only one kind of model reads."""
 STDIN = "stdin"
 
 
 @dataclass(frozen=True)
 class InputColumns:
-    """Which columns or fields hold what.
+    """The names of the columns or fields to read.
 
     Attributes:
-        text, text_pair: the user's choice; None for the first of the usual names that is there.
-        texts, text_pairs: what the model's own data calls them, before `text` and `text_pair`.
-        endings: likewise, of a choice: a column of lists, or a column for each ending.
-        question: used with every context, in place of a column; None where there is a column.
+        text, text_pair: the user's choice; None: the first of the usual names that exists.
+        texts, text_pairs: names in the model's own data, tried before `text` and `text_pair`.
+        endings: likewise, for multiple choice: a column of lists, or one column per ending.
+        question: used with every context, in place of a column; None: there is a column.
     """
 
     text: str | None = None
@@ -62,19 +62,19 @@ class InputColumns:
     question: str | None = None
 
     def first(self, row: Mapping[str, Any], *last: str) -> str:
-        """The column of the text: the one named, or the first usual one; `last` are the kind's own names."""
+        """The column of the text: the named one, or the first usual one; `last` are the names used by this kind."""
         return self.text or next((each for each in (*self.texts, *last) if each in row), last[-1])
 
     def second(self, row: Mapping[str, Any], last: str) -> str | None:
-        """The column of the second text; None where the row has nothing in any usual one."""
+        """The column of the second text; None if the row has no value in any usual one."""
         return self.text_pair or next((each for each in (*self.text_pairs, last) if row.get(each) is not None), None)
 
 
 def check_there(path: Path) -> None:
-    """Refuse a path that is no file, before a model is read for it.
+    """Refuse a path that is not a file, before a model is loaded for it.
 
     Raises:
-        DataError: there is nothing, or a directory.
+        DataError: the path does not exist, or is a directory.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise DataError(f"{path}: is a pipe, device or socket; give - and pipe it to stdin")
@@ -85,21 +85,23 @@ def check_there(path: Path) -> None:
 
 
 def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
-    """Lines of a pipe with their numbers from 1, as soon as each is there.
+    """Lines of a pipe with their numbers from 1, each as soon as it arrives.
 
     Raises:
-        DataError: a line that is not of the encoding.
-        UsageError: an encoding whose line ends are not a byte.
+        DataError: a line is not valid in the encoding.
+        UsageError: an encoding in which line ends are not one byte.
     """
     encoding = (reading and reading.encoding) or "utf-8"
     if "\n".encode(encoding.removesuffix("-sig")) != b"\n":
-        raise UsageError(f"--encoding {encoding}: a pipe cannot be read in it line by line; give the path of a file")
+        raise UsageError(f"--encoding {encoding}: a pipe cannot be read line by line in it; give the path of a file")
     errors = "surrogateescape" if reading is not None and reading.skip_bad_rows else "strict"
     number = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise DataError(f"{STDIN}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; put line ends into it")
+            raise DataError(
+                f"{STDIN}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; break it into shorter lines"
+            )
         try:
             text = line.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding, errors)
         except UnicodeDecodeError as fault:
@@ -112,27 +114,27 @@ def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
 
 
 def form_of(path: Path | None, form: Form | None, kind: Kind) -> Form | None:
-    """How an input is written: as named, or by the file's ending; None of a pipe.
+    """The format of an input: as named, or by the file's ending; None for a pipe.
 
     Raises:
-        UsageError: a form that a model of this kind does not read.
+        UsageError: a format that models of this kind do not read.
     """
     if form is None and path is not None:
         bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
         form = _SUFFIXES.get(bare.suffix.lower(), "text")
     if form is not None and _READ_BY.get(form, kind) != kind:
         raise UsageError(
-            f"{path or '--format'}: {form} is read by a {_READ_BY[form]} model, this one is for {kind}; name another"
-            " form with --format"
+            f"{path or '--format'}: {form} is for {_READ_BY[form]} models, this model is for {kind}; name another"
+            " format with --format"
         )
     return form
 
 
 def input_lines(path: Path | None, stream: BinaryIO, reading: TableReading | None = None) -> Lines:
-    """The lines of a file, or of a pipe where there is none, with their numbers.
+    """The lines of a file, or of a pipe if there is no file, with their numbers.
 
     Raises:
-        DataError: no such file; a fault of a line is raised when it is reached.
+        DataError: no such file; faulty lines are reported when they are reached.
     """
     if path is None:
         return stdin_lines(stream, reading)
@@ -149,15 +151,15 @@ def open_input(
     reading: TableReading | None = None,
     left_out: LeftOut | None = None,
 ) -> Rows:
-    """The rows of a file, or of a pipe where there is none, each with its place; a blank line is None.
+    """The rows of a file, or of a pipe if there is no file, each with its position; a blank line is None.
 
     Args:
         path: the file.
         stream: the pipe.
-        form: what it is; by the file's ending, or by a pipe's first line, where None. `document`: one text, as a whole.
-        columns: a pipe whose columns are named is a table.
-        reading: by which settings.
-        left_out: what bad rows are noted in, which then are None; None: the first one is raised.
+        form: the format; None: by the file's ending, or a pipe's first line. `document`: the whole input is one text.
+        columns: a pipe with named columns is a table.
+        reading: settings of the reader.
+        left_out: collects bad rows, which then become None; None: the first bad row is raised.
 
     Raises:
         UsageError: Parquet from a pipe.
@@ -196,7 +198,7 @@ def _decoded(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it") from fault
+        raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it to UTF-8") from fault
 
 
 def _guessed(first: str, columns: InputColumns, reading: TableReading) -> Form:
@@ -224,20 +226,21 @@ def examples_of(
     columns: InputColumns,
     left_out: LeftOut | None = None,
 ) -> Iterator[Example | RawText]:
-    """The examples that rows hold; an empty text where there is nothing to read, as on a blank line or in a bad row.
+    """The examples in rows; an empty text if there is nothing to read, as on a blank line or in a bad row.
 
-    Texts: `text` and perhaps `text_pair`. Tagging: `words` (or `tokens`), else `text`, whose words are found later.
-    Spans: `question` and `context` (or `text`, where one question serves all). Choice: `context` (or `text`),
-    perhaps `question`, and `endings`, a list.
+    Texts: `text` and optionally `text_pair`. Tagging: `words` (or `tokens`), else `text`, which is split into words
+    later.
+    Spans: `question` and `context` (or `text`, if there is one question for all). Choice: `context` (or `text`),
+    optionally `question`, and `endings`, a list.
 
     Args:
-        rows: each with its place.
-        kind: what the model predicts.
-        columns: which hold what.
-        left_out: what bad rows are noted in; None: the first one is raised.
+        rows: each with its position.
+        kind: of the model's task.
+        columns: the names of the columns.
+        left_out: collects bad rows; None: the first one is raised.
 
     Raises:
-        DataError: a field that is missing (near names are given) or of the wrong type.
+        DataError: a field is missing (similar names are given) or of the wrong type.
     """
     left_out = left_out or LeftOut(skip_bad=False)
     makers: dict[str, Callable[..., Example | RawText | None]] = {
@@ -254,15 +257,15 @@ def examples_of(
             left_out.bad(where, fault)
             example = None
         example = RawText(name, "") if example is None else example
-        # Sentences of a stream belong to no document: each is one of its own.
+        # Sentences of a stream belong to no document: each is its own.
         yield replace(example, document=number) if isinstance(example, TaggedExample) else example
 
 
 def questions_of(path: Path | None) -> Iterator[Example]:
-    """The questions of a file in SQuAD's form.
+    """The questions of a file in SQuAD's format.
 
     Raises:
-        UsageError: a pipe.
+        UsageError: the input is a pipe.
         DataError: see `read_squad`.
     """
     if path is None:
@@ -271,7 +274,7 @@ def questions_of(path: Path | None) -> Iterator[Example]:
 
 
 def id_of(row: Mapping[str, Any], number: int) -> str:
-    """A row's own id, else its number."""
+    """A row's own id, or its number."""
     value = row.get("id")
     return str(number) if value is None or value == "" else str(value)
 
@@ -289,7 +292,7 @@ def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
     if isinstance(value, list):
         bad = next((each for each in value if not isinstance(each, str) or not each.strip()), None)
         if bad is not None:
-            raise DataError(f"{where}, {named}: {bad!r}, expected words, none of them blank")
+            raise DataError(f"{where}, {named}: found {bad!r}; expected words, none of them blank")
         words = tuple(encodable(each, f"{where}, {named}") for each in value)
         return TaggedExample(name, words) if words else None
     return RawText(name, string_of(row, named, where))
@@ -302,8 +305,8 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
     else:
         if columns.text is None and "question" not in row:
             raise DataError(
-                f"{where}: no column 'question'; ask one of every text with --question \"...\", or name the column that"
-                f" has them with --text; there are: {', '.join(map(repr, row))}"
+                f"{where}: no column 'question'; ask one question of every text with --question \"...\", or name the"
+                f" question column with --text; there are: {', '.join(map(repr, row))}"
             )
         question = string_of(row, columns.text or "question", where)
         context = string_of(row, columns.text_pair or "context", where)
@@ -321,14 +324,14 @@ def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
 
 
 def string_of(row: dict[str, Any], name: str, where: str) -> str:
-    """A text of a row; empty where it is null.
+    """A text of a row; empty if it is null.
 
     Raises:
-        DataError: the field is missing (near names are given), or no text.
+        DataError: the field is missing (similar names are given), or is not text.
     """
     value = field(row, name, where)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}, {name}: {kind_of(value)}, expected text")
+        raise DataError(f"{where}, {name}: found {kind_of(value)}, expected text")
     return encodable(value, f"{where}, {name}")

@@ -1,7 +1,7 @@
-"""Windows of examples predicted by the workers of an executor, in their order.
+"""Windows of examples predicted by the workers of an executor, in order.
 
-Nothing here follows a paper. A window is predicted in the same batches wherever that is, so the predictions are those
-of one process with as many threads. Sibling predict.py makes the windows.
+Not from a paper. A window is predicted in the same batches on every worker, so the predictions equal those of one
+process with as many threads. Sibling predict.py makes the windows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import Example
 
 _WINDOWS_AHEAD = 2
-"""Of each worker: one is computed while another waits."""
+"""Per worker: one window is computed while another waits."""
 
 
 @dataclass(frozen=True)
 class PredictedWindow:
-    """Examples that were predicted together.
+    """Examples predicted together.
 
     Attributes:
-        examples: None where a line was blank.
-        predictions: of those that are not None, in their order.
-        cut: how many of them the model read in part.
+        examples: None for a blank line.
+        predictions: of the examples that are not None, in order.
+        cut: how many of them were cut to the model's maximum length.
     """
 
     examples: list[Example | None]
@@ -40,11 +40,11 @@ class PredictedWindow:
 
 
 class WindowPredictor(Protocol):
-    """What a worker needs of a model that predicts."""
+    """The interface of a predicting model that workers use."""
 
     @property
     def directory(self) -> Path:
-        """Where the model is."""
+        """Path of the model."""
 
     def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
         """The predictions of some examples."""
@@ -65,7 +65,7 @@ def predicted_by_workers(
         executor: of the workers.
 
     Raises:
-        DataError: see `Predictor`; a worker finds another model at the same path.
+        DataError: see `Predictor`; or a worker finds a different model at the same path.
     """
     with executor_of(executor, fresh_process=False) as workers:
         jobs = (
@@ -80,13 +80,13 @@ def _predict_job(load: Callable[[], WindowPredictor], identity: str, window: lis
     """A window on a worker.
 
     Raises:
-        DataError: the worker finds another model at the same path.
+        DataError: the worker finds a different model at the same path.
     """
     if identity not in _loaded:
         predictor = load()
         if weights_hash(predictor.directory) != identity:
             raise DataError(
-                f"{predictor.directory}: a worker finds another model there; all machines must read the same files"
+                f"{predictor.directory}: a worker found different weights here; all machines must read the same files"
             )
         _loaded[identity] = predictor
     return _loaded[identity].predicted_window(window)

@@ -1,10 +1,10 @@
-"""Vectors written block by block into .npy, Parquet or Arrow, and continued where a run was stopped.
+"""Vectors written block by block into .npy, Parquet or Arrow; an interrupted run can be continued.
 
 Formats: numpy's NEP 1 for .npy; Apache Parquet; Arrow's IPC file (`.arrow`), both with the columns `id` and
-`embedding`. Until the last block is there the rows are in OUT.part, with what they are in OUT.part.json, so that
-nothing but a whole file ever has the name that was asked for.
+`embedding`. Until the last block is written, the rows are in OUT.part and their description in OUT.part.json, so only
+a complete file ever has the requested name.
 
-Shapes: N vectors, F numbers stored of one.
+Shapes: N vectors, F numbers stored per vector.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ FileForm = Literal["npy", "parquet", "arrow"]
 FORMS: dict[str, FileForm] = {".npy": "npy", ".parquet": "parquet", ".arrow": "arrow"}
 _HEADER_BYTES = 128
 _ROWS_AT_ONCE = 8192
-"""Of a row group."""
+"""Rows per row group."""
 
 
 def form_of_output(out: Path) -> FileForm:
-    """The form of a file of vectors by its ending.
+    """The format of a file of vectors, by its ending.
 
     Raises:
-        UsageError: it is none of them, or there is no such directory.
+        UsageError: the ending is none of the known ones, or the directory does not exist.
     """
     if out.suffix not in FORMS:
-        raise UsageError(f"--out {out}: its ending is none of {', '.join(FORMS)}; name the file by its form")
+        raise UsageError(f"--out {out}: its ending is none of {', '.join(FORMS)}; name the file by its format")
     if not out.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no directory {out.parent}; create it")
+        raise UsageError(f"--out {out}: the directory {out.parent} does not exist; create it")
     if out.is_dir():
         raise UsageError(f"--out {out}: is a directory; name a file in it")
     return FORMS[out.suffix]
 
 
 class VectorFile:
-    """A file of vectors in the making.
+    """A file of vectors that is being written.
 
     Args:
-        out: its name.
+        out: its final name.
         dtype: numpy's type of the stored numbers.
         width: F.
-        key: what decides the rows; an unfinished file of another key is begun anew.
+        key: determines the rows; an unfinished file with a different key is started again.
         resumable: whether an unfinished file may be continued.
 
     Attributes:
-        rows: of all blocks so far, also of an earlier run.
-        notes: what the last block was written with.
+        rows: of all blocks so far, including those of an earlier run.
+        notes: the notes written with the last block.
     """
 
     def __init__(self, out: Path, dtype: Any, width: int, key: Mapping[str, Any], *, resumable: bool = True) -> None:
@@ -88,10 +88,10 @@ class VectorFile:
         try:
             state = read_json(self._state)
         except DataError as fault:
-            log.warning("%s; the file is begun anew", fault)
+            log.warning("%s; the file is written again from the start", fault)
             return
         if state.get("key") != json.loads(json.dumps(self._key)):
-            log.warning("%s was begun with another model, input or other options; it is begun anew", self._part)
+            log.warning("%s was begun with another model, input or other options; it is begun again", self._part)
             return
         rows, ids_bytes, notes = state.get("rows"), state.get("ids_bytes"), state.get("notes")
         if (
@@ -99,7 +99,7 @@ class VectorFile:
             or self._part.stat().st_size < self._bytes(rows)
             or self._ids.stat().st_size < ids_bytes
         ):
-            log.warning("%s is damaged; it is begun anew", self._part)
+            log.warning("%s is damaged; it is begun again", self._part)
             return
         os.truncate(self._part, self._bytes(rows))
         os.truncate(self._ids, ids_bytes)
@@ -109,12 +109,12 @@ class VectorFile:
         return _HEADER_BYTES + rows * self._width * int(self._dtype.itemsize)
 
     def append(self, ids: Sequence[str], rows_NF: NDArray[Any], notes: Mapping[str, Any]) -> None:
-        """Write a block; once this returns it is not computed again.
+        """Write a block; once this returns, the block is never computed again.
 
         Args:
-            ids: of its rows; a .npy file has none.
-            rows_NF: as they are stored.
-            notes: what is to be known when it is continued.
+            ids: of its rows; a .npy file stores none.
+            rows_NF: in stored form.
+            notes: information needed to continue.
         """
         with _faults_named(self._part), self._part.open("ab") as file:
             file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
@@ -129,7 +129,7 @@ class VectorFile:
         write_json(self._state, state)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Give the whole file its name.
+        """Give the complete file its name.
 
         Args:
             metadata: of the schema, for Parquet and Arrow.
@@ -145,7 +145,7 @@ class VectorFile:
         self.discard()
 
     def discard(self) -> None:
-        """Delete what is unfinished."""
+        """Delete the unfinished files."""
         for path in (self._state, self._part, self._ids):
             path.unlink(missing_ok=True)
 
@@ -188,7 +188,7 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 @contextmanager
 def _faults_named(path: Path) -> Iterator[None]:
-    """Errors of writing with the file's name, which an open file's writes do not give."""
+    """Add the file's name to write errors, which an open file's writes do not report."""
     try:
         yield
     except OSError as error:

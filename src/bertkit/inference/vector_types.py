@@ -1,10 +1,10 @@
-"""The numbers of a vector: truncated, normalised, and in fewer bits, each vector by itself.
+"""The numbers of a vector: truncated, normalised, and stored in fewer bits, each vector independently.
 
 Kusupati et al. 2022, Matryoshka representation learning, arXiv:2205.13147 (the first numbers are a vector, too).
 sentence-transformers' `quantize_embeddings` has the same types, but its int8 takes the range of each dimension from the
-other vectors of the call; here a vector's numbers depend on the vector alone.
+other vectors of the call; here the numbers of a vector depend on that vector alone.
 
-Shapes: N vectors, E width, F numbers that are stored of one.
+Shapes: N vectors, E width, F numbers stored per vector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bertkit.inference.embed_settings import EmbedSettings, VectorType
 Floats = NDArray[np.float32]
 
 STORED: dict[VectorType, Any] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8, "binary": np.uint8}
-"""What numpy stores: it has no bfloat16, whose numbers are the upper halves of float32's."""
+"""numpy's types for storage: numpy has no bfloat16, whose numbers are the upper halves of float32's."""
 _LARGEST = 127
 
 
@@ -29,15 +29,17 @@ def check_width(settings: EmbedSettings, width: int, name: str) -> int:
     """The width of the finished vectors.
 
     Raises:
-        UsageError: more numbers are to be kept than there are.
+        UsageError: --truncate exceeds the width.
     """
     if settings.truncate is not None and settings.truncate > width:
-        raise UsageError(f"--truncate {settings.truncate}: the vectors of {name} have {width} numbers")
+        raise UsageError(
+            f"--truncate {settings.truncate}: the vectors of {name} have {width} numbers; give at most that many"
+        )
     return settings.truncate or width
 
 
 def stored_width(dtype: VectorType, width: int) -> int:
-    """F: of binary vectors a byte for eight numbers, else one for each."""
+    """F: one byte per eight numbers for binary vectors, else one number each."""
     return -(-width // 8) if dtype == "binary" else width
 
 
@@ -48,16 +50,16 @@ def finished(vectors_NE: Floats, settings: EmbedSettings) -> Floats:
 
 
 def normalised(vectors_NE: Floats) -> Floats:
-    """Each at length one, but for zeros."""
+    """Each vector scaled to unit length, except zeros."""
     squares_NE = np.square(vectors_NE, dtype=np.float64)
     length_N1 = np.sqrt(squares_NE.sum(axis=1, keepdims=True))
     return np.asarray(vectors_NE / np.maximum(length_N1, 1e-12), dtype=np.float32)
 
 
 def stored(vectors_NE: Floats, dtype: VectorType) -> NDArray[Any]:
-    """The numbers as they are stored, (N, F).
+    """The numbers in stored form, (N, F).
 
-    int8: scaled so that the greatest number of each vector is 127, which keeps the direction and loses the length.
+    int8: scaled so that the greatest number of each vector is 127; this keeps the direction and loses the length.
     binary: whether each number is above 0, eight to a byte, the first one highest (`numpy.packbits`).
     """
     if dtype == "bf16":
@@ -72,7 +74,7 @@ def stored(vectors_NE: Floats, dtype: VectorType) -> NDArray[Any]:
 
 
 def as_numbers(stored_NF: NDArray[Any], dtype: VectorType) -> NDArray[Any]:
-    """The same for JSON: bf16 as numbers."""
+    """Stored vectors as numbers for JSON; only bf16 is converted."""
     if dtype == "bf16":
         return (stored_NF.astype(np.uint32) << 16).view(np.float32)
     return stored_NF

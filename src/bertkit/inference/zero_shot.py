@@ -1,10 +1,10 @@
 """Labels without examples: a model of natural language inference, or the vectors of the labels' names, chooses.
 
 Yin et al. 2019, arXiv:1909.00161, section 4: a text is the premise, "This example is LABEL." the hypothesis, and the
-label whose hypothesis is entailed most is the prediction. Scores are the softmax over the labels of the outputs for
-entailment, as in the zero-shot pipeline of `transformers`. An embedder compares the text's vector with that of each
-label's name (or of a sentence with it); its scores are cosines. Sibling predict.py has heads that were trained for
-their labels.
+label whose hypothesis has the highest entailment is the prediction. Scores are the softmax over the labels of the
+entailment outputs, as in the zero-shot pipeline of `transformers`. An embedder compares the text's vector with that of
+each label's name (or of a sentence containing it); its scores are cosines. Sibling predict.py has heads that were
+trained for their labels.
 
 Shapes: I texts, L labels, E width of the vectors.
 """
@@ -50,7 +50,7 @@ class ZeroShot(Predictor):
 
     Attributes:
         names: of the labels.
-        template: a sentence with {} where a label's name goes.
+        template: a sentence with {} in place of a label's name.
     """
 
     names: tuple[str, ...] = ()
@@ -58,11 +58,11 @@ class ZeroShot(Predictor):
 
     @abstractmethod
     def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
-        """(I, L), the greatest of a text's being its prediction."""
+        """(I, L); the prediction for a text is the label with the greatest score."""
 
     @property
     def sentences(self) -> list[str]:
-        """The template with each label."""
+        """The template filled with each label."""
         return [self.template.replace(_SLOT, name) for name in self.names]
 
     def _read(
@@ -78,7 +78,7 @@ class ZeroShot(Predictor):
 
 @dataclass(frozen=True)
 class EntailedLabels(ZeroShot):
-    """By a model of natural language inference."""
+    """Labels chosen by a model of natural language inference."""
 
     def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
         pairs = [TextExample(each.id, each.text, sentence) for each in texts for sentence in self.sentences]
@@ -92,7 +92,7 @@ class EntailedLabels(ZeroShot):
 
 @dataclass(frozen=True)
 class NearestLabels(ZeroShot):
-    """By the vectors of an embedder."""
+    """Labels chosen by the vectors of an embedder."""
 
     def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
         found = [SentenceExample(each.id, (each.text,)) for each in texts]
@@ -110,22 +110,22 @@ def zero_shot(
     """The predictor of these labels.
 
     Args:
-        name: a model of natural language inference, or an embedder: a Hub id, a model or a run directory.
+        name: a model of natural language inference or an embedder: a Hub id, a model directory or a run directory.
         labels: two or more.
-        engine: where and how much at once.
-        template: a sentence with {} for the label's name; by default "This example is {}.", and the name alone for an
-            embedder.
-        offline: use no network.
+        engine: device, precision and batch size.
+        template: a sentence with {} for the label's name; by default "This example is {}.", or for an embedder the name
+            alone.
+        offline: do not use the network.
 
     Raises:
-        UsageError: fewer than two labels, one twice, or a template without {}.
-        DataError: a model that can do neither.
+        UsageError: fewer than two labels, a label given twice, or a template without {}.
+        DataError: the model can do neither.
     """
     loader = partial(zero_shot, name, list(labels), engine, template=template, offline=offline)
     names = tuple(each.strip() for each in labels)
     twice = sorted({each for each in names if names.count(each) > 1})
     if twice or len(names) < 2 or not all(names):
-        fault = f"{twice[0]} is named twice" if twice else "name two labels or more, none of them empty"
+        fault = f"{twice[0]} is given twice" if twice else "give at least two labels, none of them empty"
         raise UsageError(f"--labels {','.join(names)}: {fault}")
     if template is not None and template.count(_SLOT) != 1:
         raise UsageError(f"--template {template!r}: expected a sentence with one {{}} for the label's name")
@@ -141,7 +141,7 @@ def zero_shot(
     if contents.get("id2label") and not embeds:
         raise DataError(
             f"{name}: is a classifier for {', '.join(known[:5])}; --zero-shot needs a model of natural language"
-            " inference (a label `entailment`) or an embedder"
+            " inference (with a label `entailment`) or an embedder"
         )
     files = encoder_directory(directory)
     pooling, normalise = own_pooling(files)

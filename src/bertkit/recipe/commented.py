@@ -1,7 +1,7 @@
-"""A recipe as a file to begin with: every setting of a shipped one, with what it means above it.
+"""Writes a shipped recipe as a file to start from: every setting, with its meaning above it.
 
-Own design (contract: `bertkit init`). The words are the descriptions of the settings' fields, as in `--help`. Sibling
-dump.py writes the values.
+Not from a paper (contract: `bertkit init`). The comments are the descriptions of the settings' fields, as in `--help`.
+Sibling dump.py writes the values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bertkit.recipe.header import RecipeHeader
 
 _LINE = re.compile(r"(?P<space> *)(?P<item>- )?(?P<key>[\w-]+):(?: .*)?")
 _OF_THE_PAPER = ("name", "paper", "arxiv", "table")
-"""Keys of the header that say whose recipe it is."""
+"""Keys of the header that identify the paper and its recipe."""
 _WIDTH = 118
 
 
 def commented_recipe(recipe: RecipeHeader) -> str:
-    """The recipe as YAML with a comment above each setting; loading it gives a recipe of the same result.
+    """The recipe as YAML with a comment above each setting; loading it gives a recipe with the same result.
 
-    Without the keys that say which paper it is of: it is the user's from now on.
+    The keys that name the recipe's paper are left out: the recipe is now the user's own.
     """
     return "\n".join(_lines(recipe)) + "\n"
 
@@ -40,7 +40,7 @@ def _lines(recipe: RecipeHeader) -> Iterator[str]:
             yield line
             continue
         key, is_item = found["key"], found["item"] is not None
-        indent = len(found["space"]) + (1 if is_item else 0)  # an item is within the key that it stands below
+        indent = len(found["space"]) + (1 if is_item else 0)  # an item is inside the key that it is indented under
         while above[-1][0] >= indent:
             above.pop()
         parent = above[-1][1]
@@ -63,7 +63,7 @@ def _lines(recipe: RecipeHeader) -> Iterator[str]:
 
 
 def _description(parent: Any, key: str) -> str:
-    """What a field's settings class says of it."""
+    """The description of a field in its settings class."""
     if not isinstance(parent, BaseModel):
         return ""
     field = type(parent).model_fields.get(key)
@@ -71,5 +71,5 @@ def _description(parent: Any, key: str) -> str:
 
 
 def _about(value: Any) -> str:
-    """The first sentence of what a class says of itself."""
+    """The first sentence of the docstring of a value's class."""
     return "" if value is None else (inspect.getdoc(type(value)) or "").partition("\n\n")[0].replace("\n", " ")

@@ -1,6 +1,6 @@
-"""Write a resolved recipe as YAML that this package's reader reads back as an equal one.
+"""Writes a resolved recipe as YAML that this package's reader reads back as an equal one.
 
-Nothing here follows a paper. Sibling resolve.py reads.
+Not from a paper. Sibling resolve.py reads.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from bertkit.recipe.tree import plain_scalar
 
 _ONE_LINE = 100
-"""Characters of a mapping that is written on one line."""
+"""Maximum length of a mapping that is written on one line."""
 
 
 def dump_recipe(recipe: BaseModel) -> str:
-    """The recipe as YAML: resolved, keys in the schema's order; loading it gives an equal recipe."""
+    """The recipe as YAML: resolved, with keys in schema order; loading it gives an equal recipe."""
     data = recipe.model_dump(mode="json")
     return yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120, indent=2
@@ -25,13 +25,13 @@ def dump_recipe(recipe: BaseModel) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever text this package's reader would not read back as that text."""
+    """Quotes text that this package's reader would not read back as the same text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        """On one line where it fits, else a key a line."""
+        """On one line if it fits, else one key per line."""
         node = super().represent_mapping(tag, mapping, flow_style)
         if node.flow_style and sum(len(key.value) + len(value.value) + 4 for key, value in node.value) > _ONE_LINE:
             node.flow_style = False

@@ -1,7 +1,7 @@
-"""Validation of a tree by a pydantic class, with every error reported at once in the user's terms.
+"""Validation of a tree by a pydantic class; all errors are reported at once, in the user's terms.
 
-Nothing here follows a paper. Each error is one line: file and line, dotted key, what was expected, the value found, and
-the nearest valid name. Sibling resolve.py builds the tree; nothing here depends on what a recipe holds.
+Not from a paper. Each error is one line: file and line, dotted key, what was expected, the value found, and the nearest
+valid name. Sibling resolve.py builds the tree; nothing here depends on the contents of a recipe.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _WITHOUT_EXPECTED = frozenset(
 _LONGEST_VALUE = 60
 
 MAX_ERRORS = 50
-"""Errors of one recipe that are described."""
+"""Maximum number of errors of one recipe that are described."""
 
 
 def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", with_keys: bool = True) -> Model:
     """The tree as an instance of `schema`.
 
-    Validation is strict, by JSON's rules: whole numbers serve where a float is wanted, lists where a tuple is, text
-    where a path or an enumeration is; nothing else is converted.
+    Validation is strict, by JSON's rules: whole numbers are accepted for floats, lists for tuples, and text for paths
+    and enumerations; nothing else is converted.
 
     Args:
         tree: plain values and where they were written.
         schema: the class.
-        what: what the tree is, for the message.
-        with_keys: whether a line names the dotted key behind the place, and a single error has a heading.
+        what: name of the tree, for the message.
+        with_keys: whether lines include the dotted key after the place, and a single error has a heading.
 
     Raises:
-        UsageError: with one line for each error.
+        UsageError: the tree is invalid; one line for each error.
     """
     data = tree.plain()
     try:
@@ -82,7 +82,7 @@ def validate(tree: Located, schema: type[Model], *, what: str = "the recipe", wi
 def _describe(
     path: Path, details: Sequence[ErrorDetails], tree: Located, schema: type[BaseModel], *, with_key: bool
 ) -> str:
-    """One line for all errors at one place; each branch of a union reports there that the value does not fit it."""
+    """One line for all errors at one place, where each branch of a union reports why the value does not fit it."""
     data = tree.plain()
     value = _value_at(data, path)
     if len(details) > 1 and all(_expected(each) for each in details):
@@ -122,7 +122,7 @@ def _choices(detail: ErrorDetails) -> list[str]:
 
 
 def _expected(detail: ErrorDetails) -> str:
-    """What a value should have been, as a noun; empty where that is not the error."""
+    """What a value should have been, as a noun; empty if that is not the error."""
     if detail["type"] in _WITHOUT_EXPECTED:
         return ""
     if detail["type"] in _EXPECTED:
@@ -169,7 +169,7 @@ def _holds(data: Any, part: str | int) -> bool:
 
 
 def _path_in_data(location: Sequence[str | int], data: Any, *, keep_last: bool) -> Path:
-    """pydantic's location without what it adds to the keys of the data (tags of unions, names of validators)."""
+    """pydantic's location without its additions to the keys of the data (tags of unions, names of validators)."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         if _holds(data, part):
@@ -201,14 +201,14 @@ def _nearest_located(tree: Located, path: Path) -> Located:
 
 
 def _value_at(data: Any, path: Path) -> Any:
-    """The value at `path`; None where a required one is missing."""
+    """The value at `path`; None if a required one is missing."""
     for part in path:
         data = data[part] if _holds(data, part) else None
     return data
 
 
 def _field_names(schema: type[BaseModel], path: Path, data: Any) -> list[str]:
-    """The keys that are valid at `path`, by the classes that are allowed there."""
+    """The valid keys at `path`, according to the classes that are allowed there."""
     classes = _chosen([schema], data)
     for part in path:
         data = data[part]
@@ -225,7 +225,7 @@ def _classes_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
-    """Of a union's classes, those whose Literal fields (name, family, ...) match the data."""
+    """Those classes of a union whose Literal fields (name, family, ...) match the data."""
 
     def fits(kind: type[BaseModel]) -> bool:
         literals = {

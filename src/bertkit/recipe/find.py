@@ -1,7 +1,7 @@
-"""The files of recipes: the user's own, and those that ship with the package.
+"""Finds the files of recipes: the user's own, and those shipped with the package.
 
-Nothing here follows a paper. `recipes/roberta.yaml`, `roberta.yaml` and `roberta` name the same recipe, and a file in
-the working directory wins. Sibling resolve.py reads what is found here.
+Not from a paper. `recipes/roberta.yaml`, `roberta.yaml` and `roberta` name the same recipe, and a file in the working
+directory takes precedence. Sibling resolve.py reads the files.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ SUFFIXES = (".yaml", ".yml")
 
 @cache
 def shipped_directory() -> Path:
-    """The directory of shipped recipes: inside the installed package, else the `recipes` of the source checkout."""
+    """The directory of shipped recipes: inside the installed package, else `recipes` in the source checkout."""
     package = Path(bertkit.__file__).parent
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parents[1] / "recipes"
 
 
 def recipe_names() -> list[str]:
-    """The names of the shipped recipes, sorted; a file whose name begins with `_` is not a recipe of its own."""
+    """The names of the shipped recipes, sorted; files whose name begins with `_` are only extended by others."""
     return sorted(path.stem for path in shipped_directory().glob("*.yaml") if not path.name.startswith("_"))
 
 
 def find_recipe(name: str, extended_by: Path | None = None) -> Path:
     """The file of a recipe.
 
-    Looked for, in this order: beside the file whose `extends` names it (never that file itself, so that one's own
+    Searched in this order: next to the file whose `extends` names it (never that file itself, so that the user's own
     `bert.yaml` can extend the shipped `bert`), the working directory, its `recipes` folder, the shipped recipes.
 
     Raises:
@@ -53,17 +53,17 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
 
 
 def _taken_for_a_recipe(path: Path) -> str:
-    """What a path that is no recipe is, and how it is given; empty where there is nothing."""
+    """What a path that is not a recipe is, and how to pass it; empty if it does not exist."""
     if (path / "run.json").is_file():
-        return f"is a run; go on with --resume {path}, or begin a new one by its recipe, {path / 'recipe.yaml'}"
+        return f"is a run; continue it with --resume {path}, or start a new run from its recipe, {path / 'recipe.yaml'}"
     if path.is_dir():
-        return "is a directory; give a recipe's name or a .yaml file (text is given with --data)"
-    return f"is no recipe, which ends in .yaml; text is given with --data {path}" if path.is_file() else ""
+        return "is a directory; give a recipe's name or a .yaml file (give text with --data)"
+    return f"is not a recipe (a .yaml file); give text with --data {path}" if path.is_file() else ""
 
 
 def _candidates(name: str, extended_by: Path | None) -> Iterator[Path]:
     has_suffix = name.endswith(SUFFIXES)
-    # A file without the suffix counts only as a path with a slash: `bert` may be a data file of the user's.
+    # A file without the suffix counts only as a path with a slash, because `bert` may be a user's data file.
     names = [name] if has_suffix else [*(name + suffix for suffix in SUFFIXES), *([name] if "/" in name else [])]
     for folder in [*([extended_by.parent] if extended_by else []), Path(), Path("recipes")]:
         yield from (folder / each for each in names)

@@ -1,7 +1,7 @@
-"""The hash of the half of a recipe that decides the result, and how two recipes differ in it.
+"""The hash of the part of a recipe that determines the result, and the differences of two recipes in it.
 
-Nothing here follows a paper. Left out are `engine`, which decides only speed, `metrics`, which are only reported, and
-the header, which only describes. The hash names the run and guards `--resume`.
+Not from a paper. Left out are `engine`, which affects only speed, `metrics`, which are only reported, and the header,
+which only describes. The hash names the run and guards `--resume`.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands for the value of a key that one of two recipes does not have."""
+"""Placeholder for a key that only one of two recipes has."""
 
 
 def deciding_half(recipe: BaseModel) -> dict[str, Any]:
-    """What decides the result, as JSON data."""
+    """The settings that determine the result, as JSON data."""
     return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in NOT_DECIDING}
 
 
 def what_hash(recipe: BaseModel) -> str:
-    """SHA-256 in hexadecimal of the deciding half's canonical JSON (sorted keys, no blanks)."""
+    """SHA-256 in hexadecimal of the canonical JSON (sorted keys, no blanks) of `deciding_half`."""
     canonical = json.dumps(deciding_half(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def named_and_hashed(recipe: RecipeHeader) -> dict[str, str]:
-    """Which recipe it is, for the document of `--plan`: its name and its hash."""
+    """The recipe's name and hash, for the document of `--plan`."""
     return {"recipe": recipe.name, "what_hash": what_hash(recipe)}
 
 
 def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, Any]]:
-    """The dotted keys of the deciding half that differ, each with the first's value and the second's (or ABSENT)."""
+    """The dotted keys of `deciding_half` that differ, with the first's and the second's value (or ABSENT)."""
     a, b = deciding_half(first), deciding_half(second)
-    # Where only the order of named items differs, the flat forms are equal and the top-level values are not.
+    # If only the order of named items differs, the flat forms are equal but the top-level values are not.
     return _unequal(_flat(a), _flat(b)) or _unequal(a, b)
 
 
 def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> None:
-    """Refuse to resume a run with a recipe that gives another result.
+    """Refuse to resume a run with a recipe that gives a different result.
 
     Args:
         recorded: the run's recipe.

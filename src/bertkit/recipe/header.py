@@ -1,6 +1,6 @@
-"""What every recipe has: a header that describes it, and a seed.
+"""The common part of all recipes: a header that describes the recipe, and a seed.
 
-Nothing here follows a paper. Each capability's schema extends `RecipeHeader` with the sections that it reads.
+Not from a paper. Each capability's schema extends `RecipeHeader` with the sections it reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists of named items in a recipe, each written as a mapping with one key: `masked_lm: {rate: 0.15}`.
 
-Nothing here follows a paper. Objectives are written so, and the terms of distillation.
+Not from a paper. Objectives and the terms of distillation are written this way.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from bertkit.settings import Settings
 
 
 class NamedItem(Settings):
-    """One of several kinds of settings, by its name.
+    """One of several kinds of settings, chosen by name.
 
-    A subclass has an optional field for each kind, so that pydantic locates every error by the item's name.
+    A subclass has an optional field for each kind, so that pydantic reports every error with the item's name.
     """
 
     what: ClassVar[str]
@@ -25,7 +25,7 @@ class NamedItem(Settings):
     @model_validator(mode="before")
     @classmethod
     def _name_alone(cls, data: Any) -> Any:
-        """`- next_sentence` and `- next_sentence:` both mean its defaults."""
+        """`- next_sentence` and `- next_sentence:` both mean the item with its defaults."""
         if isinstance(data, str):
             return {data: {}}
         if isinstance(data, dict):
@@ -55,19 +55,19 @@ class NamedItem(Settings):
 
 
 def _with_tuples(data: Any) -> Any:
-    """JSON's lists as tuples: after a validator of its own, pydantic no longer accepts one for the other."""
+    """JSON lists as tuples: after a custom validator, pydantic no longer accepts lists for tuples."""
     if isinstance(data, dict):
         return {key: _with_tuples(value) for key, value in data.items()}
     return tuple(map(_with_tuples, data)) if isinstance(data, list) else data
 
 
 def check_each_once(items: Sequence[NamedItem], kind: type[NamedItem], known: Iterable[str]) -> None:
-    """Check a list of items of a kind, whose names are `known`.
+    """Check a list of items of a kind, whose valid names are `known`.
 
     Raises:
-        ValueError: it is empty, or has one of them twice.
+        ValueError: the list is empty, or contains an item twice.
     """
-    # No min_length on the field: pydantic then reports a list whose items are invalid as empty, too.
+    # No min_length on the field: pydantic would also report a list with invalid items as empty.
     if not items:
         raise ValueError(f"needs at least one {kind.what} of: {', '.join(known)}")
     names = [each.name for each in items]

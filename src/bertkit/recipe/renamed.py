@@ -1,7 +1,7 @@
-"""Keys that recipes once had, and those of today: old recipes, runs and `--set` options are read with either.
+"""Former keys of recipes and their present names: old recipes, runs and `--set` options are read with either.
 
-Nothing here follows a paper. Fine-tuning once had a schema of its own for `optimisation`, with the learning rate beside
-a schedule that was a bare name.
+Not from a paper. Fine-tuning once had its own schema for `optimisation`, with the learning rate next to a schedule that
+was only a name.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _KEYS = {
     "weight_decay": "optimizer.weight_decay",
     "max_steps": "steps",
 }
-"""Of the section `optimisation`."""
+"""Former and present keys of the section `optimisation`."""
 _OF_EVERY_SCHEDULE = ("peak", "warmup_steps", "warmup_share")
 
 
 def with_new_keys(own: dict[str, Located], base: Located | None = None) -> dict[str, Located]:
-    """The settings of one file with today's keys.
+    """The settings of one file with the present keys.
 
     Args:
         own: as they are written.
-        base: of the recipe that it extends, from which a schedule given by its name alone takes peak and warm-up.
+        base: the recipe that it extends; a schedule given only by name takes peak and warm-up from it.
     """
     section = own.get(_SECTION)
     if section is None or not isinstance(section.value, dict):
@@ -58,7 +58,7 @@ def with_new_keys(own: dict[str, Located], base: Located | None = None) -> dict[
 
 
 def new_key(key: str) -> str:
-    """Today's name of a dotted key."""
+    """The present name of a dotted key."""
     section, _, name = key.partition(".")
     if section != _SECTION or name not in _KEYS:
         return key
@@ -67,12 +67,12 @@ def new_key(key: str) -> str:
 
 
 def is_bare_schedule(key: str, value: object) -> bool:
-    """Whether an override names a schedule and nothing else of it."""
+    """Whether an override sets a schedule's name and nothing else of it."""
     return key == f"{_SECTION}.{_SCHEDULE}" and isinstance(value, str)
 
 
 def schedule_of_name(name: Located, section: Located | None) -> Located:
-    """A schedule of this name with peak and warm-up of the one in `section`, the optimisation of another recipe."""
+    """A schedule of this name with peak and warm-up of the schedule in `section`, another recipe's optimisation."""
     before = None if section is None else section.child(_SCHEDULE)
     settings = before.value if before is not None and isinstance(before.value, dict) else {}
     kept = {key: value for key, value in settings.items() if key in _OF_EVERY_SCHEDULE}
@@ -81,6 +81,6 @@ def schedule_of_name(name: Located, section: Located | None) -> Located:
 
 @cache
 def _log_renamed(old: Iterable[str]) -> None:
-    """Once for the same keys: a recipe is read several times."""
+    """Log once for the same keys, because a recipe is read several times."""
     names = {**_KEYS, _SCHEDULE: "schedule.name"}
     log.info(", ".join(f"{_SECTION}.{key} is now {_SECTION}.{names[key]}" for key in old))

@@ -1,8 +1,8 @@
-"""From a recipe's name to its tree of settings: find it, follow `extends`, apply `--set`, check it by a schema.
+"""From a recipe's name to its tree of settings: find it, follow `extends`, apply `--set`, check it against a schema.
 
-Nothing here follows a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars
-replace. A mapping that picks another variant by `name` (optimizer, schedule) replaces the whole, since the other
-variant's settings mean nothing to it; `family` and `type` do not: a RoBERTa is a BERT except for its own settings.
+Not from a paper. Mappings of a recipe and of the one it extends are merged key by key; lists and scalars are replaced.
+A mapping that chooses another variant by `name` (optimizer, schedule) replaces the whole mapping, because the other
+variant's settings do not apply to it. `family` and `type` do not: a RoBERTa is a BERT except for its own settings.
 Sibling dump.py writes a recipe back.
 """
 
@@ -30,10 +30,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _BLOCKS = ("|", ">")
 _LONGEST_SHOWN = 60
-"""Characters of an override that an error repeats."""
+"""Maximum number of characters of an override repeated in an error."""
 
 MAX_CHAIN = 32
-"""Recipes that extend one another."""
+"""Maximum number of recipes that extend one another."""
 
 _OF_RECIPES = frozenset(
     {
@@ -41,28 +41,28 @@ _OF_RECIPES = frozenset(
         *("objective", "optimisation", "engine", "task", "student", "teacher", "distillation", "method", "init"),
     }
 )
-"""Keys of which every recipe has one; renamed.py knows the former ones."""
+"""Keys of which every recipe has at least one; renamed.py has the former ones."""
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 DEFAULT_KIND: Final = "pretrain"
-"""The kind of a recipe that names none."""
+"""The kind of a recipe that does not give one."""
 KINDS = {
     "pretrain": "bertkit.pretraining.recipe",
     "finetune": "bertkit.finetuning.recipe",
     "distill": "bertkit.distillation.recipe",
     "study": "bertkit.study.settings",
 }
-"""Commands that run recipes, and the module of each, whose `from_tree` makes the recipe of resolved settings; it brings
-torch along, and so is imported when the kind is known."""
+"""Commands that run recipes, each with the module whose `from_tree` makes a recipe of resolved settings. The modules
+import torch, so they are imported only when the kind is known."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One setting that replaces a recipe's.
+    """One setting that replaces the recipe's.
 
     Attributes:
         key: dotted, such as `optimisation.steps`.
-        value: plain data, as YAML gives it.
+        value: plain data, as parsed from YAML.
         place: where it was written, for messages.
     """
 
@@ -72,7 +72,7 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> Override:
-        """`KEY=VALUE`, as `--set` takes it; VALUE is YAML.
+        """Parse `KEY=VALUE`, as `--set` takes it; VALUE is YAML.
 
         Raises:
             UsageError: it has another form, or VALUE is not YAML.
@@ -81,15 +81,15 @@ class Override:
         key, equals, value = text.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
-        if value.strip() in _BLOCKS:  # in YAML the beginning of a text of several lines, of which there is one here
+        if value.strip() in _BLOCKS:  # in YAML these begin a text of several lines, but there is only one line here
             return cls(key.strip(), value.strip(), place)
         try:
             return cls(key.strip(), read_tree(value, place).plain(), place)
         except UsageError as error:
-            raise UsageError(f"{error}; text with signs of YAML needs quotes: --set \"{key}='...'\"") from None
+            raise UsageError(f"{error}; put text with YAML characters in quotes: --set \"{key}='...'\"") from None
 
     def __str__(self) -> str:
-        """As `--set` takes it."""
+        """In the form that `--set` takes."""
         return f"{self.key}={json.dumps(self.value, ensure_ascii=False)}"
 
 
@@ -102,18 +102,18 @@ def load_as(schema: type[Model], name: str, overrides: Sequence[Override] = ()) 
     """The recipe of that name or path as an object of this class, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
-            of them at once).
+        UsageError: no such recipe, not YAML, a cycle of `extends`, a recipe of another kind, or errors in the settings
+            (all of them at once).
     """
     tree = resolve_recipe(name, overrides)
     wanted = schema.model_fields.get("kind")
-    if wanted is not None and wanted.default in KINDS:  # the kind of a task is something else
+    if wanted is not None and wanted.default in KINDS:  # the kind of a task is something different
         require_kind(tree, name, wanted.default)
     return validate(tree, schema)
 
 
 def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
-    """The recipe of that name or path, of any kind; one on a task is completed where it names task and models.
+    """The recipe of that name or path, of any kind; a recipe on a task is completed if it names task and models.
 
     Raises:
         UsageError: no such recipe, or errors in the settings (all of them at once).
@@ -123,16 +123,16 @@ def load_any(name: str, overrides: Sequence[Override] = ()) -> Any:
 
 
 def kind_of(tree: Located) -> Any:
-    """The command that runs a recipe; what is no name is left to the schema to refuse."""
+    """The command that runs a recipe; invalid values are left to the schema to refuse."""
     kind = tree.child("kind")
     return kind.value if kind is not None and isinstance(kind.value, str) else DEFAULT_KIND
 
 
 def require_kind(tree: Located, name: str, wanted: str) -> None:
-    """Refuse a recipe that another command runs; what is none of the kinds is left to the schema to refuse.
+    """Refuse a recipe that another command runs; unknown kinds are left to the schema to refuse.
 
     Raises:
-        UsageError: it is of another kind.
+        UsageError: the recipe is of another kind.
     """
     found = kind_of(tree)
     if found != wanted and found in KINDS:
@@ -143,7 +143,7 @@ def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
     """A copy of a loaded recipe with overrides applied.
 
     Raises:
-        UsageError: errors in the result, all of them at once.
+        UsageError: the result has errors, reported all at once.
     """
     tree = Located.of(recipe.model_dump(mode="json"), "the recipe")
     return validate(with_values(tree, overrides), type(recipe))
@@ -155,7 +155,7 @@ def resolve_recipe(name: str, overrides: Sequence[Override] = ()) -> Located:
 
 
 def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
-    """A copy of a tree with overrides applied, in their order.
+    """A copy of a tree with overrides applied, in order.
 
     Raises:
         UsageError: a key names an item that a list does not have.
@@ -169,7 +169,7 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
 
 
 def base_of(name: str) -> dict[str, Any]:
-    """The settings of the recipe that this one extends, as plain data; none where it extends none."""
+    """The settings of the recipe that this one extends, as plain data; empty if it extends none."""
     path = find_recipe(name)
     extends = _read(path).child("extends")
     if extends is None:
@@ -179,14 +179,14 @@ def base_of(name: str) -> dict[str, Any]:
 
 
 def _named(path: Path) -> Located:
-    """A file's tree with its bases merged in, named after the file where it gives no name of its own."""
+    """A file's tree with its bases merged in, named after the file if it has no name of its own."""
     tree = _with_bases(path, ())
     assert isinstance(tree.value, dict)
     return Located({"name": Located(path.stem, tree.place), **tree.value}, tree.place)
 
 
 def shipped_headers() -> list[dict[str, Any]]:
-    """What `recipes list` shows of each shipped recipe: name, kind, title, paper, arxiv; None where it has none."""
+    """The fields shown by `recipes list` for each shipped recipe: name, kind, title, paper, arxiv; None if missing."""
     return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
 
 
@@ -199,20 +199,20 @@ def _header(path: Path) -> dict[str, Any]:
 def _read_base(path: Path) -> Located:
     """A file that another recipe names in `extends`.
 
-    The recipe may be another person's, and the file be one of the user's own that is no recipe: an error then
-    repeats nothing of it.
+    The recipe may come from another person and name one of the user's private files that is not a recipe. An error
+    therefore repeats nothing of the file's contents.
 
     Raises:
-        UsageError: it is no recipe.
+        UsageError: it is not a recipe.
     """
     shown = _shown(path)
-    what = f"{shown}: extends names this file, which is no recipe"
+    what = f"{shown}: extends names this file, which is not a recipe"
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{what}: the name of one ends in {' or '.join(SUFFIXES)}")
+        raise UsageError(f"{what}: a recipe's name ends in {' or '.join(SUFFIXES)}")
     try:
         tree = _read(path)
     except UsageError:
-        # Without the error that it comes from, which quotes the file.
+        # Without the original error, which quotes the file.
         raise UsageError(f"{what}; `bertkit recipes show {shown}` shows its errors") from None
     assert isinstance(tree.value, dict)
     if not _OF_RECIPES & tree.value.keys():
@@ -278,7 +278,7 @@ _STAGES = ("optimisation", "stages")
 
 
 def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequence[str]) -> Located:
-    """A copy of the tree with the value at `keys`; mappings on the way are made where there are none."""
+    """A copy of the tree with the value at `keys`; missing mappings on the way are created."""
     if not keys:
         return value
     first, rest = keys[0], keys[1:]
@@ -298,7 +298,7 @@ def _replaced(tree: Located, keys: Sequence[str], value: Located, whole: Sequenc
 
 
 def _as_mapping(item: Located) -> Located:
-    """An item of a list of named settings as a mapping, were it only a name."""
+    """An item of a list of named settings as a mapping, even if it is only a name."""
     return Located({item.value: Located(None, item.place)}, item.place) if isinstance(item.value, str) else item
 
 

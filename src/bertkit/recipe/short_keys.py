@@ -1,7 +1,7 @@
-"""Short names of the settings that are changed most: the same for every command that trains.
+"""Short names of the settings that are changed most often, the same for every command that trains.
 
-Nothing here follows a paper. `--lr`, `--epochs`, `--batch` and `--max-length`, `--set lr=...` and `--grid lr=...` mean
-the long keys, and give the same recipe to the bit. Sibling renamed.py knows the keys of earlier versions.
+Not from a paper. `--lr`, `--epochs`, `--batch` and `--max-length`, `--set lr=...` and `--grid lr=...` mean the long
+keys, and give an identical recipe. Sibling renamed.py has the keys of earlier versions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ OF_TASKS: Mapping[str, str] = MappingProxyType(
         "max_length": "data.max_length",
     }
 )
-"""Of a recipe on a task."""
+"""For a recipe on a task."""
 OF_TEXT: Mapping[str, str] = MappingProxyType({**_SHARED, "max_length": "data.sequence_length"})
-"""Of a recipe on text."""
+"""For a recipe on text."""
 
 
 def long_keys(overrides: Sequence[Override], keys: Mapping[str, str]) -> list[Override]:
-    """The overrides with `lr` as `optimisation.schedule.peak`, and so on."""
+    """The overrides with `lr` replaced by `optimisation.schedule.peak`, and so on."""
     return [replace(each, key=keys.get(each.key, each.key)) for each in overrides]

@@ -1,7 +1,7 @@
-"""YAML read into a tree that remembers the place of each value, so that an error can name file and line.
+"""YAML read into a tree that records the place of each value, so that an error can name file and line.
 
 YAML 1.2 (core schema): under 1.1, which PyYAML reads, `1e-4` is text, `no` is false and `12:30` is 750. ruamel.yaml
-reads 1.2 too, but makes 1e6 a float and 2020-01-01 a date, knows the lines of keys alone, and takes 20 times as long
+also reads 1.2, but makes 1e6 a float and 2020-01-01 a date, records only the lines of keys, and takes 20 times as long
 (0.23 s for the shipped recipes). Sibling resolve.py merges such trees.
 """
 
@@ -36,12 +36,12 @@ _LARGEST_WHOLE_POWER = 10**18
 MAX_CHARACTERS = 4 << 20
 MAX_DEPTH = 32
 MAX_NODES = 100_000
-"""Of one YAML text: a recipe has some hundred values, six levels deep. Aliases count with all that they expand to."""
+"""Limits of one YAML text: a recipe has some hundred values, six levels deep. Aliases count with their expansion."""
 MAX_DIGITS = 1000
-"""Of a number; Python refuses to print an integer of more than 4,300."""
+"""Maximum number of digits; Python refuses to print an integer of more than 4,300."""
 
 VARIANT_KEY = "name"
-"""The key that decides which of several kinds a mapping configures."""
+"""The key that chooses which of several kinds a mapping configures."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Located:
 
     @classmethod
     def of(cls, data: Any, place: str) -> Located:
-        """Plain data as a tree that was all written at one place; what is located already keeps its place."""
+        """Plain data as a tree with the same place for all of it; data that are already located keep their place."""
         if isinstance(data, Located):
             return data
         if isinstance(data, dict):
@@ -89,20 +89,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def plain_scalar(text: str) -> Scalar:
-    """What an unquoted YAML 1.2 scalar means.
+    """The meaning of an unquoted YAML 1.2 scalar.
 
     Raises:
         ValueError: a number of more than `MAX_DIGITS` characters.
 
-    Beyond the core schema: `1_000_000` groups digits, and `1e6` is a whole number, so that it can be
-    a count of steps (a field that wants a float takes whole numbers too). `yes`, `no`, `on`, `off`, dates and
-    `12:30` are text.
+    In addition to the core schema, `1_000_000` groups digits, and `1e6` is a whole number, so that it can be a count of
+    steps (float fields accept whole numbers too). `yes`, `no`, `on`, `off`, dates and `12:30` are text.
     """
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if len(text) > MAX_DIGITS:
         if any(number.fullmatch(text) for number in (_INTEGER, _HEXADECIMAL, _FLOAT)):
-            raise ValueError(f"a number of {len(text):,} digits; at most {MAX_DIGITS} are read; text is put in quotes")
+            raise ValueError(f"a number of {len(text):,} digits; at most {MAX_DIGITS} are read; put text in quotes")
         return text
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -116,7 +115,7 @@ def plain_scalar(text: str) -> Scalar:
 
 
 def read_tree(text: str, name: str) -> Located:
-    """Parse one YAML document; `name` is the file as messages call it, or the option that holds the text.
+    """Parse one YAML document; `name` is the file as shown in messages, or the option that contains the text.
 
     Raises:
         UsageError: not YAML, a key written twice, a key that is not text, an unknown tag, a value that contains itself,
@@ -131,7 +130,7 @@ def read_tree(text: str, name: str) -> Located:
     except yaml.YAMLError as error:
         raise UsageError(_yaml_error(error, name, numbered)) from None
     except UnicodeEncodeError:
-        raise UsageError(f"{name}: holds half a surrogate pair, which is no text; write it in UTF-8") from None
+        raise UsageError(f"{name}: contains half a surrogate pair, which is not text; write it in UTF-8") from None
     if node is None:
         return Located(None, name)
     return _Builder(name, numbered).build(node)
@@ -142,7 +141,7 @@ def _check_depth(text: str, name: str, numbered: bool) -> None:
 
     Raises:
         UsageError: it is nested deeper than `MAX_DEPTH`.
-        yaml.YAMLError: it is no YAML.
+        yaml.YAMLError: it is not YAML.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):

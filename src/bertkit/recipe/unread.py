@@ -1,9 +1,9 @@
-"""Keys of a recipe that change its hash and nothing that is computed: found, then refused or reported in a warning.
+"""Keys of a recipe that change its hash but nothing that is computed: found, then refused or reported in a warning.
 
-Nothing here follows a paper. Each settings class lists its unread keys (`Settings.unread_keys`), next to the code that
-reads the others. Here they are collected over a whole recipe, with its stages or the run before it: a key counts as
-read if any part of the run reads it. It counts as set if removing it would change the recipe: its value differs from
-the default and from that of the recipe which this one extends. Sibling hashing.py has the hash.
+Not from a paper. Each settings class lists its unread keys (`Settings.unread_keys`), next to the code that reads the
+others. Here they are collected over a whole recipe, with its stages or the run before it: a key counts as read if any
+part of the run reads it. It counts as set if removing it would change the recipe, that is, if its value differs from
+the default and from that of the recipe this one extends. Sibling hashing.py has the hash.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, and the recipe that holds there.
+    """A part of a run, and the recipe that applies to it.
 
     Attributes:
-        recipe: with the part's settings in place.
+        recipe: with the settings of this part.
         changes: the dotted keys that the part sets differently from the recipe itself.
         where: of these changes, as a prefix of messages.
     """
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class UnreadSetting:
-    """A key that is set and that nothing reads.
+    """A key that is set but never read.
 
     Attributes:
         key: dotted, as `--set` takes it.
@@ -74,16 +74,16 @@ def unread_settings(
     base: Mapping[str, Any] | None = None,
     overridden: Collection[str] = (),
 ) -> list[UnreadSetting]:
-    """The keys of a recipe that are set and that nothing reads.
+    """The keys of a recipe that are set but never read.
 
     Args:
         recipe: resolved.
-        parts: of its run, such as stages; left out, it is its only part.
-        inherited: settings by section that the user did not write, such as those of an initial model under `model`: a
-            value that is the inherited one is not set.
+        parts: of its run, such as stages; None: the recipe is the only part.
+        inherited: settings by section that the user did not write, such as those of an initial model under `model`; a
+            value equal to the inherited one does not count as set.
         base: the recipe that it extends, as plain data.
-        overridden: dotted keys that the command line sets. A value that every stage replaces is allowed in a
-            recipe, where it holds for a run without the stages; on the command line it is a mistake.
+        overridden: dotted keys set on the command line. A value that every stage replaces is allowed in a recipe, where
+            it applies to a run without the stages; on the command line it is a mistake.
     """
     parts = parts or [Part(recipe)]
     inherited = inherited or {}
@@ -106,7 +106,7 @@ def unread_settings(
 
 
 def refuse_unread(settings: Sequence[UnreadSetting], name: str) -> None:
-    """Raise UsageError for the keys that are refused, all of them at once, and warn of the others."""
+    """Raise UsageError for the refused keys, all at once, and warn of the others."""
     warn_unread([each for each in settings if not each.refused])
     refused = [each.why for each in settings if each.refused]
     if refused:
@@ -122,7 +122,7 @@ def warn_unread(settings: Sequence[UnreadSetting]) -> None:
 
 
 def _unread(recipe: Settings, inherited: Mapping[str, BaseModel]) -> Iterator[tuple[str, _Found]]:
-    """What is set and unread in one part of a run, by dotted key."""
+    """The set but unread keys in one part of a run, by dotted key."""
 
     def of(settings: Settings, prefix: str) -> Iterator[tuple[str, _Found]]:
         other = inherited.get(prefix)
@@ -144,7 +144,7 @@ def _unread(recipe: Settings, inherited: Mapping[str, BaseModel]) -> Iterator[tu
 
 
 def _children(value: Any, key: str) -> Iterator[tuple[str, Settings]]:
-    """The settings inside a value; items of a list by their name or number."""
+    """The settings inside a value; items of a list by name or number."""
     if isinstance(value, NamedItem):
         yield f"{key}.{value.name}", value.chosen
     elif isinstance(value, Settings):
@@ -157,7 +157,7 @@ def _children(value: Any, key: str) -> Iterator[tuple[str, Settings]]:
 def _unread_in_all(
     recipe: Settings, parts: Sequence[Part], found: Sequence[Mapping[str, _Found]], overridden: Collection[str]
 ) -> dict[str, _Found]:
-    """The recipe's own settings that no part reads: unread where it holds, or changed there."""
+    """The recipe's own settings that no part reads, because each part leaves them unread or replaces them."""
 
     def is_read(key: str) -> bool:
         pairs = zip(parts, found, strict=True)
@@ -199,7 +199,7 @@ _MISSING = object()
 
 
 def _at(settings: Any, key: str) -> Any:
-    """The value at a dotted key; `_MISSING` where there is none."""
+    """The value at a dotted key; `_MISSING` if there is none."""
     for name in key.split("."):
         if isinstance(settings, list | tuple):
             items = {item.name: item.chosen for item in settings if isinstance(item, NamedItem)}
@@ -211,7 +211,7 @@ def _at(settings: Any, key: str) -> Any:
 
 
 def _plain_at(data: Any, key: str) -> Any:
-    """The same of plain data, where an item of a list is a mapping with its name as the only key."""
+    """The same for plain data, in which an item of a list is a mapping with its name as the only key."""
     for name in key.split("."):
         if isinstance(data, list):
             items = {str(number): item for number, item in enumerate(data)}
@@ -223,7 +223,7 @@ def _plain_at(data: Any, key: str) -> Any:
 
 
 def _equals(value: Any, plain: Any) -> bool:
-    """Whether plain data mean this value."""
+    """Whether plain data represent this value."""
     if isinstance(value, Settings):
         try:
             return isinstance(plain, Mapping) and type(value).model_validate_json(json.dumps(plain)) == value

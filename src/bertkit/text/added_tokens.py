@@ -1,8 +1,8 @@
-"""New words for an existing vocabulary: those of a text that save the most tokens.
+"""New words for an existing vocabulary: the words of a text that save the most tokens.
 
-Own design; the purpose is that of Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2 (a vocabulary that fits the
-domain), without giving up the old one. Every old token keeps its id, so a model keeps all its rows;
-models/conversion.py gives the new ones theirs. Sibling vocabulary.py learns a whole vocabulary.
+Not from a paper; the purpose is that of Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2 (a vocabulary that
+fits the domain), without giving up the old vocabulary. Every old token keeps its id, so a model keeps all its rows;
+models/conversion.py initialises the new ones. Sibling vocabulary.py trains a whole vocabulary.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 MIN_LETTERS = 2
 _OF_RECIPE = "tokenizer.add_tokens"
 _LEAST_SCORE = -100.0
-"""Of a special token inside a Unigram model, which no text must reach."""
+"""The content of a special token inside a Unigram model, which no text may match."""
 
 
 @dataclass(frozen=True)
 class WordUse:
-    """A word as the pre-tokenizer gives it.
+    """A word as the pre-tokenizer returns it.
 
     Attributes:
-        word: with its mark, as an entry of the vocabulary.
-        count: how often the text has it.
-        tokens: how many the tokenizer splits it into.
+        word: with its word mark, as an entry of the vocabulary.
+        count: its number of occurrences.
+        tokens: number of tokens that the tokenizer splits it into.
     """
 
     word: str
@@ -44,24 +44,24 @@ class WordUse:
 
     @property
     def saved(self) -> int:
-        """Tokens that the text is shorter by if the word is one."""
+        """Number of tokens by which the text becomes shorter if the word becomes one token."""
         return self.count * (self.tokens - 1)
 
 
 def extended(
     tokenizer: Tokenizer, texts: Iterable[str], count: int, *, min_frequency: int, key: str = _OF_RECIPE
 ) -> Tokenizer:
-    """The tokenizer with the `count` words more that save the most tokens of the texts; all its ids stay.
+    """The tokenizer with the `count` additional words that save the most tokens of the texts; all its ids are kept.
 
     Args:
         tokenizer: WordPiece, BPE (byte-level or not) or Unigram.
         texts: a sample of the domain.
-        count: of words to add.
-        min_frequency: occurrences that a word needs.
-        key: of the recipe that has the count, for messages.
+        count: number of words to add.
+        min_frequency: minimum number of occurrences of a word.
+        key: the recipe's key of the count, for messages.
 
     Raises:
-        DataError: the texts have too few such words, or the vocabulary is of another kind.
+        DataError: the texts have too few such words, or the vocabulary is of an unsupported kind.
     """
     kind = json.loads(tokenizer.canonical_json)["model"]["type"]
     if kind not in ("WordPiece", "BPE", "Unigram"):
@@ -90,15 +90,15 @@ def _too_few(found: int, known: int, count: int, min_frequency: int, key: str) -
     rarer = "lower tokenizer.added_frequency" if key == _OF_RECIPE else ""
     remedies = [each for each in (fewer, "give more text", rarer) if each]
     return DataError(
-        f"{key}: {count:,} new words are wanted, and the text has {there}"
+        f"{key}: {count:,} new words are requested, but the text has {there}"
         f" of more than one token with {min_frequency} or more occurrences ({known:,} frequent words are tokens"
         f" already); {', or '.join([', '.join(remedies[:-1]), remedies[-1]]) if len(remedies) > 1 else remedies[0]}"
     )
 
 
 def word_uses(tokenizer: Tokenizer, texts: Iterable[str]) -> list[WordUse]:
-    """The distinct words of letters of the texts, as the tokenizer's own rules find them; those with an unknown
-    character are left out.
+    """The distinct words of letters in the texts, as split by the tokenizer's own rules, without words that contain an
+    unknown character.
 
     Raises:
         DataError: the vocabulary does not mark where words begin.
@@ -141,7 +141,7 @@ def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tok
         model["vocab"] |= {token["content"]: token["id"] for token in added}
         model["vocab"] |= {use.word: first + number for number, use in enumerate(words)}
     if model["type"] == "BPE":
-        # A word that is an entry is one token, whatever the merges make of it.
+        # A word that is an entry is one token, for any merges.
         model["ignore_merges"] = True
     return Tokenizer(Backend.from_str(json.dumps(settings)), dict(tokenizer.roles), lowercases=tokenizer.lowercases)
 
@@ -149,8 +149,8 @@ def _with_entries(tokenizer: Tokenizer, words: list[WordUse], total: int) -> Tok
 def _add_unigram_tokens(
     model: dict[str, Any], added: list[dict[str, Any]], words: list[WordUse], total: int, first: int
 ) -> None:
-    """Entries of a Unigram model, whose ids are their places. A word's score is the log of its share of the words, or
-    just above what its tokens score together, so that it is the likeliest reading."""
+    """Add entries to a Unigram model, in which ids are positions. The score of a word is the log of its share of the
+    words, or slightly above the total of its tokens, so that it is the most likely split."""
     vocabulary = model["vocab"]
     behind = {token["id"]: token["content"] for token in added if token["id"] >= len(vocabulary)}
     for number in range(len(vocabulary), first):
@@ -164,7 +164,7 @@ def _add_unigram_tokens(
 
 
 def _best_score(word: str, scores: dict[str, float]) -> float:
-    """Of the likeliest split of the word into entries."""
+    """The score of the most likely split of the word into entries."""
     best = [0.0] + [-math.inf] * len(word)
     for end in range(1, len(word) + 1):
         for start in range(end):

@@ -1,9 +1,9 @@
 """Lines of text with annotated spans, from the record to the tokens.
 
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that a chunker and a tagger found
-beforehand; a corpus with such annotations has them beside its text as [start, end] in characters, the end not included.
-Own design: lines are cut out of a document, sentences out of a line, tokens out of a sentence, and at each step spans
-move along with their text. Sibling lexicon.py finds phrases by a list.
+beforehand. A corpus with such annotations stores them next to its text as [start, end] in characters, end exclusive.
+Not from a paper: lines are cut out of a document, sentences out of a line, tokens out of a sentence, and spans are
+shifted along with their text at each step. Sibling lexicon.py finds phrases by a list.
 
 Shapes: T tokens of a text, F fields with spans.
 """
@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 from bertkit.errors import DataError
 
 Span = tuple[int, int]
-"""The first character, and the end, not included."""
+"""The first character and the exclusive end."""
 
 MOST_FIELDS = 4
 """Two bits of a byte mark the spans of one field."""
 
 OUTCOMES = ("kept", "without_token", "across_segments", "overlapping")
-"""Outcomes of an annotated span: it is kept; it has no token; it reaches out of its segment; it overlaps a longer one,
+"""Outcomes of an annotated span: it is kept; it has no token; it extends beyond its segment; it overlaps a longer one,
 or one further left."""
 _KEPT, _WITHOUT_TOKEN, _ACROSS, _OVERLAPPING = range(len(OUTCOMES))
 CAPITALS = "capitals"
-"""The field of words that begin with a capital letter, which the text itself marks."""
+"""The field of words that begin with a capital letter, taken from the text itself."""
 BEGINS, INSIDE = 1, 2
-"""Marks of a token: the first of a span; one of its tokens, the first included."""
+"""Marks of a token: the first token of a span; any token of a span, including the first."""
 
 _LINE = re.compile(r"[^\r\n]+")
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
@@ -44,8 +44,8 @@ class AnnotatedLine(str):
     """A line of text and the spans that begin in it.
 
     Attributes:
-        spans: for each field its spans, in characters of the line; one that continues in the next line ends beyond this
-            one's end, and one of blanks alone is empty.
+        spans: the spans of each field, in characters of the line. A span that continues in the next line ends beyond
+            the end of this one; a span of blanks alone is empty.
     """
 
     spans: tuple[tuple[Span, ...], ...]
@@ -60,14 +60,14 @@ class AnnotatedLine(str):
 
 
 def with_capitals(line: str, fields: int) -> AnnotatedLine:
-    """A line with its words that begin with a capital letter (or a titlecase one) as the spans of one more field.
+    """A line with its words that begin with a capital (or titlecase) letter as the spans of an additional field.
 
     Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1 (capitalization prediction). A word is a run of letters,
     digits and underscores, with apostrophes inside.
 
     Args:
-        line: with the spans of other fields, or without.
-        fields: how many those are.
+        line: with or without the spans of other fields.
+        fields: number of other fields.
     """
     others = line.spans if isinstance(line, AnnotatedLine) else ((),) * fields
     own = [match.span() for match in _WORD.finditer(line) if match[0][0].isupper() or match[0][0].istitle()]
@@ -79,19 +79,19 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
 
     Args:
         record: of the corpus.
-        field: its name.
-        length: characters of the record's text.
+        field: name of the field.
+        length: number of characters of the record's text.
         where: the record, for messages.
 
     Raises:
-        DataError: no such field, or not a list of [start, end], or of records with `start` and `end`, with
+        DataError: the field is missing, or is not a list of [start, end], or of records with `start` and `end`, with
             0 <= start < end <= length.
     """
     if field not in record:
         near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
         raise DataError(
             f"{where}: no field {field!r}; there are: {', '.join(map(str, near)) or 'none'}; name it with"
-            " data.reading.span_fields, and write [] where a record has no span"
+            " data.reading.span_fields, and write [] if a record has no spans"
         )
     listed = record[field]
     if listed is None:
@@ -106,7 +106,7 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
         whole = len(numbers) == 2 and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
         if not whole or not 0 <= numbers[0] < numbers[1] <= length:
             raise DataError(
-                f"{where}: field {field!r} has {span!r}; expected [start, end] in characters, the end not included,"
+                f"{where}: field {field!r} contains {span!r}; expected [start, end] in characters, end exclusive,"
                 f" inside a text of {length}"
             )
         spans.append((numbers[0], numbers[1]))
@@ -114,8 +114,8 @@ def spans_of(record: Mapping[str, Any], field: str, length: int, where: str) -> 
 
 
 def annotated_lines(text: str, spans: Sequence[Sequence[Span]]) -> list[str]:
-    """The non-blank lines of a document, each with the spans that begin in it; `spans` by field, blanks at their ends
-    ignored."""
+    """The non-blank lines of a document, each with the spans that begin in it. `spans` are given by field; blanks at
+    their ends are ignored."""
     places = [match for match in _LINE.finditer(text) if not match[0].isspace()]
     starts = np.array([match.start() for match in places])
     own: list[list[list[Span]]] = [[[] for _ in spans] for _ in places]
@@ -141,7 +141,7 @@ class AnnotatedSegment:
     """A segment and the spans that begin in it, as in `AnnotatedLine`.
 
     Attributes:
-        number: among the segments of its line.
+        number: index among the segments of its line.
         text: the segment.
         spans: for each field, in characters of the segment.
     """
@@ -152,7 +152,7 @@ class AnnotatedSegment:
 
 
 def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator[AnnotatedSegment]:
-    """Those segments of a line in which spans begin; `segments` are its parts in order, separated by blanks alone."""
+    """The segments of a line in which spans begin; `segments` are its parts in order, separated only by blanks."""
     starts, at = [], 0
     for segment in segments:
         at = line.index(segment, at)
@@ -169,10 +169,10 @@ def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator
 
 
 def marked(segment: AnnotatedSegment, offset_T2: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Marks of a segment's tokens, two bits a field, and the number of its spans by field and outcome.
+    """Marks of a segment's tokens, two bits per field, and the number of its spans by field and outcome.
 
     A span covers all tokens that overlap it. Spans of one field do not overlap: longer ones take precedence, then those
-    further left. `offset_T2`: the characters of each token in the segment.
+    further left. `offset_T2`: the character range of each token in the segment.
     """
     marks_T = np.zeros(len(offset_T2), dtype=np.uint8)
     outcomes_FC = np.zeros((len(segment.spans), len(OUTCOMES)), dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Words that are known so far, and their tokens, in C++: the same as word_table.py, at several times the speed.
+"""Known words and their tokens, in C++: the same as word_table.py, several times faster.
 
-BERT's words of printable ASCII are cut into pieces there (Devlin et al. 2019, arXiv:1810.04805; the longest pieces of
-Wu et al. 2016, arXiv:1609.08144, from left to right), since `tokenizers` takes three microseconds for each word that it
-is asked for; others are asked for as ever. The library takes half a second to build, once for each version (native.py),
-and is optional: without it the ids are the same.
+BERT's words of printable ASCII are split into tokens there (Devlin et al. 2019, arXiv:1810.04805; longest match from
+left to right as in Wu et al. 2016, arXiv:1609.08144), because `tokenizers` takes three microseconds per word. Other
+words still go through `tokenizers`. Building the library takes half a second, once per version (native.py). It is
+optional: without it the ids are the same.
 
-Shapes: K texts, W words of a call, T tokens, N words that were asked for.
+Shapes: K texts, W words of a call, T tokens, N words passed to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("words.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
 
 MOST_NODES = 1 << 22
-"""Characters of a vocabulary whose pieces are cut here; the nodes of their tree have numbers of 23 bits."""
+"""Maximum number of characters of a vocabulary that is split here; nodes of its tree have numbers of 23 bits."""
 _WITHOUT = "words are looked up by numpy, at half the speed"
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def words_library() -> Path | None:
 
 
 def build_words_library() -> None:
-    """Build the library for tokenizers to come, if there is a compiler; without one nothing but speed is lost."""
+    """Build the library for later tokenizers, if there is a compiler; without one only speed is lost."""
     try:
         build_library(_library_file(), [SOURCE], FLAGS)
     except (CompilerError, OSError) as error:
@@ -64,13 +64,13 @@ def _library_file() -> Path:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The rules of a WordPiece vocabulary for words of printable ASCII.
+    """A WordPiece vocabulary's rules for words of printable ASCII.
 
     Attributes:
         vocabulary: the id of each token.
-        continuing: the mark of pieces within a word.
-        unknown: the id of a word that no pieces make up.
-        longest: characters; a longer word is unknown.
+        continuing: the prefix of tokens within a word.
+        unknown: the id for words that cannot be split into tokens.
+        longest: maximum number of characters; a longer word is unknown.
     """
 
     vocabulary: dict[str, int]
@@ -79,7 +79,7 @@ class Pieces:
     longest: int
 
     def of_ascii(self) -> Iterator[tuple[bytes, bool, int]]:
-        """The text of each piece, whether it continues a word, and its id; what begins with the mark is both."""
+        """Each token's text, whether it continues a word, and its id; those that begin with the prefix are both."""
         for token, number in self.vocabulary.items():
             if not token.isascii():
                 continue
@@ -89,7 +89,7 @@ class Pieces:
 
 
 def pieces_of(settings: dict[str, Any]) -> Pieces | None:
-    """The rules of a tokenizer.json; None where its model is not WordPiece with a token for unknown words."""
+    """The rules of a tokenizer.json; None if its model is not WordPiece with a token for unknown words."""
     model = settings["model"]
     unknown = model.get("vocab", {}).get(model.get("unk_token"))
     if model.get("type") != "WordPiece" or unknown is None or not model.get("continuing_subword_prefix"):
@@ -102,12 +102,12 @@ def pieces_of(settings: dict[str, Any]) -> Pieces | None:
 
 
 class CompiledWords(KnownWords):
-    """The table in C++; its functions check nothing, so that all sizes are made here.
+    """The table in C++; its functions check nothing, so all sizes are computed here.
 
     Args:
         library: `words_library`.
-        separator: the byte that is between two words.
-        pieces: by which words of printable ASCII are cut at their signs and into pieces; None: all are asked for.
+        separator: the byte between two words.
+        pieces: rules by which words of printable ASCII are split; None: all words are passed to `tokens_of`.
     """
 
     def __init__(self, library: Path, separator: bytes, pieces: Pieces | None) -> None:
@@ -138,7 +138,7 @@ class CompiledWords(KnownWords):
             bounds = zip(start_N[: asked.value].tolist(), end_N[: asked.value].tolist(), strict=True)
             try:
                 ids, lengths = tokens_of([content[start:end] for start, end in bounds])
-            except BaseException:  # these words have numbers by now, and no tokens
+            except BaseException:  # these words already have numbers, but no tokens
                 library.words_clear(table)
                 raise
             assert len(lengths) == asked.value

@@ -1,6 +1,6 @@
-"""A corpus: one stream of documents, with positions from which it can be read on, and a sample of its text.
+"""A corpus: one stream of documents, with positions from which reading can continue, and a sample of its text.
 
-No paper; sources.py opens one, readers.py reads each kind of file, sentences.py splits documents into segments.
+Not from a paper; sources.py opens one, readers.py reads each kind of file, sentences.py splits documents into segments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK_CHARACTERS = 1 << 19
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading continues: after this many parts of this reader."""
+    """Where reading continues: after `parts` parts of reader number `reader`."""
 
     reader: int = 0
     parts: int = 0
@@ -33,7 +33,7 @@ class Block:
     """A part of the corpus of bounded size: whole documents, or part of a large one.
 
     Attributes:
-        parts: documents as (begins, lines); a part that does not begin one continues the last.
+        parts: documents as (begins, lines); a part that does not begin a document continues the previous one.
         end: where the next block begins.
     """
 
@@ -51,8 +51,8 @@ class Corpus:
 
     Attributes:
         readers: of the sources, in order.
-        options: how they are read.
-        contents: for each reader the hash of its content.
+        options: reading options.
+        contents: for each reader, the hash of its content.
     """
 
     readers: Sequence[Reader]
@@ -62,13 +62,13 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the content of every source and the options; the names of files do not matter."""
+        """sha256 over the content of every source and the options; file names are not included."""
         read = [[reader.kind, content] for reader, content in zip(self.readers, self.contents, strict=True)]
         record = json.dumps([read, self.options.decides], sort_keys=True)
         return hashlib.sha256(record.encode()).hexdigest()
 
     def describe(self) -> list[dict[str, Any]]:
-        """What is read, for manifests: name, kind and content hash of each reader."""
+        """The sources, for manifests: name, kind and content hash of each reader."""
         return [
             {"name": reader.name, "kind": reader.kind, "content": content}
             for reader, content in zip(self.readers, self.contents, strict=True)
@@ -80,9 +80,9 @@ class Corpus:
         return {reader.name: content for reader, content in zip(self.readers, self.contents, strict=True)}
 
     def blocks(self, start: Position | None = None) -> Iterator[Block]:
-        """The corpus in blocks of about half a million characters, from a position that an earlier block ended at.
+        """The corpus in blocks of about half a million characters, from a position where an earlier block ended.
 
-        The blocks are the same as those of a reading from the start.
+        The blocks are the same as when reading from the start.
         """
         at = start or Position()
         parts: list[Part] = []
@@ -101,7 +101,7 @@ class Corpus:
             yield Block(parts, Position(len(self.readers), 0))
 
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
-        """Lines of documents drawn evenly from the whole corpus, in its order, of about this many megabytes."""
+        """Lines of documents sampled evenly from the whole corpus, in order, about this many megabytes."""
         sample = TextSample(int(megabytes * 1e6))
         with progress("reading a sample", unit="characters") as meter:
             for block in self.blocks():
@@ -111,7 +111,7 @@ class Corpus:
         yield from sample.lines()
 
     def documents(self) -> Iterator[list[str]]:
-        """The lines of one document after the other; meant for corpora whose documents fit in memory."""
+        """The lines of one document after another, for corpora whose documents fit in memory."""
         document: list[str] = []
         for block in self.blocks():
             for begins, lines in block.parts:
@@ -124,12 +124,12 @@ class Corpus:
 
 
 class TextSample:
-    """An even sample of documents in one pass and bounded memory, the same every time.
+    """An even, deterministic sample of documents in one pass and bounded memory.
 
-    Each document gets a number from a fixed generator; those with the smallest numbers are kept as far as they fit.
+    Each document gets a number from a fixed generator; those with the smallest numbers are kept, as many as fit.
 
     Args:
-        max_characters: to keep; a single document may be longer.
+        max_characters: characters to keep; a single document may be longer.
 
     Attributes:
         size: characters kept.
@@ -144,7 +144,7 @@ class TextSample:
         self._index = 0
 
     def add(self, lines: list[str]) -> None:
-        """One document, or a part of one."""
+        """Add one document, or a part of one."""
         heapq.heappush(self._kept, (-self._numbers.random(), self._index, lines))
         self._index += 1
         characters = sum(map(len, lines))
@@ -153,12 +153,12 @@ class TextSample:
         self.shrink(self._max_characters)
 
     def shrink(self, max_characters: int) -> None:
-        """Keep no more than this from now on."""
+        """Keep at most this many characters from now on."""
         self._max_characters = min(self._max_characters, max_characters)
         while self.size > self._max_characters and len(self._kept) > 1:
             self.size -= sum(map(len, heapq.heappop(self._kept)[2]))
 
     def lines(self) -> Iterator[str]:
-        """The lines kept, in the order of the corpus."""
+        """The lines kept, in corpus order."""
         for _, _, lines in sorted(self._kept, key=lambda entry: entry[1]):
             yield from lines

@@ -1,7 +1,7 @@
 """GPT's tokens around the texts of a task: a start, a delimiter between two texts, and one whose state is classified.
 
-Radford et al. 2018, GPT, section 3.3 and figure 1; names as in openai/finetune-transformer-lm, train.py. They are new
-entries behind the vocabulary. Sibling added_tokens.py adds words of a text.
+Radford et al. 2018, GPT, section 3.3 and figure 1; names as in openai/finetune-transformer-lm, train.py. They are
+appended to the vocabulary. Sibling added_tokens.py adds words of a text.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ START, DELIMITER, EXTRACT = DELIMITERS = ("_start_", "_delimiter_", "_classify_"
 
 
 def has_delimiters(tokenizer: Tokenizer) -> bool:
-    """Whether all three are entries of the vocabulary."""
+    """Whether the vocabulary contains all three."""
     return all(tokenizer.id(token) is not None for token in DELIMITERS)
 
 
 def with_delimiters(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with the three tokens, which frame every text and pair; all its ids stay."""
+    """The tokenizer with the three tokens, which frame every text and pair; all its ids are kept."""
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.add_special_tokens(list(DELIMITERS))
     backend.post_processor = processors.TemplateProcessing(

@@ -17,7 +17,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The commonest words of English. In prose a quarter to a half of all words is among them, in code or names few are.
+# The commonest words of English: a quarter to a half of all words in prose, but only a few in code or names.
 _COMMON = _words(
     "the of to and a in is it that for on with as are this be by or an from at not if which will can has have its "
     "when you all any each no than then only but also may must should used use into more one other such so they does "
@@ -45,7 +45,7 @@ _SPHINX_FIELD = re.compile(
     r"(?: [^:]*)?:\s*(?P<text>.*)"
 )
 _GOOGLE_FIELD = re.compile(r"[`*]{0,2}[\w.,/* `\[\]]{1,60}?(?: ?\((?:[^()]|\([^()]*\))*\))?\s*(?::|--| - )\s+(?=\S)")
-# What is left of a list of parameters that was not announced by a heading.
+# What is left of a list of parameters that has no heading.
 _TYPED_NAME = re.compile(
     r"[\w.*]+(?: or \w+)? ?: ?(?:\{|`?(?:(?:a|an|one|list|tuple|optional|array|sparse|np|torch) |"
     r"(?:int|float|str|bool|array|ndarray|list|tuple|dict|callable|scalar|string|boolean|integer|sequence|any|"
@@ -90,7 +90,7 @@ def prose(docstring: str) -> list[str]:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Does it read like English: a sentence of words, the common ones among them, few signs?"""
+    """Whether it reads like English: a sentence of words, common ones among them, with few signs."""
     words = paragraph.split(" ")
     if len(words) < MIN_WORDS or not paragraph[0].isalpha() or _FORMULA.search(paragraph):
         return False
@@ -102,14 +102,14 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Text without markup; a sentence that lacks its full stop gets one."""
+    """Text without markup; a missing full stop at the end is added."""
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = text.strip(" -*")
     if text and text[-1].isalnum() and not _TRUNCATED.search(text):
         text += "."
     elif text.endswith(":"):
-        # What it announced (code, a list) is gone: the sentences before it stay.
+        # The code or list that it announced is gone; only the sentences before it are kept.
         text = text[: max(text.rfind(". ") + 1, 0)]
     if text.partition(" ")[0].isalpha() and text[0].islower():
         text = text[0].upper() + text[1:]
@@ -117,7 +117,7 @@ def _plain(text: str) -> str:
 
 
 def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
-    """Wrapped lines of each paragraph, list item or field. A paragraph ends at a blank line, a bullet, or a dedent."""
+    """The wrapped lines of each paragraph, list item or field; a blank line, a bullet or a dedent ends a paragraph."""
     paragraph: list[str] = []
     last_indent = 0
     for line in _without_sections(_without_blocks(lines)):
@@ -135,13 +135,13 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _without_blocks(lines: list[str]) -> Iterator[str]:
-    """Lines outside of doctests, literal blocks, tables and the directives that hold no prose."""
+    """Lines outside doctests, literal blocks, tables and directives without prose."""
     deeper_than: int | None = None
     in_code = False
     for line in lines:
         text = line.strip()
         indent = len(line) - len(line.lstrip())
-        # A doctest and a table of reStructuredText both last until the next blank line.
+        # A doctest and a reStructuredText table both last until the next blank line.
         in_code = bool(text) and (in_code or text.startswith(_CODE) or bool(_TABLE_RULE.fullmatch(text)))
         if text and deeper_than is not None and indent <= deeper_than:
             deeper_than = None
@@ -164,7 +164,7 @@ def _without_blocks(lines: list[str]) -> Iterator[str]:
 
 
 def _without_sections(lines: Iterable[str]) -> Iterator[str]:
-    """Lines outside of sections of code and names; of a list of parameters the descriptions alone."""
+    """Lines outside sections of code and names; of lists of parameters only the descriptions."""
     every = list(lines)
     dropping = False
     field_style: str | None = None

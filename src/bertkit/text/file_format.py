@@ -1,8 +1,8 @@
-"""Delimiter and encoding of a text file or table where neither its extension nor its first bytes determine them.
+"""Delimiter and encoding of a text file or table if neither its extension nor its first bytes determine them.
 
-No paper; CSV is RFC 4180, UTF-8 RFC 3629, UTF-16 RFC 2781. The sources of pretraining (sources.py) and the tables of
-tasks (bertkit.tasks.readers) extend the one settings class here. Only what is unambiguous is read without being named;
-Latin-1 fits any bytes, so it never is.
+Not from a paper; CSV is RFC 4180, UTF-8 RFC 3629, UTF-16 RFC 2781. The sources of pretraining (sources.py) and the
+tables of tasks (bertkit.tasks.readers) extend this settings class. Only unambiguous formats are detected; Latin-1 never
+is, because it fits any bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _CANDIDATES = "\t;,|"
-"""What a table that has one column by its ending may be separated by."""
+"""Possible delimiters of a table that has only one column by its extension's delimiter."""
 _IN_WORDS = {"\t": "tabs", ",": "commas", ";": "semicolons", " ": "spaces"}
 
 
@@ -46,7 +46,7 @@ class FileFormat(Settings):
         found = _NAMED_DELIMITERS.get(value or "", value)
         if found is not None and (len(found) != 1 or found in '"\r\n' or found.isalnum()):
             raise ValueError(
-                f"{value!r}: expected one character that is no letter, digit, quote or line end, or"
+                f"{value!r}: expected one character that is not a letter, digit, quote or line end, or"
                 f" {', '.join(each for each in _NAMED_DELIMITERS if each.isalpha())}"
             )
         return found
@@ -54,7 +54,7 @@ class FileFormat(Settings):
     @field_validator("encoding", mode="after")
     @classmethod
     def _known_encoding(cls, value: str | None) -> str | None:
-        """Every name of an encoding becomes Python's own, so that `latin1` and `ISO-8859-1` are the same setting."""
+        """Replace every name of an encoding by Python's own, so that `latin1` and `ISO-8859-1` are the same setting."""
         if value is None:
             return None
         try:
@@ -63,9 +63,9 @@ class FileFormat(Settings):
             names = sorted({each.replace("_", "-") for each in (*aliases, *aliases.values())})
             near = get_close_matches(value.lower().replace("_", "-"), names, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else "; such as utf-8, latin-1, cp1252 or utf-16"
-            raise ValueError(f"{value!r} is no encoding that Python knows{hint}") from None
+            raise ValueError(f"{value!r} is not an encoding that Python knows{hint}") from None
         if not found._is_text_encoding:
-            raise ValueError(f"{value!r} is no encoding of text; such as utf-8, latin-1, cp1252 or utf-16")
+            raise ValueError(f"{value!r} is not a text encoding; give for example utf-8, latin-1, cp1252 or utf-16")
         return found.name
 
 
@@ -75,20 +75,20 @@ def delimiter_in_words(delimiter: str) -> str:
 
 
 def delimiter_of(header: str, usual: str, place: str, given: str | None = None) -> str:
-    """What separates the columns of a table.
+    """The delimiter of a table's columns.
 
     Args:
         header: its first line.
-        usual: by its ending.
-        place: its first line's, for messages.
-        given: by the user.
+        usual: the delimiter by the file's extension.
+        place: of the first line, for messages.
+        given: the user's delimiter.
 
     Returns:
-        The one given or the usual one; where the usual one gives a single column and one other candidate more, that
-        one, which is logged.
+        The given delimiter, else the usual one. If the usual one gives a single column and exactly one other candidate
+        gives more, that candidate, which is logged.
 
     Raises:
-        DataError: the one given does not occur in the first line, or several candidates do.
+        DataError: the given delimiter does not occur in the first line, or several candidates do.
     """
     candidates: list[str] = [*(given or ""), usual, *_CANDIDATES]
     columns = {each: _columns(header, each) for each in candidates}
@@ -118,16 +118,16 @@ def delimiter_of(header: str, usual: str, place: str, given: str | None = None) 
 
 
 def _columns(header: str, delimiter: str) -> int:
-    """Columns that a first line has by a delimiter outside of quotes; 0 where one has no name."""
+    """Number of columns of a first line with a delimiter outside quotes; 0 if one has no name."""
     try:
         names = next(csv.reader([header], delimiter=delimiter, strict=True), [""])
-    except csv.Error:  # quotes that are characters, as in GLUE's files
+    except csv.Error:  # quotes that are ordinary characters, as in GLUE's files
         names = header.split(delimiter)
     return len(names) if all(name.strip() for name in names[1:]) else 0
 
 
 def likely_encoding(content: bytes, start: int) -> str | None:
-    """The single-byte encoding that bytes which are not UTF-8 seem to have; None where they are damaged UTF-8.
+    """The single-byte encoding that bytes which are not UTF-8 seem to have; None if they are damaged UTF-8.
 
     Bytes from 0x80 to 0x9f are control characters in Latin-1, and quotation marks and dashes in Windows-1252.
 

@@ -1,11 +1,11 @@
-"""Phrases in token ids: read from a file, and found in text, whole words only, the longest first.
+"""Phrases in token ids: read from a file and found in text, whole words only, longest first.
 
-Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities that chunkers and dictionaries
-found; here a list of phrases is enough. Own design: a phrase is identified by hashes of its prefixes, so
-that a batch is searched without a loop over its tokens; every find is compared token by token, so no hash decides.
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, masks phrases and entities found by chunkers and
+dictionaries; here a list of phrases is enough. Not from a paper: a phrase is identified by hashes of its prefixes, so
+that a batch is searched without a loop over its tokens. Every match is compared token by token, so no hash decides.
 
-Shapes: T tokens, E entries, N phrases (forms of entries), L their greatest length, W whole phrases of one length, C
-candidate places, P matches.
+Shapes: T tokens, E entries, N phrases (forms of entries), L their maximum length, W whole phrases of one length, C
+candidate positions, P matches.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Integers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 LONGEST_PHRASE = 64
-"""Tokens of the longest phrase; a longer line is a text."""
+"""Maximum number of tokens of a phrase; a longer line is a text."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
 
 def read_lexicon(path: Path) -> list[str]:
-    """The phrases of a text file, one a line, each once; blank lines are nothing.
+    """The phrases of a text file, one per line, without duplicates; blank lines are ignored.
 
     Raises:
-        DataError: if the file cannot be read, or holds no phrase.
+        DataError: the file cannot be read, or contains no phrase.
     """
     lines = (line.strip() for part in read_lines(path) for line in part)
     phrases = list(dict.fromkeys(line for line in lines if line))
     if not phrases:
-        raise DataError(f"{path}: holds no phrase; write one a line")
+        raise DataError(f"{path}: contains no phrase; write one phrase per line")
     return phrases
 
 
@@ -50,9 +50,9 @@ class Finds:
     """Phrases found in text.
 
     Attributes:
-        start_P: where each begins, ascending.
-        length_P: its tokens.
-        entry_P: which entry of the list it is.
+        start_P: start of each, ascending.
+        length_P: number of tokens of each.
+        entry_P: index of each one's entry in the list.
     """
 
     start_P: Integers
@@ -61,16 +61,16 @@ class Finds:
 
 
 class PhraseTable:
-    """Phrases to search for. Plain data, so it is sent to workers.
+    """Phrases to search for; plain data, so that it can be sent to workers.
 
     Args:
         phrases: token ids; none empty.
-        entries: the entry of a list that each one is a form of; None: its own number.
-        found_as_E: as the attribute; left out, every phrase is found as itself.
+        entries: for each phrase, the entry of a list that it is a form of; None: its own index.
+        found_as_E: as the attribute; None: every phrase is found as itself.
 
     Attributes:
-        found_as_E: for each entry of the list, the entry as which it is found: another one where both have the same
-            ids; -1 where the vocabulary cannot write it, or writes it with more than `LONGEST_PHRASE` tokens.
+        found_as_E: for each entry of the list, the entry as which it is found. This is another entry if both have the
+            same ids, or -1 if the vocabulary cannot write it, or needs more than `LONGEST_PHRASE` tokens.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PhraseTable:
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], tokenizer: Tokenizer) -> PhraseTable:
-        """Phrases as a tokenizer writes them at the beginning of a segment and inside one."""
+        """Phrases in the forms in which a tokenizer writes them at the beginning of a segment and inside one."""
         phrases: dict[tuple[int, ...], int] = {}
         found_as_E = np.full(len(texts), -1, dtype=np.int64)
         unknown = tokenizer.unk_id if "unk" in tokenizer.roles else -1
@@ -113,12 +113,12 @@ class PhraseTable:
         return cls(list(phrases), list(phrases.values()), found_as_E)
 
     def find(self, ids_T: Integers, begins_T: NDArray[np.bool_], run_T: Integers) -> Finds:
-        """Phrases in text that do not overlap: longer ones before shorter ones, then from left to right.
+        """Non-overlapping phrases in text: longer ones take precedence, then those further left.
 
         Args:
             ids_T: the text.
-            begins_T: tokens that begin a word; a phrase begins at one and ends before one, or with its run.
-            run_T: a number for each run of tokens that a phrase may not reach out of; negative where no phrase may
+            begins_T: tokens that begin a word; a phrase begins at one, and ends before one or with its run.
+            run_T: a number for each run of tokens, beyond which a phrase may not extend; negative where no phrase may
                 be.
         """
         if not ids_T.size:
@@ -143,12 +143,12 @@ class PhraseTable:
     def _really_there(
         self, place_P: Integers, row_P: Integers, ids_T: Integers, length: int
     ) -> tuple[Integers, Integers]:
-        """Places and rows of the table without those that have only the hash in common."""
+        """Positions and rows of the table, without those that match only by the hash."""
         equal_P = (ids_T[place_P[:, None] + np.arange(length)] == self.ids_NL[row_P, :length]).all(axis=1)
         return place_P[equal_P], row_P[equal_P]
 
     def _not_overlapping(self, found: list[tuple[Integers, Integers]], tokens: int) -> Finds:
-        """The finds of each length, from 1, without those that a longer one, or an earlier one, overlaps."""
+        """The matches of each length, from 1, without those that overlap a longer or earlier one."""
         taken_T = np.zeros(tokens, dtype=np.bool_)
         kept: list[tuple[Integers, Integers, Integers]] = []
         for length in range(len(found), 0, -1):
@@ -157,7 +157,7 @@ class PhraseTable:
             free_P = ~taken_T[place_P[:, None] + offset_L].any(axis=1)
             place_P, row_P = place_P[free_P], row_P[free_P]
             while place_P.size:
-                # Nothing to the left reaches into the first of a cluster; what it reaches into is out.
+                # Nothing on the left overlaps the first match of a cluster; matches that this one overlaps are dropped.
                 leads_P = np.diff(place_P, prepend=-length) >= length
                 leader_P = place_P[leads_P][np.cumsum(leads_P) - 1]
                 kept.append((place_P[leads_P], np.full(int(leads_P.sum()), length), row_P[leads_P]))

@@ -1,8 +1,8 @@
 """Lines of a text file of any size, plain or compressed, with every error located.
 
-No paper. The formats are those of gzip, xz, bzip2 and Zstandard; UTF-8 is RFC 3629. Python's own text mode would read
-the same lines, but does not locate the byte at which the text stops being UTF-8. What an encoding is called, and what
-damaged UTF-8 may be instead, is in file_format.py.
+Not from a paper. The formats are those of gzip, xz, bzip2 and Zstandard; UTF-8 is RFC 3629. Python's own text mode
+would read the same lines, but does not report the byte at which the text stops being UTF-8. The names of encodings, and
+guesses for text that is not valid UTF-8, are in file_format.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 22
 MAX_LINE_BYTES = 16 << 20
-"""Of a line, which is decoded, split and tokenised as a whole in some eighty times the memory; the longest novels have
-five million characters."""
+"""Maximum length of a line. A line is decoded, split and tokenised as a whole, which takes some eighty times its size
+in memory; the longest novels have five million characters."""
 MAX_XZ_BYTES = 256 << 20
-"""Memory for an .xz file's dictionary; `xz -9` needs 65 MiB."""
-# First bytes of file types that are given by mistake, and what to do about them.
+"""Memory limit for an .xz file's dictionary; `xz -9` needs 65 MiB."""
+# First bytes of file types that are given by mistake, and the fix for each.
 _FOREIGN = {
     b"%PDF": "a PDF document; extract its text first",
     b"PK\x03\x04": "a zip archive (or an office document); unpack it first",
@@ -45,22 +45,22 @@ _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_lines(path: Path, encoding: str | None = None, *, errors: str = "strict") -> Iterator[list[str]]:
-    """The file's lines without their ends, several thousand at a time; memory stays flat.
+    """The file's lines without their ends, several thousand at a time, in bounded memory.
 
     Args:
         path: the file.
-        encoding: of its text; where None UTF-8, and UTF-16 where it begins with a byte order mark, which is logged.
+        encoding: of the text; None: UTF-8, or UTF-16 if the file begins with a byte order mark, which is logged.
         errors: how undecodable bytes are handled, as in Python's codecs.
 
     Raises:
-        DataError: missing or unreadable file, damaged compression, a binary file, bytes that are not of the encoding
-            (with their offset), or a line of more than `MAX_LINE_BYTES`.
+        DataError: missing or unreadable file, damaged compression, a binary file, bytes that are invalid in the
+            encoding (with their offset), or a line of more than `MAX_LINE_BYTES`.
     """
     chunks = read_bytes(path)
     first = next(chunks, b"")
     if encoding is None and is_utf_16(first):
         encoding = "utf-16"
-        log.info("%s: is in UTF-16 by its first bytes, and read so", path)
+        log.info("%s: is read as UTF-16, according to its first bytes", path)
     chunks = chain([first], chunks)
     if encoding is not None and codecs.lookup(encoding).name != "utf-8":
         yield from _decoded_lines(path, chunks, encoding, errors)
@@ -101,9 +101,11 @@ def _decoded_lines(path: Path, chunks: Iterator[bytes], encoding: str, errors: s
                 " --encoding (reading.encoding), or convert the file to UTF-8"
             ) from error
         if not offset:
-            text = text.removeprefix("\ufeff")  # the mark of UTF-16-LE, which is no text
+            text = text.removeprefix("\ufeff")  # the byte order mark of UTF-16-LE, which is not text
         if "\0" in text:
-            raise DataError(f"{path}: NUL characters when read as {encoding}: a binary file, or another encoding")
+            raise DataError(
+                f"{path}: NUL characters when read as {encoding}: a binary file; or give another --encoding"
+            )
         offset += len(chunk)
         whole, newline, rest = (rest + text).rpartition("\n")
         _refuse_long(path, len(rest), offset)
@@ -122,19 +124,19 @@ def _refuse_long(path: Path, length: int, offset: int) -> None:
 
 
 def is_utf_16(first: bytes) -> bool:
-    """Whether a file that begins so has the byte order mark of UTF-16."""
+    """Whether a file with these first bytes has the byte order mark of UTF-16."""
     return first.startswith(_UTF_16_MARKS)
 
 
 def read_text(path: Path, encoding: str | None = None) -> str:
-    """The whole file as one text, its line ends as they are; a byte order mark is no part of it.
+    """The whole file as one text with its line ends unchanged, without a byte order mark.
 
     Args:
         path: the file.
-        encoding: as of `read_lines`.
+        encoding: as for `read_lines`.
 
     Raises:
-        DataError: as `read_lines`, but for the length of a line.
+        DataError: as for `read_lines`, except for the length of a line.
     """
     content = b"".join(read_bytes(path))
     _refuse_foreign(path, content)
@@ -150,10 +152,10 @@ def read_text(path: Path, encoding: str | None = None) -> str:
 
 
 def read_bytes(path: Path) -> Iterator[bytes]:
-    """The file's decompressed content in chunks of bounded size, however much a compressed file expands.
+    """The file's decompressed content in chunks of bounded size, for any compression ratio.
 
     Raises:
-        DataError: missing or unreadable file, one that is no regular file, or damaged compression.
+        DataError: missing or unreadable file, not a regular file, or damaged compression.
     """
     decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix.lower(), _chunks)
     try:
@@ -185,7 +187,7 @@ def _bzip2(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _xz(file: BinaryIO) -> Iterator[bytes]:
-    """All streams of the file; the library's own reader has no limit on the memory that a file's dictionary takes."""
+    """All streams of the file; the library's own reader does not limit the memory of a file's dictionary."""
     decompressor = _xz_decompressor()
     compressed = file.read(CHUNK_BYTES)
     while compressed:
@@ -210,12 +212,12 @@ def _xz_decompressor() -> lzma.LZMADecompressor:
 
 
 def _zstandard(file: BinaryIO) -> Iterator[bytes]:
-    """All frames of the file, by Arrow: zstandard's own reader takes a cut-off frame for whole, and its decompressor
-    gives all that a block of the file expands to at once."""
+    """All frames of the file, read by Arrow: zstandard's own reader accepts a truncated frame as complete, and its
+    decompressor expands a whole block of the file at once."""
     import pyarrow
 
     with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd") as stream:
-        # Its `read` never frees the bytes that it made room for where the file turns out to be damaged.
+        # Its `read` never frees the buffer it allocated if the file turns out to be damaged.
         while chunk := stream.read_buffer(CHUNK_BYTES).to_pybytes():
             yield chunk
 
@@ -236,14 +238,14 @@ def _refuse_foreign(path: Path, chunk: bytes) -> None:
 
 
 def _decoded(path: Path, content: bytes, offset: int, number: int, errors: str) -> list[str]:
-    """Lines of UTF-8 that begins at a byte offset of the decompressed file, with the line of this number."""
+    """Lines of UTF-8 that begins at this byte offset of the decompressed file, with this line number."""
     text = _text(path, content, offset, number, errors)
     lines = (text[:-1] if text.endswith("\n") else text).split("\n")
     return [line[:-1] if line.endswith("\r") else line for line in lines] if "\r" in text else lines
 
 
 def _text(path: Path, content: bytes, offset: int, number: int = 1, errors: str = "strict") -> str:
-    """UTF-8 that begins at a byte offset of the decompressed file, with the line of this number."""
+    """UTF-8 text that begins at this byte offset of the decompressed file, with this line number."""
     nul = content.find(b"\0")
     if nul >= 0:
         raise DataError(f"{path}: a binary file, not text: NUL byte at offset {offset + nul:,}")
@@ -258,7 +260,7 @@ def _text(path: Path, content: bytes, offset: int, number: int = 1, errors: str 
 
 
 def _remedy(content: bytes, start: int) -> str:
-    """What to do about bytes that are not UTF-8, with the word that they are part of in the likely encoding."""
+    """The fix for bytes that are not UTF-8, with the word they are part of in the likely encoding."""
     encoding = likely_encoding(content, start)
     if encoding is None:
         return "; it is damaged, or in another encoding: convert the file to UTF-8, or name it with --encoding"

@@ -1,8 +1,8 @@
 """Parallel text: each document is a pair of a source and its target, such as a sentence and its translation.
 
-No paper. A pair comes from a line of a TSV file (source, tab, target, no header), from two fields of a record (JSONL,
-Parquet, the Hub), or from the same line of two text files. A pair with an empty side is an error, since it would move
-all that is behind it in a file of two columns. Sibling readers.py reads text of one side.
+Not from a paper. A pair comes from a line of a TSV file (source, tab, target, no header), from two fields of a record
+(JSONL, Parquet, the Hub), or from the same line of two text files. A pair with an empty side is an error, because it
+would shift everything after it in a file of two columns. Sibling readers.py reads text of one side.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class PairFields:
-    """The fields of a record that have the source and the target; `a.b` is the field b of the record in field a."""
+    """The fields of a record that contain source and target; `a.b` is field b of the record in field a."""
 
     source: str
     target: str
 
     def pair(self, record: Mapping[str, Any], where: str) -> Part:
-        """A record's pair.
+        """The pair in a record.
 
         Raises:
-            DataError: a field is missing, no string, or empty.
+            DataError: a field is missing, not a string, or empty.
         """
         return pair_part(_text(record, self.source, where), _text(record, self.target, where), where)
 
@@ -89,7 +89,7 @@ class TwoFilesPairReader(Reader):
 
 @dataclass(frozen=True)
 class JsonPairReader(Reader):
-    """A file of one JSON object a line, with the source and the target in two fields."""
+    """A file with one JSON object per line, with source and target in two fields."""
 
     path: Path
     fields: PairFields
@@ -107,7 +107,7 @@ class JsonPairReader(Reader):
 
 @dataclass(frozen=True)
 class RecordPairReader(Reader):
-    """Records of a data set of the Hub, or of a Parquet file, with the source and the target in two fields."""
+    """Records of a Hub dataset or a Parquet file, with source and target in two fields."""
 
     records: HubReader | Path
     fields: PairFields
@@ -143,7 +143,7 @@ def pair_part(source: str, target: str, where: str) -> Part:
 
 
 def joint_hash(first: str, second: str) -> str:
-    """The hash of the content of two files."""
+    """The hash of the contents of two files."""
     return hashlib.sha256(f"{first}/{second}".encode()).hexdigest()
 
 
@@ -153,7 +153,7 @@ def _lines(path: Path, encoding: str | None) -> Iterator[str]:
 
 
 def _text(record: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a field, whose name may lead through records in records."""
+    """The text of a field; dots in the field's name lead into nested records."""
     found: Any = record
     names = [field] if field in record else field.split(".")
     for name in names:

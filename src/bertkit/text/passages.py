@@ -1,7 +1,7 @@
-"""A text of any length as paragraphs and sentences, each by its place.
+"""A text of any length split into paragraphs and sentences, each with its position.
 
-Own design. Blank lines separate paragraphs. Lines that were broken to fit a page are joined; others, such as headlines,
-list items and paragraphs of one line each, stand for themselves. Sibling sentences.py splits one line.
+Not from a paper. Blank lines separate paragraphs. Lines that were broken to fit a page are joined; other lines, such as
+headlines, list items and one-line paragraphs, stay separate. Sibling sentences.py splits one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bertkit.text.word_split import Place
 _LINE = re.compile(r"[^\r\n]+")
 _AS_SPACES = {ord(mark): " " for mark in "\r\n\t"}
 _WIDEST_PAGE = 120
-"""Characters of the longest line that was broken to fit a page."""
+"""Maximum length of a line that was broken to fit a page."""
 _NEARLY_FULL = 0.7
-"""Share of the longest line that every broken line but a paragraph's last reaches."""
+"""Minimum length of a broken line, except a paragraph's last, as a share of the longest line."""
 
 
 def paragraph_places(text: str) -> Iterator[Place]:
@@ -27,10 +27,10 @@ def paragraph_places(text: str) -> Iterator[Place]:
 
 
 def blocks_of_paragraphs(text: str) -> Iterator[list[Place]]:
-    """The paragraphs between blank lines, those that are not blank.
+    """The non-blank paragraphs between blank lines.
 
-    The lines between two blank ones are one paragraph if all but the last are nearly as long as the longest, and none
-    is longer than a page is wide; else each is one.
+    The lines between two blank ones are one paragraph if all except the last are nearly as long as the longest, and
+    none is longer than a page is wide; otherwise each line is a paragraph.
     """
     block: list[Place] = []
     for match in _LINE.finditer(text):
@@ -59,7 +59,7 @@ def _paragraphs(lines: list[Place]) -> list[Place]:
 
 
 def sentence_places_in(text: str, paragraph: Place) -> list[Place]:
-    """The sentences of a paragraph, in characters of the text."""
+    """The sentences of a paragraph, as character ranges of the text."""
     start, end = paragraph
     line = text[start:end].translate(_AS_SPACES)
     return [(start + first, start + last) for first, last in sentence_places(line)]

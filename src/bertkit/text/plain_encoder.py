@@ -1,9 +1,9 @@
-"""Encoding a corpus fast: each distinct word goes through the tokenizer once.
+"""Fast encoding of a corpus: each distinct word goes through the tokenizer once.
 
-No paper. No token of a BERT, GPT-2 or SentencePiece-like vocabulary crosses a space, so the ids of a text are the ids
-of its words end to end; `tokenizers` itself encodes every occurrence again, at a tenth of the speed. The words that are
-known so far, with their ids, are in a table: one in C++ where a compiler has built it (compiled_words.py), else one in
-numpy (word_table.py).
+Not from a paper. No token of a BERT, GPT-2 or SentencePiece-like vocabulary crosses a space, so the ids of a text are
+the concatenated ids of its words. `tokenizers` itself encodes every occurrence again, at a tenth of the speed. Known
+words are stored with their ids in a table: in C++ if a compiler has built it (compiled_words.py), else in numpy
+(word_table.py).
 
 Shapes: K texts, T tokens.
 """
@@ -24,27 +24,27 @@ from bertkit.text.compiled_words import CompiledWords, pieces_of, words_library
 from bertkit.text.word_table import Int64s, KnownWords, NumpyWords
 
 # How a text is split into words: at any space and around punctuation, at single spaces only, or before single spaces,
-# which the word then keeps.
+# which then stay with the word.
 Cutting = Literal["bert", "single-space", "before-space"]
 
-# BERT separates words from punctuation itself; done beforehand, half as many distinct words remain.
-# A mark that usually has a space on one side is separated on the other side only.
+# BERT separates words from punctuation itself; doing it beforehand halves the number of distinct words.
+# A mark that usually has a space on one side is separated only on the other side.
 _SEPARATED = [
     *((mark, b" " + mark) for mark in (b",", b".", b")", b";", b":")),
     (b"(", b"( "),
     *((mark, b" " + mark + b" ") for mark in (b'"', b"'", b"-")),
 ]
-# Of printable ASCII, BERT takes all that is not a letter, a digit or the space for a mark of its own.
+# In printable ASCII, BERT treats everything except letters, digits and the space as a separate token.
 _BERT_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z ]")
-# The sign by which SentencePiece's vocabularies write a space stands for one in a text, too.
+# The character by which SentencePiece vocabularies write a space stands for one in a text, too.
 _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0|\u2581")
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "Strip", "NFC", "NFD", "NFKC", "NFKD", "Replace"}
 
 
 class PlainEncoder:
-    """Encodes text as text: special tokens written out in it are not recognised, and none are added.
+    """Encodes text literally: special tokens written out in it are not recognised, and none are added.
 
-    Ids are those of the tokenizer itself: where its rules do not stop at spaces, it encodes every text whole. Memory is
+    Ids are those of the tokenizer itself: if its rules do not stop at spaces, it encodes every text whole. Memory is
     bounded: the table of known words is emptied when it is full. Threads take turns.
     """
 
@@ -63,7 +63,7 @@ class PlainEncoder:
         return PlainEncoder, (self._backend,)
 
     def encode(self, texts: Sequence[str]) -> tuple[Int64s, Int64s]:
-        """Ids ids_T of all texts end to end, and the number of ids of each, length_K."""
+        """The concatenated ids of all texts, ids_T, and the number of ids of each, length_K."""
         if not texts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         if self._cutting is None:
@@ -83,13 +83,13 @@ class PlainEncoder:
         return CompiledWords(library, separator, pieces_of(settings) if self._is_bert else None)
 
     def _bert_words(self, texts: Sequence[str]) -> bytes:
-        """Words of all texts with borders between; a line end inside a text is a space to BERT."""
+        """Words of all texts with borders between texts; BERT treats a line end inside a text as a space."""
         joined = " \n ".join(texts)
         if joined.count("\n") >= len(texts):
             joined = " \n ".join([text.replace("\n", " ") for text in texts])
         content = joined.encode()
         if self._lowercases:
-            # Of bytes, ASCII letters alone are lowercased: the rest is left to the tokenizer's own tables.
+            # In bytes, only ASCII letters are lowercased; the rest is left to the tokenizer's own tables.
             content = content.lower()
         for mark, separated in _SEPARATED:
             content = content.replace(mark, separated)
@@ -101,7 +101,7 @@ class PlainEncoder:
         return "\0\n\0".join(texts).encode().replace(b" ", b"\0 ")
 
     def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64s, Int64s]:
-        """The texts whose spaces do not simply part words are encoded whole."""
+        """As `encode`; the texts at `uneven`, whose words are not separated by single spaces, are encoded whole."""
         ids_K = dict(zip(uneven, self._ids([texts[k] for k in uneven]), strict=True))
         even = [k for k in range(len(texts)) if k not in ids_K]
         if even:
@@ -115,7 +115,7 @@ class PlainEncoder:
             return self._words.encode(content, self._tokens_of)
 
     def _tokens_of(self, new: list[bytes]) -> tuple[Int64s, Int64s]:
-        """Ids of words that the table lacks, end to end, and the number of each."""
+        """The concatenated ids of words that are not in the table, and the number of ids of each."""
         words = [word.decode() for word in new]
         rows: dict[str, list[int]] = {"": []}
         if self._is_bert:
@@ -125,9 +125,9 @@ class PlainEncoder:
         return _flattened([rows[word] for word in words])
 
     def _bert_rows(self, words: list[str]) -> dict[str, list[int]]:
-        """Ids of the words that BERT's normaliser makes printable ASCII, where its cutting is a pattern of a line.
+        """Ids of the words that BERT's normaliser turns into printable ASCII, which a one-line pattern can split.
 
-        By the model directly: the tokenizer takes three times as long, for offsets and the like.
+        The model is called directly: the tokenizer takes three times as long, for offsets and the like.
         """
         normalize, tokenize = self._backend.normalizer.normalize_str, self._backend.model.tokenize
         rows = {}
@@ -145,13 +145,13 @@ class PlainEncoder:
 
 
 def _is_bert(settings: dict[str, Any]) -> bool:
-    """Are words normalised and cut as BERT does it, and in no other way besides?"""
+    """Whether words are normalised and split as in BERT, with no additional steps."""
     steps = [(settings[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
     return word_cutting(settings) == "bert" and steps == ["BertNormalizer", "BertPreTokenizer"]
 
 
 def word_cutting(settings: dict[str, Any]) -> Cutting | None:
-    """Where texts may be cut so that the ids of the parts are the ids of the whole; None: nowhere.
+    """Where texts may be cut such that the ids of the parts are the ids of the whole; None: nowhere.
 
     Args:
         settings: the content of tokenizer.json.
@@ -178,7 +178,7 @@ def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _is_local(step: dict[str, Any]) -> bool:
-    """Does this normaliser treat the words of an evenly spaced text each for itself?"""
+    """Whether this normaliser treats each word of an evenly spaced text independently."""
     if step["type"] == "Replace":
         pattern = step["pattern"].get("String") or step["pattern"]["Regex"]
         return " " not in pattern or pattern == " {2,}"

@@ -1,8 +1,8 @@
 """builtin:pydocs: the documentation strings of the Python installation, real English on every machine.
 
-No paper. Read are the standard library and the distributions that bertkit needs (not whatever else is installed), by
-parsing source, never by importing it; docstrings.py turns a string into prose. A module is a document, each paragraph
-one of its lines.
+Not from a paper. The standard library and the distributions that bertkit needs (and no other installed ones) are read
+by parsing their source, never by importing it; docstrings.py converts a string into prose. A module is a document, and
+each paragraph is one of its lines.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from bertkit.errors import DataError
 from bertkit.files import write_text
 from bertkit.text.docstrings import prose
 
-# Raised when the rules of harvesting change, so that no older harvest is used.
+# Increased when the harvesting rules change, so that no older harvest is used.
 VERSION = 1
 MIN_DOCUMENT_CHARACTERS = 300
 _DISTRIBUTION = "bertkit"
 _LEFT_OUT = frozenset({"test", "tests", "testing", "site-packages", "dist-packages", "_vendor", "vendor", "externals"})
-# Functions by which numpy, torch and scipy give compiled objects their documentation strings.
+# Functions with which numpy, torch and scipy set the documentation strings of compiled objects.
 _DOCUMENTING_CALLS = frozenset({"add_newdoc", "add_docstr", "add_doc", "_add_docstr", "add_docstr_all", "_add_newdoc"})
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 log = logging.getLogger(__name__)
 
 
 def harvest(cache: Path) -> Path:
-    """The corpus as a text file, a blank line between documents; made on the first call for this installation.
+    """The corpus as a text file with a blank line between documents; created on the first call for this installation.
 
     Raises:
         DataError: the installation has no sources (only compiled files).
@@ -58,7 +58,7 @@ def harvest(cache: Path) -> Path:
 
 
 def required_distributions(name: str) -> dict[str, metadata.Distribution]:
-    """All installed distributions that `name` needs, directly or not, without its extras and itself."""
+    """All installed distributions that `name` needs, directly or indirectly, without its extras and itself."""
     found: dict[str, metadata.Distribution] = {}
     waiting, seen = [name], set[str]()
     while waiting:
@@ -81,7 +81,7 @@ def required_distributions(name: str) -> dict[str, metadata.Distribution]:
 
 
 def source_files(distributions: dict[str, metadata.Distribution]) -> Iterator[Path]:
-    """Source files of the standard library, then of each distribution by name; tests and vendored copies left out."""
+    """Source files of the standard library, then of each distribution by name, without tests and vendored copies."""
     library = Path(sysconfig.get_path("stdlib"))
     yield from sorted(path for path in library.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(library).parts))
     for _, distribution in sorted(distributions.items()):
@@ -90,11 +90,11 @@ def source_files(distributions: dict[str, metadata.Distribution]) -> Iterator[Pa
 
 
 def documented_prose(path: Path) -> list[str]:
-    """Paragraphs of all documentation strings of a source file, in the order of the source."""
+    """Paragraphs of all documentation strings of a source file, in source order."""
     try:
         content = path.read_bytes()
         if b'"""' not in content and b"'''" not in content:
-            return []  # parsing is nine tenths of the work
+            return []  # parsing takes nine tenths of the time
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(content)
@@ -104,7 +104,7 @@ def documented_prose(path: Path) -> list[str]:
 
 
 def distinct_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Documents without the paragraphs that an earlier one has; short ones are joined to the next."""
+    """Documents without paragraphs that occur in an earlier one; short documents are joined to the next."""
     seen: set[str] = set()
     gathered: list[str] = []
     for paragraphs in documents:

@@ -1,10 +1,10 @@
-"""Readers: one class for each kind of source, all giving documents as lines of text.
+"""Readers: one class for each kind of source, all yielding documents as lines of text.
 
-No paper. Text and JSON Lines are read here, to locate an error to the byte or line; CSV, Parquet and the Hub are read
-by `datasets`. sources.py chooses the reader of a SOURCE.
+Not from a paper. Text and JSON Lines are read here, so that errors are reported with their byte or line; CSV, Parquet
+and the Hub are read by `datasets`. sources.py chooses the reader of a SOURCE.
 
 A document is one part, or several if it is large: (begins, lines), where only the first part begins. Lines of records
-with annotated spans carry them (annotated.py).
+with annotated spans include them (annotated.py).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Reader(ABC):
     """One file or stream of documents.
 
     Attributes:
-        name: in messages and manifests.
-        kind: the way of reading, part of the corpus's fingerprint.
+        name: used in messages and manifests.
+        kind: how it is read; part of the corpus's fingerprint.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Reader(ABC):
 
 @dataclass(frozen=True)
 class TextReader(Reader):
-    """A text file. `documents`: what parts documents, see SourceOptions."""
+    """A text file. `documents`: what separates documents, see SourceOptions."""
 
     path: Path
     documents: str
@@ -66,7 +66,7 @@ class TextReader(Reader):
         return in_parts(self._marked_lines())
 
     def _marked_lines(self) -> Iterator[tuple[bool, str]]:
-        """Lines that are not blank, each with: does a document begin here?"""
+        """Non-blank lines, each with whether a document begins there."""
         begins = True
         each_line, blank_line, wikitext = (self.documents == kind for kind in ("line", "blank-line", "wikitext"))
         for lines in read_lines(self.path, self.encoding):
@@ -85,7 +85,7 @@ class TextReader(Reader):
 
 @dataclass(frozen=True)
 class JsonLinesReader(Reader):
-    """A file of one JSON object a line, each a document in a field of text, with spans in others."""
+    """A file with one JSON object per line: each is a document with its text in one field and spans in others."""
 
     path: Path
     text_field: str
@@ -103,10 +103,10 @@ class JsonLinesReader(Reader):
 
 
 def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The object of each line that is not blank, behind its place for messages.
+    """The object of each non-blank line, preceded by its position for messages.
 
     Raises:
-        DataError: a line is no JSON object.
+        DataError: a line is not a JSON object.
     """
     for number, line in enumerate(chain.from_iterable(read_lines(path, encoding)), 1):
         if line and not line.isspace():
@@ -119,7 +119,7 @@ def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """A CSV or Parquet file: one row, one document; only Parquet's can have spans."""
+    """A CSV or Parquet file: one document per row; only Parquet's can have spans."""
 
     path: Path
     kind: str
@@ -171,7 +171,7 @@ class TableReader(Reader):
                 if not column < len(fields) <= len(header):
                     raise DataError(
                         f"{self.name}: cannot be read after record {number}: line {reader.line_num} has {len(fields)}"
-                        f" fields, expected {len(header)}; a field that holds {mark} is put in quotes"
+                        f" fields, expected {len(header)}; put a field that contains {mark} in quotes"
                     )
                 where = f"{self.name}, record {number}"
                 yield from record_parts({self.text_field: fields[column]}, self.text_field, (), where)
@@ -181,7 +181,7 @@ class TableReader(Reader):
             ) from error
 
     def _check(self, columns: Sequence[str]) -> None:
-        """Name a missing column before any row is read."""
+        """Report a missing column before any row is read."""
         text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)
@@ -189,11 +189,11 @@ class TableReader(Reader):
 
 @dataclass(frozen=True)
 class HubReader(Reader):
-    """A data set of the Hub, streamed at one commit; offline, the copy that `datasets` has cached.
+    """A Hub dataset, streamed at one commit; offline, the copy that `datasets` has cached.
 
     Attributes:
         repository: `ORG/NAME` or `ORG/NAME@REVISION`.
-        commit: of that revision.
+        commit: the commit of that revision.
     """
 
     repository: str
@@ -211,14 +211,14 @@ class HubReader(Reader):
 
     @property
     def dataset(self) -> str:
-        """Its name alone."""
+        """The repository's name without the revision."""
         return self.repository.partition("@")[0]
 
     def parts(self) -> Iterator[Part]:
         return dataset_parts(self.rows, self.text_field, self.span_fields, self.name)
 
     def rows(self) -> Any:
-        """The records, streamed; offline those of the cached copy."""
+        """The records, streamed; offline, those of the cached copy."""
         import datasets
 
         if self.offline:
@@ -226,7 +226,7 @@ class HubReader(Reader):
         return datasets.load_dataset(self.dataset, self.config, split=self.split, revision=self.commit, streaming=True)
 
     def _cached(self) -> Any:
-        """The cached copy of `datasets`; DataError if it has none of this commit."""
+        """The copy cached by `datasets`; DataError if there is none of this commit."""
         import datasets
 
         with without_network():
@@ -250,15 +250,15 @@ def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: 
     """Parts of the records that `rows()` opens.
 
     Raises:
-        DataError: see `dataset_records`; or a record lacks a field or has an invalid one.
+        DataError: see `dataset_records`; or a record has no such field, or an invalid one.
     """
     for where, record in dataset_records(rows, name):
         yield from record_parts(record, text_field, span_fields, where)
 
 
 def dataset_records(rows: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records that `rows()` opens, each with its place for messages; errors of `datasets` and the libraries under
-    it become DataError.
+    """The records that `rows()` opens, each with its position for messages; errors of `datasets` and the libraries that
+    it uses become DataError.
 
     Raises:
         DataError: the data cannot be opened or read.
@@ -293,7 +293,7 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     """The record's text, empty if the field is null.
 
     Raises:
-        DataError: no such field (the nearest ones are named), not a string, or not encodable.
+        DataError: the field is missing (similar names are given), not a string, or not encodable.
     """
     if field not in record:
         near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
@@ -332,7 +332,7 @@ def record_parts(record: dict[str, Any], text_field: str, span_fields: Sequence[
 
 
 def in_parts(marked_lines: Iterable[tuple[bool, str]]) -> Iterator[Part]:
-    """Gather lines into documents, cutting a document that is too large to be held."""
+    """Gather lines into documents; a document that is too large for memory is split into parts."""
     begun, lines, size = True, list[str](), 0
     for begins, line in marked_lines:
         if lines and (begins or size > PART_CHARACTERS):

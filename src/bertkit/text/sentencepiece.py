@@ -1,8 +1,8 @@
 """SentencePiece models (`spiece.model` and the like) as tokenizers of `tokenizers`.
 
-Kudo and Richardson 2018, arXiv:1808.06226; the file is a message of sentencepiece_model.proto, read by `protobuf`. What
-a family does around SentencePiece is in `Style`: Lan et al. 2020 (ALBERT) and Yang et al. 2019 (XLNet) rewrite quotes
-and strip accents, fairseq's models have other ids.
+Kudo and Richardson 2018, arXiv:1808.06226; the file is a message of sentencepiece_model.proto, read by `protobuf`.
+`Style` has each family's additions to SentencePiece: Lan et al. 2020 (ALBERT) and Yang et al. 2019 (XLNet) rewrite
+quotes and strip accents, fairseq's models have different ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
 
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model")
-"""Names that the known families give the file."""
+"""Names of the file in the known families."""
 
 _UNIGRAM = 1
 _UNKNOWN, _BYTE = 2, 6
@@ -58,16 +58,16 @@ class SentencePieceModel:
 
 @dataclass(frozen=True)
 class Style:
-    """A family's rules around SentencePiece.
+    """A family's rules in addition to SentencePiece.
 
     Attributes:
         roles: its special tokens.
         single, pair: templates of one text and of two.
-        lowercases: whether it lower-cases, unless the tokenizer's configuration overrides it.
-        rewrites: whether quotes are made plain and accents stripped, and `9,` is split into two tokens.
-        before, dropped, behind: tokens before the file's, the number of the file's that are left out, tokens after
-            them.
-        composes: whether Unicode is composed, in place of the file's own table.
+        lowercases: whether it lowercases, unless the tokenizer's configuration overrides it.
+        rewrites: whether quotes are replaced by plain ones, accents are stripped, and `9,` is split into two tokens.
+        before, dropped, behind: tokens before the file's tokens, the number of the file's tokens that are left out, and
+            tokens after them.
+        composes: whether Unicode is composed, instead of using the file's own table.
     """
 
     roles: Mapping[str, str]
@@ -118,14 +118,14 @@ STYLES: dict[str, Style] = {
 
 
 def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """A tokenizer out of a SentencePiece file.
+    """Read a tokenizer from a SentencePiece file.
 
     Args:
         path: the file.
         config: tokenizer_config.json and, under `model_type`, config.json's; may be empty.
 
     Raises:
-        DataError: the file is damaged, no Unigram model, or of an unknown family.
+        DataError: the file is damaged, not a Unigram model, or of an unknown family.
     """
     model = read_sentencepiece(path)
     if model.algorithm != _UNIGRAM:
@@ -144,7 +144,7 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     backend.decoder = decoders.Metaspace(replacement=_MARK, prepend_scheme="always")
     backend.add_special_tokens(
         [
-            # A mask takes the space before it along, so that it can stand for a word.
+            # A mask includes the space before it, so that it can stand for a word.
             AddedToken(token, special=True, normalized=False, lstrip=role == "mask")
             for role, token in style.roles.items()
         ]
@@ -170,8 +170,8 @@ def _style(path: Path, model: SentencePieceModel, config: Mapping[str, Any]) -> 
     if {"<s>", "</s>"} <= pieces and "<mask>" not in pieces:
         return STYLES["xlm-roberta"]
     raise DataError(
-        f"{path}: cannot tell whose SentencePiece model this is; put a config.json beside it whose model_type is one of"
-        f" {', '.join(STYLES)}"
+        f"{path}: cannot tell which family's SentencePiece model this is; put a config.json next to it whose model_type"
+        f" is one of {', '.join(STYLES)}"
     )
 
 
@@ -201,7 +201,7 @@ def _normalizer(
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a file; DataError if it is no SentencePiece model."""
+    """Read a file; DataError if it is not a SentencePiece model."""
     try:
         proto = _model_proto().FromString(path.read_bytes())
     except OSError as error:
@@ -216,7 +216,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
 
 
 def _model_proto() -> Any:
-    """sentencepiece_model.proto, as far as it is needed; other fields of a file are skipped."""
+    """sentencepiece_model.proto, as far as needed; other fields of a file are skipped."""
     file = descriptor_pb2.FileDescriptorProto(name="sentencepiece_model.proto", package="bertkit", syntax="proto2")
     for message, fields in _PROTO.items():
         entry = file.message_type.add(name=message)

@@ -2,8 +2,8 @@
 
 Rule-based in the manner of Grefenstette and Tapanainen 1994 (a full stop ends a sentence unless an abbreviation or an
 initial precedes it, or what follows cannot begin one). BERT's own data was split by another tool; its pair construction
-needs only that segments are sentence-like and nothing is lost. pysbd has more rules and languages at a small fraction
-of the speed: tokenising a corpus would wait for its sentences.
+only requires sentence-like segments without losses. pysbd has more rules and languages at a small fraction of the
+speed, which would slow down the tokenisation of a corpus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 _AROUND = r"""\s?["”’')\]]*\s+      # closing signs; WikiText and treebanks put spaces between
         (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])"""
 _BOUNDARY = re.compile("[.!?…]" + _AROUND, re.VERBOSE)
-# Most lines have full stops alone; a single mark is found at twice the speed of a set.
+# Most lines contain only full stops; a single mark is found twice as fast as a set.
 _FULL_STOP = re.compile(r"\." + _AROUND, re.VERBOSE)
 _BEFORE_WORDS = "\"'“‘’([{*_/–—-"
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Z]$|(?:[A-Za-z]\.)+[A-Za-z]$")
@@ -33,14 +33,14 @@ _ABBREVIATIONS = _words(
     u.s u.k d.c a.m p.m b.c a.d a.k.a n.b op cit ibid
     """
 )
-# These may end a sentence as well; they do so unless a number follows.
+# These may also end a sentence, and do so unless a number follows.
 _BEFORE_NUMBERS_ONLY = _words(
     "no nos fig figs eq eqs sec secs ch chap vol vols pp p op ca jan feb mar apr jun jul aug sep sept oct nov dec"
 )
 _MAY_END = _words("u.s u.k d.c a.m p.m b.c a.d inc ltd co corp bros etc al")
 
 
-# No abbreviation is longer: the quick way out for most words.
+# The longest abbreviation: a quick exit for most words.
 _LONGEST = max(map(len, _ABBREVIATIONS))
 
 
@@ -54,7 +54,7 @@ def split_sentences(line: str) -> list[str]:
 
 
 def sentence_places(line: str) -> list[tuple[int, int]]:
-    """The first character and the end of each sentence of `split_sentences`."""
+    """The start and exclusive end of each sentence of `split_sentences`."""
     sentences, start = [], 0
     for end in _ends(line):
         sentences.append(_without_space(line, start, end))
@@ -63,7 +63,7 @@ def sentence_places(line: str) -> list[tuple[int, int]]:
 
 
 def _ends(line: str) -> list[int]:
-    """Where the next sentence begins, or the line ends, of each sentence."""
+    """For each sentence, where the next one begins or the line ends."""
     ends, start = [], 0
     boundary = _BOUNDARY if "!" in line or "?" in line or "…" in line else _FULL_STOP
     for match in boundary.finditer(line):
@@ -76,12 +76,12 @@ def _ends(line: str) -> list[int]:
 
 
 def is_abbreviation(word: str, line: str, behind: int) -> bool:
-    """Whether a word before a full stop is a listed abbreviation, or a capital as of an initial, and no whole word.
+    """Whether a word before a full stop is a listed abbreviation, or a single capital such as an initial.
 
     Args:
         word: without the full stop.
-        line: that it is in.
-        behind: where the next word begins; some abbreviations stand only before numbers.
+        line: the line that contains it.
+        behind: where the next word begins; some abbreviations occur only before numbers.
     """
     known = word.lower()
     if len(word) == 1 and word.isupper():
@@ -98,7 +98,7 @@ def _without_space(line: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _ends_sentence(line: str, start: int, mark: int, end: int) -> bool:
-    """Does this full stop end a sentence, or an abbreviation or an initial inside one?"""
+    """Whether this full stop ends a sentence, rather than an abbreviation or an initial inside one."""
     first = mark - _LONGEST - 3
     word = line[first if first > start else start : mark].rpartition(" ")[2].lstrip(_BEFORE_WORDS)
     known = word.lower()
@@ -122,6 +122,6 @@ _OPENERS = _words(
 
 
 def _begins_like_sentence(line: str, at: int) -> bool:
-    """Whether the next word is one that sentences, not names, begin with."""
+    """Whether the next word usually begins sentences, and not names."""
     word = re.match(r"\W*(\w+)", line[at : at + 40])
     return word is not None and word[1].lower() in _OPENERS

@@ -1,6 +1,6 @@
-"""How text files are read into a corpus: what a recipe says under `data.reading`.
+"""How text files are read into a corpus: the section `data.reading` of a recipe.
 
-No paper; file_format.py has the part that all readers of files share. corpus.py is what such options open.
+Not from a paper; file_format.py has the part that all file readers share. corpus.py is what these options open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.text.lines import COMPRESSIONS
 
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
 NAMED_ONLY = {".dev": "text", ".test": "text", ".tsv": "csv"}
-"""Read where a file or glob names them, but not as part of a directory: what BabyLM calls the texts that are not to be
+"""Read if a file or glob names them, but not as part of a directory: BabyLM's names for texts that are not to be
 trained on, and tables of labelled examples."""
 
 
@@ -62,38 +62,38 @@ class SourceOptions(FileFormat):
     def _fields_differ(self) -> SourceOptions:
         if self.target_field is not None and (self.marked_fields or self.target_field == self.text_field):
             raise ValueError(
-                "target_field: parallel text has its target in another field than text_field, and neither span_fields"
-                " nor mark_capitals"
+                "target_field: parallel text has its target in a field other than text_field, and can have neither"
+                " span_fields nor mark_capitals"
             )
         if len({self.text_field, *self.span_fields}) < 1 + len(self.span_fields):
             raise ValueError(f"span_fields names a field twice, or the one of the text: {', '.join(self.span_fields)}")
         if self.mark_capitals and (CAPITALS in self.span_fields or len(self.span_fields) == MOST_FIELDS):
             raise ValueError(
-                f"mark_capitals marks words as one more field, {CAPITALS!r}; name at most {MOST_FIELDS - 1} span_fields"
-                " beside it, and none of them so"
+                f"mark_capitals marks words as an additional field, {CAPITALS!r}; name at most {MOST_FIELDS - 1}"
+                " span_fields next to it, and none with that name"
             )
         return self
 
     @property
     def cut(self) -> str:
-        """What a segment is: of parallel text a side of a pair, which is a line."""
+        """What a segment is; for parallel text, one side of a pair, which is a line."""
         return self.segments if self.target_field is None else "line"
 
     @property
     def marked_fields(self) -> tuple[str, ...]:
-        """The fields whose spans are marked beside the tokens, in the order of their bits."""
+        """The fields whose spans are marked next to the tokens, in the order of their bits."""
         return (*self.span_fields, CAPITALS) if self.mark_capitals else self.span_fields
 
     @property
     def decides(self) -> dict[str, Any]:
-        """All that shows in the tokens; without spans, the same as before there were any."""
+        """Everything that affects the tokens; without spans, the same as before spans were introduced."""
         later = {"span_fields", "target_field"}
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in later or value}
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         data: Any = getattr(recipe, "data", None)
         if getattr(data, "is_tokenised", False):
-            why = f"data.sources ({data.sources[0]}) are token shards, which are used as they are"
+            why = f"data.sources ({data.sources[0]}) are token shards, which are used unchanged"
             yield from (UnreadKey(name, why, refused=False) for name in type(self).model_fields)
             return
         if self.target_field is not None:
@@ -104,10 +104,10 @@ class SourceOptions(FileFormat):
             if not getattr(data.layout, "keeps_documents", True):
                 yield UnreadKey(
                     "target_field",
-                    f"data.layout {data.layout.choice} knows no pairs",
+                    f"data.layout {data.layout.choice} does not support pairs",
                     "write data.layout: {name: parallel}",
                 )
-        # A recipe for other sources than those that the command line gives has keys of theirs, which are no mistake.
+        # A recipe may be written for other sources than the command line's; its keys for them are no mistake.
         kinds = {kind_of_source(source) for source in getattr(data, "all_sources", ())}
         if kinds and kinds <= {"text", "builtin"}:
             why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
@@ -136,7 +136,7 @@ def kind_of_file(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
 
 
 def kind_of_source(source: str) -> str:
-    """text, records, builtin, or any: what a directory or a glob holds is known when it is opened."""
+    """text, records, builtin, or any: the kind of a directory or a glob is known only once it is opened."""
     scheme = source.partition(":")[0]
     if scheme in ("hub", "builtin"):
         return {"hub": "records"}.get(scheme, scheme)

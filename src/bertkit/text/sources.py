@@ -1,6 +1,6 @@
-"""SOURCE arguments of the command line or a recipe, opened as a corpus.
+"""Opens the SOURCE arguments of the command line or a recipe as a corpus.
 
-No paper; the grammar of SOURCE is the command-line contract's. corpus.py is what is opened, readers.py reads each kind.
+Not from a paper; the command-line contract defines SOURCE. corpus.py is what is opened, readers.py reads each kind.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from bertkit.text.readers import HubReader, JsonLinesReader, Reader, TableReader
 from bertkit.text.source_options import KINDS, NAMED_ONLY, SourceOptions, kind_of_file
 
 MAX_REMEMBERED = 100_000
-"""Hashes of files in the table of a cache directory."""
+"""Maximum number of file hashes in the table of a cache directory."""
 log = logging.getLogger(__name__)
 
 
 class FileHashes:
-    """sha256 of corpus files, kept in a JSON file from run to run.
+    """sha256 of corpus files, kept in a JSON file between runs.
 
-    A file counts as unchanged while its path, size, modification time and inode are, as for make and git.
+    A file counts as unchanged while its path, size, modification time and inode are, as in make and git.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class FileHashes:
         return self._known[key]
 
     def save(self) -> None:
-        """Write the table if it has grown, without the oldest entries if it is full."""
+        """Write the table if it has grown, without its oldest entries if it is full."""
         if self._changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, dict(list(self._known.items())[-MAX_REMEMBERED:]))
@@ -90,10 +90,10 @@ def open_corpus(
     Args:
         cache: directory of file hashes and harvested text; None: BERTKIT_CACHE or ~/.cache/bertkit.
         offline: do not use the network.
-        commits: of the Hub's data sets, as from `hub_commits`, which are then not looked up.
+        commits: of Hub datasets, as from `hub_commits`; these are then not looked up.
 
     Raises:
-        UsageError: no source, an unknown scheme or kind of file.
+        UsageError: no source, or an unknown scheme or kind of file.
         DataError: a source does not exist, or cannot be read.
     """
     options = options or SourceOptions()
@@ -123,7 +123,7 @@ def open_corpus(
 
 
 def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, str]:
-    """The current commits of the Hub's data sets among these, by `ORG/NAME` or `ORG/NAME@REVISION`.
+    """The current commits of the Hub datasets among these, by `ORG/NAME` or `ORG/NAME@REVISION`.
 
     Raises:
         DataError: one does not exist, or the Hub cannot be reached.
@@ -166,7 +166,7 @@ def _opened_pairs(
     offline: bool,
     commits: Mapping[str, str],
 ) -> Iterator[tuple[Reader, str]]:
-    """Readers of parallel text; text files are taken in twos, in the order in which they are named."""
+    """Readers of parallel text; text files are taken in twos, in the order given."""
     assert options.target_field is not None
     fields = PairFields(options.text_field, options.target_field)
     alone: Path | None = None
@@ -199,13 +199,13 @@ def _opened_pairs(
                 alone = None
     if alone is not None:
         raise UsageError(
-            f"{alone}: a text file has one side of parallel text; name the file of the other side behind it, or give a"
-            " .tsv of two columns or .jsonl"
+            f"{alone}: a text file has only one side of parallel text; name the file of the other side after it, or"
+            " give a .tsv of two columns or .jsonl"
         )
 
 
 def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
-    """Files of a path, directory or glob, in the order of their names; of a store, their copies in the cache."""
+    """Files of a path, directory or glob, ordered by name; for a store, their copies in the cache."""
     if is_url(source):
         return fetched_files(source, lambda path: kind_of_file(path) is not None, cache=cache, offline=offline)
     if has_scheme(source):
@@ -221,7 +221,7 @@ def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
         if others := [p.name for p in files if not kind_of_file(p)]:
             kinds = ", ".join(KINDS)
-            log.info("%s: %d files are no %s and are left out, such as %s", source, len(others), kinds, others[0])
+            log.info("%s: %d files are not %s and are left out, such as %s", source, len(others), kinds, others[0])
         return found
     if path.exists():
         open_regular(path).close()
@@ -229,7 +229,7 @@ def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
     if glob.has_magic(source):
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
         if not found:
-            raise DataError(f"{source}: no file matches")
+            raise DataError(f"{source}: no file matches this pattern")
         return found
     beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, beside, n=1)
@@ -256,16 +256,16 @@ def _file_reader(path: Path, options: SourceOptions) -> Reader:
 
 
 def _check_spans(source: str, options: SourceOptions) -> None:
-    """Raise UsageError if spans are requested of a source that cannot have any."""
+    """Raise UsageError if spans are requested from a source that cannot have any."""
     if options.span_fields:
         raise UsageError(
-            f"data.reading.span_fields: {source} has no field that holds spans; annotated text is JSONL, Parquet or"
+            f"data.reading.span_fields: {source} cannot contain spans; annotated text is JSONL, Parquet or"
             " Hub data; set span_fields to [] for text without annotations"
         )
 
 
 def _open_hub(rest: str, options: SourceOptions, *, offline: bool, commits: Mapping[str, str]) -> tuple[HubReader, str]:
-    """A Hub data set at the commit that it has now; offline, at the one that was seen last."""
+    """A Hub dataset at its current commit; offline, at the last known commit."""
     repository, _, config_split = rest.partition(":")
     config, _, split = config_split.partition(":")
     if not repository:

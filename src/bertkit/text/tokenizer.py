@@ -1,7 +1,7 @@
-"""A tokenizer: text to ids and back, of any kind of vocabulary.
+"""A tokenizer: text to ids and back, for any kind of vocabulary.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); `tokenizers` does the work.
-This class is what models and objectives need of it; vocabulary.py learns one, tokenizer_files.py reads and writes it.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece, [CLS], [SEP], [MASK]); implemented by `tokenizers`.
+This class is the interface for models and objectives; vocabulary.py trains one, tokenizer_files.py reads and writes it.
 
 Shapes: V vocabulary.
 """
@@ -28,7 +28,7 @@ ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 
 class TokenizerConfig(Settings):
-    """Which vocabulary to learn from the corpus, or which existing tokenizer to take."""
+    """Which vocabulary to train on the corpus, or which existing tokenizer to use."""
 
     type: TokenizerType = Field("wordpiece", description="Kind of vocabulary to train on the corpus.")
     vocab_size: int = Field(
@@ -87,25 +87,25 @@ class TokenizerConfig(Settings):
     def _extends_something(self) -> Self:
         if self.add_tokens and self.path is None:
             raise ValueError(
-                "add_tokens: extends an existing vocabulary, and this one is learnt; give its path (--init MODEL"
-                " gives the model's, `bertkit tokenize --tokenizer PATH` any), or raise vocab_size"
+                "add_tokens: extends an existing vocabulary, but this one is trained; give a path (--init MODEL uses"
+                " the model's, `bertkit tokenize --tokenizer PATH` any), or raise vocab_size"
             )
         return self
 
     @model_validator(mode="after")
     def _stands_for_spans(self) -> Self:
         if self.sentinels and self.type == "word":
-            raise ValueError("sentinels go with tokens that are parts of words, as T5's; take another tokenizer.type")
+            raise ValueError("sentinels need tokens that are parts of words, as in T5; choose another tokenizer.type")
         return self
 
     @property
     def lowercases(self) -> bool:
-        """Whether a learnt vocabulary is uncased."""
+        """Whether a trained vocabulary is uncased."""
         return self.type != "byte-bpe" if self.lowercase is None else self.lowercase
 
     @property
     def strips_accents(self) -> bool:
-        """Whether a learnt vocabulary's normaliser removes accents."""
+        """Whether the normaliser of a trained vocabulary removes accents."""
         return self.lowercases and self.type != "byte-bpe" if self.strip_accents is None else self.strip_accents
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -113,21 +113,21 @@ class TokenizerConfig(Settings):
         names = set(type(self).model_fields)
         if getattr(data, "is_tokenised", False):
             why = f"data.sources ({data.sources[0]}) are token shards, which have a tokenizer"
-            # Of a model to start from, path is the model's and not a setting of the user's.
+            # With a model to start from, path is the model's and not a setting of the user's.
             given = names if self.path != getattr(recipe, "init", None) else names - {"path"}
             yield from (UnreadKey(name, why, refused=name == "add_tokens") for name in sorted(given))
         elif self.path is not None:
-            why = "tokenizer.path names a tokenizer, which is taken as it is"
+            why = "tokenizer.path names a tokenizer, which is used unchanged"
             # The size is read by --plan, which does not open the tokenizer.
             read = {"path", "vocab_size", "add_tokens"}
             read |= {"added_frequency", "sample_megabytes"} if self.add_tokens else set()
-            remedy = "leave tokenizer.path out, and a vocabulary is learnt"
+            remedy = "leave tokenizer.path out to train a vocabulary"
             yield from (UnreadKey(name, why, remedy, refused=False) for name in sorted(names - read))
         else:
             yield from self._unread_of_learnt()
 
     def _unread_of_learnt(self) -> Iterator[UnreadKey]:
-        yield UnreadKey("added_frequency", "no words are added to a vocabulary that is learnt")
+        yield UnreadKey("added_frequency", "no words are added to a vocabulary that is trained")
         if self.type == "unigram":
             yield UnreadKey("min_frequency", "a unigram vocabulary has no merges", "take another tokenizer.type")
         elif self.type == "word":
@@ -166,7 +166,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Rows that an embedding table needs: the greatest id plus one."""
+        """Number of rows that an embedding table needs: the greatest id plus one."""
         return max(self._vocabulary.values(), default=-1) + 1
 
     @property
@@ -191,8 +191,8 @@ class Tokenizer:
 
     @cached_property
     def start_id(self) -> int | None:
-        """The token before every text: [CLS]; where texts are closed by separators alone, the one that closes the text
-        before. None of a vocabulary without [CLS]."""
+        """The token before every text: [CLS]; if texts are only closed by separators, the separator that closes the
+        text before. None if the vocabulary has no [CLS]."""
         if "cls" not in self.roles:
             return None
         (framed,) = self.backend.encode_batch(["a"])
@@ -201,7 +201,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of all tokens that are not text: those with a role and every other one flagged special."""
+        """Ids of all tokens that are not text: those with a role and all others flagged as special."""
         flagged = {i for i, added in self.backend.get_added_tokens_decoder().items() if added.special}
         return frozenset(flagged | {self._role_id(role) for role in self.roles})
 
@@ -220,19 +220,19 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides the ids: the canonical tokenizer.json and the roles."""
+        """sha256 (hex) of everything that determines the ids: the canonical tokenizer.json and the roles."""
         content = json.dumps([self.canonical_json, sorted(self.roles.items())])
         return hashlib.sha256(content.encode()).hexdigest()
 
     @cached_property
     def word_start_V(self) -> NDArray[np.bool_]:
-        """Whether each token begins a word. Special tokens count as words of their own.
+        """Whether each token begins a word. Special tokens count as separate words.
 
-        WordPiece marks what continues a word (`##`), byte-level BPE (`Ġ`) and SentencePiece-like vocabularies (`▁`)
-        what begins one.
+        WordPiece marks tokens that continue a word (`##`); byte-level BPE (`Ġ`) and SentencePiece-like vocabularies
+        (`▁`) mark tokens that begin one.
 
         Raises:
-            DataError: the vocabulary marks the ends of words only.
+            DataError: the vocabulary marks only the ends of words.
         """
         marker, marks_start = self.word_marker()
         starts_V = np.zeros(self.vocab_size, dtype=np.bool_)
@@ -243,39 +243,39 @@ class Tokenizer:
         return starts_V
 
     def without_special_tokens(self) -> Tokenizer:
-        """The same vocabulary, with sequences of a text's own tokens alone."""
+        """The same vocabulary, without special tokens around a text."""
         content = json.loads(self.backend.to_str()) | {"post_processor": None}
         backend = tokenizers.Tokenizer.from_str(json.dumps(content))
         return Tokenizer(backend, self.roles, lowercases=self.lowercases)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, no special tokens added; a special token written out (`[MASK]`) is recognised."""
+        """Ids of each text without added special tokens; a special token written out (`[MASK]`) is recognised."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_plain(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids of all texts end to end, and the number of ids of each; `[MASK]` in a text is just text.
+        """The concatenated ids of all texts, and the number of ids of each; `[MASK]` in a text is ordinary text.
 
-        For corpora: several times faster than `encode_batch`, and no text can forge a special token.
+        For corpora: several times faster than `encode_batch`, and no text can insert a special token.
         """
         if self._encoder is None:
             self._encoder = PlainEncoder(self.backend)
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """Where each of a text's ids of `encode_plain` is: its first character and the one behind its last, (T, 2).
+        """The character range (start, exclusive end) in its text of each id of `encode_plain`, (T, 2) per text.
 
         Much slower than `encode_plain`.
         """
         return [np.array(each.offsets, dtype=np.int64).reshape(-1, 2) for each in self.encodings_plain(texts)]
 
     def encodings_plain(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """The library's encoding of each text, with offsets and word numbers; `[MASK]` in a text is just text."""
+        """The library's encoding of each text, with offsets and word numbers; `[MASK]` in a text is ordinary text."""
         found: list[tokenizers.Encoding] = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
         return found
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids, special tokens written out."""
+        """The text of the ids, including special tokens."""
         return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
@@ -286,12 +286,12 @@ class Tokenizer:
         return str(token)
 
     def shown(self, token_id: int) -> str:
-        """A token as it is read: without the mark of a word's beginning, its bytes as characters where whole."""
+        """A token in readable form: without the word mark, and with complete byte sequences as characters."""
         text = self.decode([token_id]).strip()
         return text if text and "\N{REPLACEMENT CHARACTER}" not in text else self.token(token_id)
 
     def id(self, token: str) -> int | None:
-        """The id of a token, None if the vocabulary lacks it."""
+        """The id of a token, None if it is not in the vocabulary."""
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
@@ -309,7 +309,7 @@ class Tokenizer:
         if role not in self.roles:
             raise DataError(
                 f"the tokenizer has no {role} token (it has: {', '.join(self.roles.values()) or 'none'}); "
-                "train a new one, or choose one of a BERT-like model"
+                "train a new one, or choose that of a BERT-like model"
             )
         return int(self._vocabulary[self.roles[role]])
 
@@ -317,7 +317,7 @@ class Tokenizer:
         """The prefix that marks tokens, and whether it marks those that begin a word or those that continue one.
 
         Raises:
-            DataError: the vocabulary marks the ends of words only.
+            DataError: the vocabulary marks only the ends of words.
         """
         settings = json.loads(self.canonical_json)
         prefix = settings["model"].get("continuing_subword_prefix")

@@ -1,4 +1,4 @@
-"""A tokenizer's files: the Hugging Face directory that is written, and all formats that can be read.
+"""A tokenizer's files: writes a Hugging Face directory, and reads all supported formats.
 
 File formats of `transformers` (tokenizer.json, tokenizer_config.json, special_tokens_map.json, vocab.txt, vocab.json
 with merges.txt); its Python classes are not needed. sentencepiece.py reads SentencePiece's own format.
@@ -21,7 +21,7 @@ from bertkit.hub import hub_errors, is_offline, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
 
-# Names that the known families use for each role, the likeliest first.
+# Names that the known families use for each role, most likely first.
 KNOWN_NAMES = {
     "pad": ("[PAD]", "<pad>", "<|padding|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -40,13 +40,13 @@ HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTE
 def save_tokenizer(
     tokenizer: Tokenizer, directory: str | Path, *, max_tokens: int = 512, token_types: bool = True
 ) -> None:
-    """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write equal bytes.
+    """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write identical bytes.
 
     They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
 
     Args:
-        directory: made if missing.
-        max_tokens: of the longest text that the model reads, special tokens included.
+        directory: created if missing.
+        max_tokens: length of the longest text that the model reads, including special tokens.
         token_types: whether the model distinguishes segments.
     """
     directory = Path(directory)
@@ -54,11 +54,11 @@ def save_tokenizer(
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
     config = {
-        # The class that takes tokenizer.json as it is. BertTokenizerFast (transformers 5) derives its rules from
-        # vocab.txt, with another limit on the length of words.
+        # The class that loads tokenizer.json unchanged. BertTokenizerFast (transformers 5) derives its rules from
+        # vocab.txt, with a different limit on the length of words.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
-        # No limit is no entry.
+        # Without a limit there is no entry.
         **({"model_max_length": max_tokens} if max_tokens < sys.maxsize else {}),
         "clean_up_tokenization_spaces": False,
         **({"do_lower_case": tokenizer.lowercases, **_bert_options(tokenizer)} if is_wordpiece else {}),
@@ -118,7 +118,7 @@ def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
     """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
 
     Raises:
-        DataError: nothing there, a damaged file, or a Hub id that is neither cached nor reachable.
+        DataError: no such tokenizer, a damaged file, or a Hub id that is neither cached nor reachable.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -147,7 +147,7 @@ def _load_file(path: Path) -> Tokenizer:
     if path.suffix == ".txt":
         return _from_wordpieces(path, config)
     if path.suffix == ".model":
-        # The model's own configuration identifies the family best.
+        # The model's own configuration is the best evidence of the family.
         kind = _companion(path, "config.json").get("model_type")
         return load_sentencepiece(path, {**config, **({} if kind is None else {"model_type": kind})})
     if path.name in ("vocab.json", "encoder.json"):
@@ -161,7 +161,7 @@ def _load_file(path: Path) -> Tokenizer:
 
 
 def _read(path: Path, reader: Callable[[], Any]) -> Any:
-    """The reader's result; `tokenizers` raises plain Exception for every error of a file."""
+    """The reader's result; `tokenizers` raises a plain Exception for every error of a file."""
     try:
         return reader()
     except Exception as error:
@@ -176,7 +176,7 @@ def _companion(path: Path, name: str) -> dict[str, Any]:
 
 
 def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
-    """The token of each role: by the files, else by the names of known families."""
+    """The token of each role: according to the files, else by the names of known families."""
     roles = {}
     for role in ROLES:
         named = names.get(f"{role}_token")
@@ -189,7 +189,7 @@ def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
 
 
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
-    """A vocab.txt of google-research/bert: one token a line, its id the line's number from 0."""
+    """A vocab.txt of google-research/bert: one token per line, whose id is the line's number from 0."""
     lines = _read(path, lambda: path.read_text(encoding="utf-8")).split("\n")
     pieces = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -198,8 +198,8 @@ def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
         raise DataError(f"{path}, line {line + 1}: token {pieces[line]!r} occurs a second time further down")
     missing = [names[0] for names in KNOWN_NAMES.values() if names[0] not in vocabulary]
     if missing:
-        raise DataError(f"{path}: not a BERT vocabulary, it lacks {', '.join(missing)}")
-    # The original code takes do_lower_case as an option; a cased vocabulary is known by its capitals.
+        raise DataError(f"{path}: not a BERT vocabulary: missing {', '.join(missing)}")
+    # In the original code do_lower_case is an option; a cased vocabulary is recognised by its capitals.
     capitals = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
     lowercases = bool(config.get("do_lower_case", not capitals))
     backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
@@ -221,7 +221,7 @@ def _from_byte_pieces(path: Path) -> Backend:
     """vocab.json with merges.txt (RoBERTa), or encoder.json with vocab.bpe (GPT-2)."""
     merges = path.parent / ("merges.txt" if path.name == "vocab.json" else "vocab.bpe")
     if not merges.is_file():
-        raise DataError(f"{path}: {merges.name} must be beside it")
+        raise DataError(f"{path}: {merges.name} must be in the same directory")
     backend = Backend(_read(path, lambda: models.BPE.from_file(str(path), str(merges))))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -232,7 +232,7 @@ def _from_byte_pieces(path: Path) -> Backend:
 
 
 def _downloaded(name: str, *, offline: bool) -> Path:
-    """Fetch the tokenizer's files of a Hub model; those already in the Hub cache are not fetched again."""
+    """Download the tokenizer's files of a Hub model, unless they are in the Hub cache."""
     from huggingface_hub import snapshot_download
 
     try:

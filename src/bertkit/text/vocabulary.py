@@ -1,8 +1,9 @@
-"""Learning a vocabulary from text: WordPiece, BPE, byte-level BPE, Unigram, or whole words.
+"""Training a vocabulary on text: WordPiece, BPE, byte-level BPE, Unigram, or whole words.
 
 Devlin et al. 2019, arXiv:1810.04805 (WordPiece); Sennrich et al. 2016, arXiv:1508.07909 (BPE); Radford et al. 2019,
-GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` learns; this file makes it reproducible to
-the byte: the alphabet is fixed before learning, and Unigram's scores are rounded, since both depend on hashing there.
+GPT-2 (byte-level BPE); Kudo 2018, arXiv:1804.10959 (Unigram). `tokenizers` trains; this file makes the result
+reproducible byte for byte. The alphabet is fixed beforehand and Unigram's scores are rounded, since both depend on
+hashing there.
 Whole words are for word vectors and the BiLSTM of Tang et al. 2019, arXiv:1903.12136, section 4.2.
 """
 
@@ -29,13 +30,13 @@ from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
 from bertkit.text.tokenizer_files import bert_template, closed_template, xlnet_template
 
-# Ids 0 to 4 of every learnt vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
+# Ids 0 to 4 of every trained vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 # A longer word becomes [UNK]: max_input_chars_per_word of google-research/bert tokenization.py (`tokenizers` has 100).
 MAX_WORD_CHARACTERS = 200
 SCORE_DECIMALS = 4
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-# A run of punctuation, or of anything else, each with the word mark before it: GPT-2's way, without its contractions.
+# A run of punctuation, or of anything else, each with the word mark before it: as in GPT-2, without its contractions.
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
 
 
@@ -43,11 +44,11 @@ _TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_t
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Learn a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
+    """Train a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
 
     Args:
         config: kind and size; `path` is ignored.
-        texts: held in memory: pass a sample of a large corpus.
+        texts: kept in memory; pass a sample of a large corpus.
 
     Raises:
         UsageError: `vocab_size` is too small for the special tokens and the alphabet.
@@ -55,7 +56,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """
     texts = list(texts)
     if not any(text and not text.isspace() for text in texts):
-        raise DataError("there is no text to learn a vocabulary from")
+        raise DataError("there is no text to train a vocabulary on")
     if config.type == "word":
         words = word_tokenizer(
             texts, config.vocab_size, lowercase=config.lowercases, min_frequency=config.min_frequency
@@ -92,7 +93,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
         steps = [normalizers.NFD(), normalizers.StripAccents(), *steps] if config.strips_accents else steps
         if steps:
             backend.normalizer = normalizers.Sequence(steps)
-        # RoBERTa leaves the first word of a text without a space; here a word has the same tokens wherever it is.
+        # RoBERTa gives the first word of a text no space; here a word has the same tokens in every position.
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         backend.decoder = decoders.ByteLevel()
     else:
@@ -106,7 +107,7 @@ def _untrained(config: TokenizerConfig) -> Backend:
 
 
 def _sentencepiece_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
-    """Quotes made plain, compatibility forms joined, spaces single: google-research/albert tokenization.py."""
+    """Plain quotes, compatibility forms composed, single spaces: google-research/albert tokenization.py."""
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if config.strips_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -118,7 +119,7 @@ def _sentencepiece_normalizer(config: TokenizerConfig) -> normalizers.Normalizer
 
 
 def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
-    """The most frequent characters, after normalising, that make up `coverage` of the text; in code point order."""
+    """The most frequent characters, after normalising, that cover `coverage` of the text; in code point order."""
     occurrences: Counter[str] = Counter()
     for text in texts:
         occurrences.update(text.split(" "))
@@ -132,7 +133,7 @@ def _alphabet(backend: Backend, texts: list[str], coverage: float) -> list[str]:
         np.add.at(counts, characters, weights)
     seen = [int(c) for c in np.flatnonzero(counts) if not chr(c).isspace()]
     if not seen:
-        raise DataError("the text is empty: the tokenizer's rules leave not a single character of it")
+        raise DataError("the text is empty: the tokenizer's rules remove every character of it")
     seen.sort(key=lambda c: (-counts[c], c))
     missing_share = 1 - np.cumsum(counts[seen]) / counts[seen].sum()
     kept = int(np.argmax(missing_share <= 1 - coverage + 1e-12)) + 1
@@ -146,14 +147,14 @@ def _continues_words(backend: Backend, character: str) -> bool:
 
 
 def _check_size(config: TokenizerConfig, alphabet: int, continuing: int) -> None:
-    # Metaspace vocabularies need the word mark itself as well.
+    # Metaspace vocabularies also need the word mark itself.
     needed = len(SPECIAL_TOKENS) + alphabet + continuing + (config.type in ("bpe", "unigram"))
     if config.vocab_size < needed:
         standing = f" and {config.sentinels} that stand for spans" if config.sentinels else ""
         parts = f"{len(SPECIAL_TOKENS)} special tokens{standing} and {needed - len(SPECIAL_TOKENS)} single characters"
         remedy = "" if config.type == "byte-bpe" else " or lower tokenizer.character_coverage"
         raise UsageError(
-            f"tokenizer.vocab_size: {config.vocab_size + config.sentinels} does not hold the {parts} of this text; "
+            f"tokenizer.vocab_size: {config.vocab_size + config.sentinels} has no room for the {parts} of this text; "
             f"give at least {needed + config.sentinels}{remedy}"
         )
 
@@ -161,7 +162,7 @@ def _check_size(config: TokenizerConfig, alphabet: int, continuing: int) -> None
 def _trainer(config: TokenizerConfig, alphabet: list[str], continuing: list[str]) -> trainers.Trainer:
     specials = list(SPECIAL_TOKENS.values())
     if config.type == "wordpiece":
-        # Left to itself the trainer numbers the alphabet in the order of a hash table, new in each process. Entered as
+        # By itself the trainer numbers the alphabet in the order of a hash table, different in each process. Entered as
         # special tokens the characters get fixed ids; _finished makes them ordinary again.
         return trainers.WordPieceTrainer(
             vocab_size=config.vocab_size,
@@ -189,7 +190,7 @@ def _trainer(config: TokenizerConfig, alphabet: list[str], continuing: list[str]
 
 
 def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[str]) -> list[str]:
-    """Unigram's trainer keeps every character that it sees: show it the text without the rare ones."""
+    """The text without rare characters: Unigram's trainer keeps every character that it sees."""
     kept = set(alphabet) | {" "}
 
     def clean() -> Iterator[str]:
@@ -202,10 +203,10 @@ def _without_rare_characters(backend: Backend, texts: list[str], alphabet: list[
 
 
 def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
-    """Unigram's tokens by score, at most `room` (the trainer may give more), without what varies from run to run.
+    """Unigram's tokens by score, at most `room` (the trainer may return more), without what varies between runs.
 
-    Sums of floats are computed in another order each time, so scores are rounded. The trainer restores characters that
-    it pruned at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
+    Floats are summed in a different order each time, so scores are rounded. The trainer restores characters that it
+    pruned at the lowest score plus a ten-thousandth for each, in the order of a hash table: all get the lowest.
     """
     lowest = round(min(score for _, score in pieces), SCORE_DECIMALS)
     put_back = lowest + 10**-SCORE_DECIMALS * (1 + sum(len(piece) == 1 for piece, _ in pieces))
@@ -213,13 +214,13 @@ def _settled(pieces: list[list[Any]], room: int) -> list[list[Any]]:
         [piece, lowest if len(piece) == 1 and score <= put_back else round(score, SCORE_DECIMALS)]
         for piece, score in pieces
     ]
-    # Every character keeps its entry; of the longer tokens the likeliest stay.
+    # Every character keeps its entry; of the longer tokens the most likely are kept.
     rounded.sort(key=lambda entry: (len(entry[0]) > 1, -entry[1], entry[0]))
     return sorted(rounded[:room], key=lambda entry: (-entry[1], entry[0]))
 
 
 def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of the learnt model in which only the five special tokens are special, and sentinels behind it."""
+    """A tokenizer of the trained model in which only the five special tokens are special, followed by sentinels."""
     settings = json.loads(backend.to_str())
     settings["added_tokens"] = []
     if config.type == "unigram":
@@ -237,23 +238,23 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
 def word_tokenizer(
     texts: Iterable[str], vocab_size: int, *, lowercase: bool = True, min_frequency: int = 1
 ) -> Tokenizer:
-    """A tokenizer of the most frequent words, equally frequent ones by code points; any other word is [UNK].
+    """A tokenizer of the most frequent words, ties by code points; any other word is [UNK].
 
-    Words are split as BERT does, and the tokenizer is a WordPiece one without continuing tokens.
+    Words are split as in BERT, and the tokenizer is a WordPiece one without continuing tokens.
 
     Args:
-        texts: of the words.
-        vocab_size: entries, special tokens included; fewer if the texts have fewer words.
-        lowercase: of all words; accents are removed, too.
-        min_frequency: of a word.
+        texts: from which words are counted.
+        vocab_size: number of entries including special tokens; fewer if the texts have fewer words.
+        lowercase: whether to lowercase all words and remove their accents.
+        min_frequency: minimum count of a word.
 
     Raises:
         UsageError: `vocab_size` leaves no room for a word.
-        DataError: the texts have no word.
+        DataError: the texts have no words.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise UsageError(
-            f"vocab_size: {vocab_size} does not hold a word beside the {len(SPECIAL_TOKENS)} special tokens; raise it"
+            f"vocab_size: {vocab_size} leaves no room for words beyond {len(SPECIAL_TOKENS)} special tokens; raise it"
         )
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     cutter = pre_tokenizers.BertPreTokenizer()

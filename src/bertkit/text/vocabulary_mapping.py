@@ -1,8 +1,8 @@
-"""The tokens of one vocabulary in terms of another: which ones both have, and how the other tokenizer splits the rest.
+"""The tokens of one vocabulary in terms of another: common tokens, and how the other tokenizer splits the rest.
 
-For models that get a new vocabulary (models/conversion.py); own design. A token is the same in both vocabularies if it
-is written the same and words are marked the same way: `ing` continues a word in byte-level BPE and begins one in
-WordPiece. Special tokens correspond by their roles, whatever their names.
+For models that get a new vocabulary (models/conversion.py); not from a paper. A token is the same in both vocabularies
+if its text and its word mark mean the same: `ing` continues a word in byte-level BPE and begins one in WordPiece.
+Special tokens correspond by role, whatever their names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class VocabularyMapping:
     """A new vocabulary's ids in terms of an old one's.
 
     Attributes:
-        same: new id to the old id of the same token.
-        parts: new id to the old ids that the old tokenizer splits the token into, at least one; [UNK] is no part.
+        same: maps a new id to the old id of the same token.
+        parts: maps a new id to the old ids that the old tokenizer splits the token into, at least one, none of them
+            [UNK].
     """
 
     same: dict[int, int]
@@ -73,7 +74,7 @@ class _Cutter:
     def cut(self, pieces: dict[int, str]) -> dict[int, list[int]]:
         """Old ids by new id."""
         begins = {number: text for number, piece in pieces.items() if (text := self._beginning(piece)) is not None}
-        # A space before the text: byte-level vocabularies take it for the beginning of a word, the others drop it.
+        # With a space before the text: byte-level vocabularies read it as the beginning of a word, the others drop it.
         cut = self._old.encode_batch([f" {text}" for text in begins.values()])
         parts = dict(zip(begins, cut, strict=True))
         parts |= {number: self._continuing(piece) for number, piece in pieces.items() if number not in begins}
@@ -81,7 +82,7 @@ class _Cutter:
         return {number: ids for number, ids in kept.items() if ids}
 
     def _beginning(self, piece: str) -> str | None:
-        """The text of a token that begins a word; None if it continues a word, or is only a part of a character."""
+        """The text of a token that begins a word; None if it continues a word or is only part of a character."""
         if piece.startswith(self._new_marker) != self._new_marks_start:
             return None
         text = self._text(piece)
@@ -93,7 +94,7 @@ class _Cutter:
         return piece.removeprefix(self._new_marker)
 
     def _continuing(self, piece: str) -> list[int]:
-        """Inside a word there is nothing to split: the old vocabulary's model alone tokenizes the text."""
+        """Split text inside a word: without pre-tokenization, by the old vocabulary's model alone."""
         text, normalizer = self._text(piece), self._old.backend.normalizer
         if _REPLACEMENT in text:
             written = piece if self._old_marker == _BYTE_MARK else ""
@@ -108,6 +109,6 @@ class _Cutter:
             return [token.id for token in model.tokenize(written)]
         prefix = self._old_marker
         tokens = model.tokenize(prefix + written)
-        # Where no piece continues a word with this character, the prefix itself would be cut.
+        # If no token continues a word with this character, the prefix itself would be split.
         whole = len(tokens[0].value) > len(prefix) and tokens[0].value.startswith(prefix)
         return [token.id for token in tokens] if whole else []

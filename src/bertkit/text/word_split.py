@@ -1,10 +1,10 @@
-"""Words of plain text with their places, cut as in the Penn Treebank and CoNLL-2003.
+"""Words of plain text with their positions, split as in the Penn Treebank and CoNLL-2003.
 
-Marcus et al. 1993, Computational Linguistics 19(2), and the tokenisation of its release: punctuation, brackets, quotes
-and currency signs are words of their own, clitics are cut off (do n't, it 's), and what hyphens, an inner apostrophe or
-the points of an abbreviation hold together stays whole (New York-based, O'Brien, U.S.). A Han character is a word, as
-in BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words
-in token ids.
+Marcus et al. 1993, Computational Linguistics 19(2), and the tokenisation of its release. Punctuation, brackets, quotes
+and currency signs are separate words, clitics are cut off (do n't, it 's), and words joined by hyphens, an inner
+apostrophe or the points of an abbreviation stay whole (New York-based, O'Brien, U.S.). A Han character is a word, as in
+BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words in
+token ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 from bertkit.text.sentences import is_abbreviation
 
 Place = tuple[int, int]
-"""The first character, and the end, not included."""
+"""The first character and the exclusive end."""
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _JOINERS = "\u200c\u200d\u00ad\u2060"
@@ -31,11 +31,11 @@ _STATES = frozenset(
         " tenn tex va vt wash wis wyo",
     )
 )
-"""Newspapers' abbreviations of the states of the USA; they end no word of a sentence's middle."""
+"""Newspapers' abbreviations of US states, which keep their full stop in the middle of a sentence."""
 _CLITIC = re.compile(rf"(?:n[{_APOSTROPHES}]t|[{_APOSTROPHES}](?:s|re|ve|ll|d|m))$", re.IGNORECASE)
 _LISTED = re.compile(r"\d{1,3}")
 _LONGEST = 200
-"""Characters of the longest word that is looked for."""
+"""Maximum length of a word that is searched for."""
 _CLOSING = re.compile(r"[\s\"'”’)\]}»]*")
 
 
@@ -43,9 +43,9 @@ def word_places(text: str, start: int = 0, end: int | None = None) -> list[Place
     """The words of a sentence, or of any stretch of text, in order.
 
     Args:
-        text: of which only a part may be read.
-        start, end: that part; a full stop at its end is a word of its own unless it belongs to an abbreviation with
-            several points, or to one that is listed.
+        text: only the part from `start` to `end` is split.
+        start, end: that part. A full stop at its end is a separate word, unless it belongs to a listed abbreviation or
+            one with several points.
     """
     end = len(text) if end is None else end
     return list(_places(text, start, end))
@@ -54,8 +54,8 @@ def word_places(text: str, start: int = 0, end: int | None = None) -> list[Place
 def whole_words(text: str, start: int, end: int) -> Place:
     """The range, extended to whole words.
 
-    A word here is a run of letters, digits and marks, and a number with its points and commas; scripts that are written
-    without spaces (Han) are never extended.
+    Here a word is a run of letters, digits and marks, or a number with its points and commas; scripts written without
+    spaces (Han) are never extended.
     """
     if start >= end:
         return start, end
@@ -71,7 +71,7 @@ def whole_words(text: str, start: int, end: int) -> Place:
 
 
 def _before(text: str, start: int) -> int:
-    """A place before the word that holds `start`: behind the white space before it, if that is near."""
+    """A position before the word that contains `start`: after the preceding white space, if that is near."""
     space = max((text.rfind(mark, max(0, start - _LONGEST), start) for mark in " \n\t"), default=-1)
     return space + 1 if space >= 0 else max(0, start - _LONGEST)
 
@@ -93,7 +93,7 @@ def _places(text: str, start: int, end: int) -> Iterator[Place]:
 
 
 def _keeps_point(text: str, word: str, first: int, last: int, start: int, end: int) -> bool:
-    """Whether the full stop behind a word is part of it."""
+    """Whether the full stop after a word is part of it."""
     after = text[last + 1 : last + 2] if last + 1 < end else ""
     if after == "." or "." in word:
         return False  # an ellipsis, or a word such as reuters.com
@@ -126,7 +126,7 @@ def _word() -> re.Pattern[str]:
     marks = _marks()
     char = rf"(?:(?![{_HAN}])[\w{marks}])"
     letter = r"[^\W\d_]"
-    # What holds the parts of a word together.
+    # Characters that join the parts of a word.
     link = (
         rf"(?:[{_HYPHENS}&]|(?<=\d)[.,:/\u2013](?=\d)|(?<=[^\W_])\.(?=[a-z0-9])"
         rf"|(?<=[^\W\d_{marks}])[{_APOSTROPHES}](?={letter}))"
@@ -150,5 +150,5 @@ def _word() -> re.Pattern[str]:
 
 @cache
 def _run() -> re.Pattern[str]:
-    """Runs of letters, digits and marks; numbers with what is between their digits."""
+    """Runs of letters, digits and marks; numbers including the characters between their digits."""
     return re.compile(rf"(?:(?![{_HAN}])[\w{_marks()}]|(?<=\d)[.,](?=\d))+")

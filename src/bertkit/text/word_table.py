@@ -1,8 +1,8 @@
-"""Words that are known so far, and their tokens, in numpy.
+"""Known words and their tokens, in numpy.
 
-No paper. A word of up to 15 bytes is two machine words, so numpy looks up tens of thousands of them at once in a table
-with one place for each hash; the rest (new or long words, or those whose place is taken) are looked up in a dict, at
-three times the cost. Sibling compiled_words.py has the same in C++; plain_encoder.py cuts text into words.
+Not from a paper. A word of up to 15 bytes is two machine words, so numpy looks up tens of thousands at once in a table
+with one slot per hash. The rest (new or long words, or those whose slot is taken) are looked up in a dict, at three
+times the cost. Sibling compiled_words.py has the same in C++; plain_encoder.py cuts text into words.
 
 Shapes: K texts, W words of a call, T tokens, U distinct words known so far.
 """
@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
 TokensOf = Callable[[list[bytes]], tuple[Int64s, Int64s]]
-"""From new words to their ids, end to end, and how many each has."""
+"""From new words to their concatenated ids, and the number of ids of each."""
 
 MAX_WORDS = 1 << 18
 MAX_TOKENS = 1 << 22
 
 
 class KnownWords(ABC):
-    """Words and their ids, which are asked for once. `len`: words that are known."""
+    """Words with their ids, each tokenised once. `len`: number of known words."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
-        """Ids ids_T of all texts end to end, and the number of ids of each, length_K.
+        """The concatenated ids of all texts, ids_T, and the number of ids of each, length_K.
 
         Args:
             content: words in UTF-8 with the table's separator between them; between two texts is the word BORDER.
-            tokens_of: asked for words that are new.
+            tokens_of: called with words that are new.
         """
 
 
@@ -44,7 +44,7 @@ class NumpyWords(KnownWords):
     """The table in numpy.
 
     Args:
-        separator: the byte that is between two words.
+        separator: the byte between two words.
     """
 
     def __init__(self, separator: bytes) -> None:
@@ -68,7 +68,7 @@ class NumpyWords(KnownWords):
         if new:
             try:
                 self._learn(*tokens_of(new))
-            except BaseException:  # these words have numbers by now, and no tokens
+            except BaseException:  # these words already have numbers, but no tokens
                 self._forget()
                 raise
         start_W = self._start_U[index_W]
@@ -96,8 +96,8 @@ _Number = TypeVar("_Number", bound=np.generic)
 BORDER = b"\n"
 CHUNK_WORDS = 1 << 16
 PLACE_BITS = 19
-# The key of a word of at most 15 bytes is the word with the separator after it, padded with zeros; of a longer word
-# the first 16 bytes, among which there is no separator. So no two words have the same key, but for long ones.
+# The key of a word of at most 15 bytes is the word with the separator after it, padded with zeros. The key of a longer
+# word is its first 16 bytes, which contain no separator. So only long words can share a key.
 KEY_BYTES = 16
 _KEPT_1 = np.array([(1 << 8 * min(length + 1, 8)) - 1 for length in range(KEY_BYTES)], np.uint64)
 _KEPT_2 = np.array([(1 << 8 * max(length - 7, 0)) - 1 for length in range(KEY_BYTES)], np.uint64)
@@ -107,20 +107,20 @@ _FACTOR_1, _FACTOR_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB
 
 
 class WordIndex:
-    """Numbers words in the order in which they first come; number 0 is the border. `len`: words numbered.
+    """Numbers words in order of first occurrence; number 0 is the border. `len`: number of words.
 
-    Words are in UTF-8, which is cut up faster than text.
+    Words are in UTF-8, which is split faster than text.
 
     Args:
-        separator: the byte that is between two words.
+        separator: the byte between two words.
     """
 
     def __init__(self, separator: bytes) -> None:
         self._separator = separator
         self._numbers = _Numbers()
-        # A free place has the number of the border, whose key is known: no other word is taken for found there.
+        # A free slot has the number of the border, whose key is known, so no other word is found in it by mistake.
         self._number_P = np.zeros(1 << PLACE_BITS, np.int32)
-        # Keys by number, not by place: frequent words have small numbers, so theirs are close together.
+        # Keys are stored by number, not by slot: frequent words have small numbers, so their keys are close together.
         border = int.from_bytes(BORDER + separator, "little")
         self._key_1_U: Uint64s = np.array([border], np.uint64)
         self._key_2_U: Uint64s = np.zeros(1, np.uint64)
@@ -129,17 +129,17 @@ class WordIndex:
         return len(self._numbers)
 
     def take_new(self) -> list[bytes]:
-        """Words numbered since the last call."""
+        """The words numbered since the last call."""
         taken, self._numbers.new = self._numbers.new, []
         return taken
 
     def numbers(self, content: bytes) -> Int64s:
-        """The number of each word, of `content.split(separator)`: number_W."""
+        """The number of each word of `content.split(separator)`: number_W."""
         padded = content + self._separator + bytes(KEY_BYTES)
         end_W = np.flatnonzero(np.frombuffer(padded, np.uint8, len(content) + 1) == self._separator[0])
         start_W = np.empty_like(end_W)
         start_W[0], start_W[1:] = 0, end_W[:-1] + 1
-        # Eight bytes from any byte on; little-endian on every machine.
+        # Eight bytes starting at each byte; little-endian on every machine.
         eight: Uint64s = np.ndarray(len(padded) - 7, np.dtype("<u8"), padded, strides=(1,))
         number_W = np.empty_like(end_W)
         for first in range(0, len(end_W), CHUNK_WORDS):
@@ -165,7 +165,7 @@ class WordIndex:
         return number_C
 
     def _place(self, number_M: NDArray[np.int32], place_M: Int64s, key_1_M: Uint64s, key_2_M: Uint64s) -> None:
-        """Put short words into places that are free; who comes first stays, for frequent words come early."""
+        """Put short words into free slots; the first word keeps a slot, because frequent words come early."""
         self._key_1_U = with_room(self._key_1_U, len(self))
         self._key_2_U = with_room(self._key_2_U, len(self))
         self._key_1_U[number_M], self._key_2_U[number_M] = key_1_M, key_2_M
@@ -175,7 +175,7 @@ class WordIndex:
 
 
 class _Numbers(dict[bytes, int]):
-    """A word not yet known gets the next number."""
+    """Gives an unknown word the next number."""
 
     def __init__(self) -> None:
         super().__init__({BORDER: 0})

@@ -1,7 +1,7 @@
-"""Word vectors from a text file, as GloVe and word2vec write them.
+"""Word vectors from a text file in the formats of GloVe and word2vec.
 
-Pennington et al. 2014, "GloVe: Global Vectors for Word Representation" (a word and its numbers a line, spaces between);
-Mikolov et al. 2013, word2vec (the same after a line of two numbers: words and width).
+Pennington et al. 2014, "GloVe: Global Vectors for Word Representation" (a word and its numbers per line, separated by
+spaces); Mikolov et al. 2013, word2vec (the same after a line with two numbers: words and width).
 
 Shapes: N words, E width.
 """
@@ -26,10 +26,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words and their vectors, in the file's order: the most frequent first, as is usual.
+    """Words and their vectors in file order, usually most frequent first.
 
     Attributes:
-        words: each once.
+        words: without duplicates.
         vector_NE: their vectors.
     """
 
@@ -64,15 +64,15 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_words: int | None = None) -> WordVectors:
-    """Vectors of a file; of a repeated word, the first.
+    """Vectors of a file; for a repeated word, the first one.
 
     Args:
         path: the file; .gz, .xz, .bz2 and .zst are decompressed.
         only: words to keep; None: all.
-        most_words: the file is read up to this many words.
+        most_words: stop reading after this many words.
 
     Raises:
-        DataError: the file cannot be read, or a line does not hold a word and as many numbers as the others.
+        DataError: the file cannot be read, or a line does not contain a word and as many numbers as the others.
     """
     rows: dict[str, Floats] = {}
     width = 0
@@ -83,7 +83,7 @@ def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_w
             continue
         if not line or line.isspace():
             continue
-        # A word may hold spaces itself; the first line's does not.
+        # A word may contain spaces; the first line's does not.
         width = width or len(fields) - 1
         word = " ".join(fields[:-width]) if width else ""
         if not word:
@@ -102,5 +102,5 @@ def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_w
         if most_words is not None and len(rows) == most_words:
             break
     if not width:
-        raise DataError(f"{path}: holds no word vectors")
+        raise DataError(f"{path}: contains no word vectors; expected lines of a word and its numbers")
     return WordVectors(tuple(rows), np.stack(list(rows.values())) if rows else np.zeros((0, width), np.float32))

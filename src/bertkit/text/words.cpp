@@ -1,9 +1,9 @@
-// Words of a corpus and their tokens: each distinct word is cut into WordPieces once.
+// Words of a corpus and their tokens: each distinct word is split into WordPiece tokens once.
 //
-// Plain C functions over a table that the caller holds, called through ctypes (compiled_words.py), which checks sizes.
-// A word of printable ASCII is cut here as BERT's tokenizer cuts it (Devlin et al. 2019, arXiv:1810.04805): at every
-// sign that is neither letter nor digit, then into the longest pieces of the vocabulary from left to right (Wu et al.
-// 2016, arXiv:1609.08144). Every other word is returned to the caller, who asks the tokenizer itself and sets its tokens.
+// Plain C functions over a table owned by the caller, called through ctypes (compiled_words.py), which checks sizes.
+// A word of printable ASCII is split here like BERT's tokenizer does (Devlin et al. 2019, arXiv:1810.04805): at every
+// sign that is neither letter nor digit, then into the longest tokens of the vocabulary from left to right (Wu et al.
+// 2016, arXiv:1609.08144). Every other word is returned to the caller, which tokenises it and sets its tokens.
 
 #include <cstdint>
 #include <cstring>
@@ -31,7 +31,7 @@ inline uint64_t hash_of(const uint8_t *bytes, int64_t size) {
     return mixed(hash, next);
 }
 
-// The bytes before the first one that is `separator`, at most `size`: eight at once, by the carry that a byte of zero
+// The bytes before the first one equal to `separator`, at most `size`: eight at once, by the carry that a zero byte
 // leaves (Mycroft 1987), on machines that store the lowest byte first.
 inline int64_t until(const uint8_t *bytes, int64_t size, uint8_t separator) {
     constexpr uint64_t kOnes = 0x0101010101010101ull, kHighs = 0x8080808080808080ull;
@@ -49,7 +49,7 @@ inline int64_t until(const uint8_t *bytes, int64_t size, uint8_t separator) {
     return done;
 }
 
-// The pieces of printable ASCII, letter by letter: node 0 begins those at the start of a word, node 1 the others.
+// The tokens of printable ASCII, letter by letter: node 0 starts those that begin a word, node 1 the others.
 class Pieces {
   public:
     Pieces() : children_(1 << 12, Child{kNone, kNone}), id_{kNone, kNone} {}
@@ -70,7 +70,7 @@ class Pieces {
         id_[static_cast<size_t>(node)] = id;
     }
 
-    // The longest piece at the start of these bytes: its id, or none, and its size.
+    // The longest token at the start of these bytes: its id, or none, and its size.
     int32_t longest(const uint8_t *bytes, int64_t size, bool continues, int64_t &length) const {
         int32_t node = continues, found = kNone;
         for (int64_t i = 0; i < size; ++i) {
@@ -107,7 +107,7 @@ class Pieces {
     }
 
     std::vector<Child> children_;
-    std::vector<int32_t> id_;  // of the piece that ends at each node
+    std::vector<int32_t> id_;  // of the token that ends at each node
 };
 
 inline bool is_letter_or_digit(uint8_t byte) {
@@ -123,7 +123,7 @@ class Words {
 
     Pieces pieces;
 
-    // Forget all words but the border between two texts, number 0, which has no tokens.
+    // Forget all words except the border between two texts, number 0, which has no tokens.
     void clear() {
         slots_.assign(1 << 16, Slot{0, kNone, 0});
         bytes_.clear();
@@ -136,7 +136,7 @@ class Words {
     int64_t count() const { return static_cast<int64_t>(words_.size()); }
     int64_t tokens() const { return static_cast<int64_t>(tokens_.size()); }
 
-    // Numbers of the words between separators, and those new ones whose tokens the caller must set.
+    // Numbers of the words between separators, and the new ones among them, whose tokens the caller must set.
     int64_t read(const uint8_t *content, int64_t size, int32_t *numbers, int32_t *unknown_word, int64_t *unknown_start,
                  int64_t *unknown_end, int64_t &unknown_count) {
         int64_t found = 0, start = 0;
@@ -171,7 +171,7 @@ class Words {
         return sum;
     }
 
-    // Ids of all words end to end, and how many each text has.
+    // The concatenated ids of all words, and the number of ids of each text.
     void write(const int32_t *numbers, int64_t count, int64_t *ids, int64_t *lengths) const {
         int64_t *const begin = ids;
         int64_t before = 0;
@@ -199,7 +199,7 @@ class Words {
         int32_t length;
     };
 
-    // Of a word of at most eight bytes the word itself, of a longer one its hash; `readable` bytes may be read.
+    // The word itself if it has at most eight bytes, else its hash; `readable` bytes may be read.
     static Slot looked_for(const uint8_t *bytes, int64_t size, int64_t readable) {
         if (size > kKeyBytes) return Slot{hash_of(bytes, size), kNone, kLong};
         uint64_t key = 0;
@@ -248,7 +248,7 @@ class Words {
         }
     }
 
-    // Find the tokens of a word of printable ASCII; false for another.
+    // Find the tokens of a word of printable ASCII; false for any other word.
     bool cut(Word &word) {
         if (!cuts_) return false;
         const uint8_t *bytes = bytes_.data() + word.start;
@@ -308,7 +308,7 @@ void words_clear(Words *words) { words->clear(); }
 int64_t words_count(const Words *words) { return words->count(); }
 int64_t words_tokens(const Words *words) { return words->tokens(); }
 
-// Words of a content: one more than separators.
+// Number of words of a content: one more than separators.
 int64_t words_in(const uint8_t *content, int64_t size, int separator) {
     int64_t found = 1;
     for (int64_t i = 0; i < size; ++i) found += content[i] == separator;

@@ -1,9 +1,9 @@
 """Where words begin in token ids, for WordPiece, byte-level BPE and Unigram alike.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: a token without `##` begins a word, punctuation
-included, since the text is split at punctuation first). Byte-level BPE and Unigram mark only what follows a space, so
-that `end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark, would join the
-full stop before it. So there a change between letters and signs begins a word, too; ALBERT's released code likewise
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: a token without `##` begins a word, including
+punctuation, since the text is split at punctuation first). Byte-level BPE and Unigram mark only what follows a space:
+`end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark, would join the full
+stop before it. There a change between letters and signs therefore also begins a word; ALBERT's released code likewise
 lets punctuation begin words.
 
 Shapes: V vocabulary, T tokens.
@@ -25,15 +25,15 @@ _UNDECODED = "\ufffd"
 
 @dataclass(frozen=True, eq=False)
 class WordMarks:
-    """The word boundaries of a vocabulary; plain data, so it is sent to workers.
+    """The word boundaries of a vocabulary; plain data, so that it can be sent to workers.
 
     Attributes:
         start_V: tokens that begin a word.
-        sign_V: tokens of punctuation and other signs alone.
+        sign_V: tokens that consist only of punctuation and other signs.
         letters_V: other tokens of text; the mark of a space alone is neither.
-        special_V: tokens that are no text, [UNK] among them.
-        cuts_at_signs: whether a change between signs and letters begins a word: if the vocabulary marks what follows a
-            space, not if it marks what continues a word.
+        special_V: tokens that are not text, including [UNK].
+        cuts_at_signs: whether a change between signs and letters begins a word: true if the vocabulary marks what
+            follows a space, false if it marks what continues a word.
     """
 
     start_V: NDArray[np.bool_]
@@ -65,7 +65,7 @@ class WordMarks:
 
     @classmethod
     def plain(cls, start_V: NDArray[np.bool_]) -> WordMarks:
-        """From the tokens that begin a word alone."""
+        """From only the tokens that begin a word."""
         nothing_V = np.zeros_like(start_V)
         return cls(start_V, nothing_V, ~nothing_V, nothing_V, cuts_at_signs=False)
 
@@ -74,8 +74,8 @@ class WordMarks:
 
         Args:
             ids_T: ids.
-            apart_T: tokens that never share a word with the one before: the first of a sequence or segment, special
-                ones and those after them.
+            apart_T: tokens that never share a word with the token before: the first of a sequence or segment, special
+                tokens and those after them.
         """
         begins_T: NDArray[np.bool_] = self.start_V[ids_T] | apart_T
         if self.cuts_at_signs and ids_T.size:
@@ -85,7 +85,7 @@ class WordMarks:
 
 
 def _is_sign(text: str) -> bool:
-    """Punctuation and symbols alone, and at least one."""
+    """Whether the text is non-empty and contains only punctuation and symbols."""
     return bool(text) and _UNDECODED not in text and all(unicodedata.category(c)[0] in "PS" for c in text)
 
 

@@ -115,12 +115,12 @@ def test_an_index_is_kept_reopened_and_refused_to_another_model(
     assert len(json.loads(done.stdout)[0]["hits"]) == 10
     other = write_model(tmp_path / "other", max_tokens=44)
     done = bertkit("search", "--index", directory, "--model", other, "the cat")
-    assert (done.code, "is another model" in done.stderr) == (3, True)
+    assert (done.code, "is a different model" in done.stderr) == (3, True)
     done = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory)
-    assert (done.code, "holds an index with another settings" in done.stderr) == (2, True)
+    assert (done.code, "contains an index with different settings" in done.stderr) == (2, True)
     (directory / "vectors.faiss").write_bytes(b"damaged")
     done = bertkit("search", "--index", directory, "the cat")
-    assert (done.code, "cannot be read as an index" in done.stderr) == (3, True)
+    assert (done.code, "cannot be read as a FAISS index" in done.stderr) == (3, True)
 
 
 def test_vectors_that_are_there_are_not_computed_again(
@@ -197,7 +197,7 @@ def test_a_cross_encoder_orders_the_first_hits(built: TextIndex, embedder: Embed
     order = sorted(range(9), key=lambda n: -scores[n])[:3]
     assert [hit["id"] for hit in document["hits"]] == [before["hits"][n]["id"] for n in order]
     three = write_model(tmp_path / "three", heads=("sequence_classification",), labels=Labels(("a", "b", "c")))
-    with pytest.raises(DataError, match="is no cross-encoder: its head is for classification with 3 outputs"):
+    with pytest.raises(DataError, match="is not a cross-encoder: its head is for classification with 3 outputs"):
         query.CrossEncoder(str(three), engine())
 
 
@@ -248,12 +248,12 @@ def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, ber
         assert (done.code, message in done.stderr.replace("\n", " ")) == (code, True), done.stderr
 
     fails(2, "give --corpus FILE", "--model", model, "a")
-    fails(3, "holds no index; build it with --corpus", "--model", model, "--index", tmp_path, "a")
+    fails(3, "contains no index; build it with --corpus", "--model", model, "--index", tmp_path, "a")
     fails(3, "no such file", "--model", model, "--corpus", tmp_path / "none.txt", "a")
     fails(2, "--pairs: compares the texts", "--model", model, "--corpus", corpus, "--pairs", "a")
     fails(2, "query 1 is empty", "--model", model, "--corpus", corpus, " ")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
-    fails(2, "holds other files", "--model", model, "--corpus", corpus, "--index", tmp_path / "other")
+    fails(2, "contains other files", "--model", model, "--corpus", corpus, "--index", tmp_path / "other")
     (tmp_path / "none").write_text("")
-    fails(3, "has no texts", "--model", model, "--corpus", tmp_path / "none", "a")
+    fails(3, "contains no texts", "--model", model, "--corpus", tmp_path / "none", "a")

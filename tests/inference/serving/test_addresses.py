@@ -83,7 +83,7 @@ def test_token_ids_and_base64(models: Models) -> None:
     np.testing.assert_allclose(alone[0], decoded[0], atol=TOLERANCE)
     outside = post([base], "/v1/embeddings", {"model": "base", "input": [[0], [10**30]]})
     assert (outside.status_code, outside.json()["error"]["param"]) == (422, "input")
-    assert "is no token's id" in outside.json()["error"]["message"]
+    assert "is not a token id" in outside.json()["error"]["message"]
 
 
 def test_dimensions_shorten_vectors_and_keep_their_length(models: Models) -> None:

@@ -1,7 +1,7 @@
 """Comparison of the outputs of two copies of a model on real text and random tokens.
 
-Own design, for `bertkit export`. Batches are packed, so lengths are unequal and nothing is padded; among them are one
-token, the longest text that the model reads (up to a limit), and pairs with their segment types.
+Not from a paper; for `bertkit export`. Batches are packed, so sequences have different lengths and no padding. They
+include a single token, the longest text that the model reads (up to a limit), and pairs with their segment types.
 
 Shapes: T packed tokens, B sequences, D width, K outputs of a head.
 """
@@ -21,7 +21,7 @@ from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.text.tokenizer import Tokenizer
 
 LONGEST_PROBE = 512
-"""Longer texts than this are not probed, whatever the model could read."""
+"""Maximum length of compared texts, even if the model reads longer ones."""
 
 TEXTS = (
     "The committee met on Tuesday, and nobody could say why the vote (17 to 4) had been postponed.",
@@ -36,8 +36,8 @@ _RANDOM_LENGTHS = (1, 2, 7, 18, 33)
 _SEED = 20_190_524
 
 SMALLEST_OUTPUT = 0.5
-"""Outputs that are smaller than this in the root mean square are compared with this: a head that has learnt little
-gives numbers around 0, of which no share means anything."""
+"""Minimum root mean square used in the comparison. A barely trained head outputs numbers around 0, for which a relative
+difference means nothing."""
 
 Outputs = Mapping[str, Tensor]
 """By name: `hidden` (T, D), `pooler` (B, D), and each head's logits, (T, K) or (B, K)."""
@@ -57,14 +57,14 @@ class ProbeRow:
 
 @dataclass
 class Agreement:
-    """How far apart two copies are.
+    """The difference between two copies of a model.
 
     Attributes:
-        tolerance: the largest difference that is accepted, for outputs up to 1; for larger ones it grows with them.
-        batches, sequences, tokens: what was compared.
-        differences: the largest difference, by output.
-        errors: what differs more than the tolerance.
-        measure, unit: of a difference, in words and behind its number.
+        tolerance: the largest accepted difference for outputs up to 1; it grows with larger outputs.
+        batches, sequences, tokens: the amounts compared.
+        differences: the largest difference of each output.
+        errors: outputs that differ by more than the tolerance.
+        measure, unit: of a difference, in words and as the text after its number.
     """
 
     measure: ClassVar[str] = "absolute"
@@ -94,26 +94,28 @@ class Agreement:
             self.errors.append(f"{name} differs by {difference:.3g}{self.unit}")
 
     def difference(self, wanted: Tensor, found: Tensor) -> float:
-        """How far apart two tensors of one shape are."""
+        """The difference between two tensors of the same shape."""
         return float((wanted - found).abs().max())
 
     def accepted(self, wanted: Tensor) -> float:
-        """The largest difference that is accepted."""
+        """The largest accepted difference."""
         return self.tolerance * max(1.0, float(wanted.abs().max()))
 
     def raise_if_different(self, what: str) -> None:
         """Raises:
-        CheckError: if the two do not agree.
+        CheckError: the two do not agree.
         """
         if self.errors:
             errors = "; ".join(dict.fromkeys(self.errors))
-            raise CheckError(f"{what} does not give the numbers of its source (tolerance {self.tolerance:g}): {errors}")
+            raise CheckError(
+                f"{what} does not reproduce the outputs of its source (tolerance {self.tolerance:g}): {errors}"
+            )
 
 
 class RoughAgreement(Agreement):
-    """As `Agreement`, of relative root mean squares: 0 is equal, 1 is the error of all zeros.
+    """As `Agreement`, with relative root mean squares: 0 is equal, 1 is the error of all zeros.
 
-    They are taken over all rows of a batch, so that one rare word's state does not decide it.
+    Computed over all rows of a batch, so that the state of one rare word does not decide the result.
     """
 
     measure: ClassVar[str] = "root mean square as a share of the source's"
@@ -131,7 +133,7 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[ProbeRow]]:
-    """Rows to compare: real text and pairs of it where there is a tokenizer, random ids in any case."""
+    """Rows to compare: random ids, and, if there is a tokenizer, real text and pairs of it."""
     longest = min(model.encoder.max_tokens, LONGEST_PROBE)
     generator = torch.Generator().manual_seed(_SEED)
     batches = []
@@ -149,7 +151,7 @@ def probe_batches(model: HeadedModel, tokenizer: Tokenizer | None) -> list[list[
 
 
 def real_rows(tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] | None, longest: int) -> list[ProbeRow]:
-    """Rows in the tokenizer's template, of at most `longest` tokens; none of a text without tokens."""
+    """Rows in the tokenizer's template, of at most `longest` tokens; texts without tokens are left out."""
     inputs = list(texts) if others is None else list(zip(texts, others, strict=True))
     rows = []
     for encoding in tokenizer.backend.encode_batch(inputs):
@@ -161,14 +163,14 @@ def real_rows(tokenizer: Tokenizer, texts: Sequence[str], others: Sequence[str] 
 
 
 def packed(model: HeadedModel, rows: Sequence[ProbeRow]) -> PackedBatch:
-    """The rows as a batch, with segment types where the model reads them."""
+    """The rows as a batch, with segment types if the model reads them."""
     types = [row.token_types for row in rows] if model.encoder.config.reads_token_types else None
     return PackedBatch.from_ids([row.ids for row in rows], types)
 
 
 @torch.no_grad()
 def outputs_of(model: HeadedModel, rows: Sequence[ProbeRow]) -> dict[str, Tensor]:
-    """All that a model gives for the rows."""
+    """All outputs of a model for the rows."""
     batch = packed(model, rows)
     hidden_TD = model(batch)
     found = {"hidden": hidden_TD, **{head: model.logits(head, hidden_TD, batch) for head in model.head_names}}
@@ -185,14 +187,14 @@ def compare(
     tolerance: float,
     kind: type[Agreement] = Agreement,
 ) -> Agreement:
-    """Compute the same rows with both.
+    """Compute the same rows with both models.
 
     Args:
         model: the source, in evaluation mode.
-        tokenizer: the source's; random tokens alone where None.
-        other: what the copy gives; outputs that it does not have are not compared.
+        tokenizer: the source's; None: only random tokens.
+        other: computes the outputs of the copy; outputs that it does not have are not compared.
         tolerance: see `Agreement`.
-        kind: what counts as a difference.
+        kind: how differences are measured.
     """
     agreement = kind(tolerance)
     for rows in probe_batches(model, tokenizer):

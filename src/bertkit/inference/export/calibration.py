@@ -1,7 +1,7 @@
-"""The ranges of a model's activations on a text, for int8 maps whose inputs have a fixed range.
+"""Ranges of a model's activations on a text, for int8 maps whose inputs have a fixed range.
 
-Own design: each line of the text goes through the encoder as a sequence of its own, until there are enough tokens, and
-the least and the largest number of every channel of every linear map's input are kept (models/calibrated.py).
+Not from a paper: each line of the text is read by the encoder as one sequence until there are enough tokens. The
+minimum and maximum of every channel of every linear map's input are kept (models/calibrated.py).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from bertkit.text.tokenizer import Tokenizer
 
 ENOUGH_TOKENS = 50_000
 _LINES = 32
-"""Of a batch."""
+"""Per batch."""
 
 
 @torch.no_grad()
 def input_ranges(model: HeadedModel, tokenizer: Tokenizer, text: Path) -> dict[str, InputRange]:
-    """The range of what each linear map of the encoder reads, by the map's name.
+    """The range of the inputs of each linear map of the encoder, by the map's name.
 
     Args:
         model: in evaluation mode.
         tokenizer: its tokenizer.
-        text: a sequence a line, such as the model will be used on; compressed or not.
+        text: one sequence per line, like the texts the model will be used on; may be compressed.
 
     Raises:
-        DataError: the text cannot be read, or has no tokens.
+        DataError: the text cannot be read, or contains no tokens.
         UsageError: the model has no linear maps, or a decoder.
     """
     maps = {f"encoder.{name}": part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
     if not maps or model.encoder.config.is_encoder_decoder:
         raise UsageError(
-            f"--calibrate: a model of the family {model.encoder.config.model_type} has no ranges that a text of lines"
-            " could measure; leave it out"
+            f"--calibrate: the input ranges of a model of the family {model.encoder.config.model_type} cannot be"
+            " measured on lines of text; leave it out"
         )
     found: dict[str, InputRange] = {}
     hooks = [part.register_forward_pre_hook(_observer(name, found)) for name, part in maps.items()]
@@ -58,7 +58,7 @@ def input_ranges(model: HeadedModel, tokenizer: Tokenizer, text: Path) -> dict[s
         for hook in hooks:
             hook.remove()
     if not tokens:
-        raise DataError(f"{text}: has no text to calibrate on; give lines like those that the model will read")
+        raise DataError(f"{text}: contains no text to calibrate on; give lines like those that the model will read")
     return found
 
 

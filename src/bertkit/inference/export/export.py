@@ -1,9 +1,9 @@
-"""Export of a model for other tools: nothing is written unless its outputs agree with its source's.
+"""Export of a model for other tools; nothing is written unless its outputs agree with the source's.
 
-Own design (contract: `bertkit export`). What is written is read again and compared with the source on the same texts
-(agreement.py); only then does the directory get its name. Formats: a Hugging Face directory; the same with int8 weights
-(models/quantised.py), for bertkit alone; or an ONNX graph (onnx_graph.py), of floats or of int8 weights, with
-config.json and tokenizer beside it.
+Not from a paper (contract: `bertkit export`). The export is written, read back and compared with the source on the
+same texts (agreement.py); only then is the directory given its name. Formats: a Hugging Face directory; the same with
+int8 weights (models/quantised.py), for bertkit only; or an ONNX graph (onnx_graph.py) with float or int8 weights, next
+to config.json and tokenizer.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
 Format = Literal["hf", "int8", "onnx", "onnx-int8"]
 RECORD = "export.json"
 TOLERANCE: dict[Format, float] = {"hf": 1e-5, "int8": 0.25, "onnx": 1e-4, "onnx-int8": 0.25}
-"""The largest difference that is accepted; ONNX Runtime sums in another order. Of int8 it is the root mean square as a
-share of the source's: all-MiniLM-L6-v2 fine-tuned on RTE, whose states have a few large elements, is at 0.11, and at
-0.14 in ONNX Runtime."""
+"""The largest accepted difference; ONNX Runtime sums in a different order. For int8 it is the root mean square relative
+to the source's: all-MiniLM-L6-v2 fine-tuned on RTE, whose states have a few large elements, reaches 0.11, and 0.14 in
+ONNX Runtime."""
 
 _SENTENCE_FILES = (MODULES_FILE, VERSION_FILE)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is to be exported.
+    """A model to export.
 
     Attributes:
-        name: as the user gave it.
+        name: as given by the user.
         directory: where it is.
-        inner: its encoder's directory below that one; "." for all but some sentence encoders.
-        model, tokenizer, report: what was read; a model without tokenizer files has none.
+        inner: directory of its encoder below `directory`; "." except for some sentence encoders.
+        model, tokenizer, report: the loaded model; tokenizer is None if there are no tokenizer files.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Source:
 
     @property
     def has_modules(self) -> bool:
-        """Whether sentence-transformers wrote it: an embedder, or a cross-encoder of its version 6."""
+        """Whether sentence-transformers wrote it: an embedder, or a cross-encoder of version 6."""
         return (self.directory / MODULES_FILE).is_file()
 
     @property
@@ -89,22 +89,22 @@ def export_model(
 
     Args:
         name: a model directory, a run directory or a Hub id.
-        to: a directory that is not there, is empty, or holds an earlier export and nothing else.
-        kind: of the files.
-        calibrate: with int8, a text whose activations give the ranges of the maps' inputs; None: each row has its own.
-        offline: use no network.
+        to: a directory that does not exist, is empty, or contains only an earlier export.
+        kind: format of the export.
+        calibrate: for int8, a text from whose activations input ranges are measured; None: each row has its own.
+        offline: do not use the network.
 
     Raises:
-        UsageError: if `to` holds something else, the model is of int8 already, or the family cannot be written in this
+        UsageError: `to` contains other files, the model is already int8, or its family cannot be exported in this
             format.
-        DataError: if the model cannot be read.
-        CheckError: if what was written does not give the numbers of its source; nothing is left of it.
+        DataError: the model cannot be read.
+        CheckError: the export does not reproduce the outputs of its source; it is deleted.
     """
     directory = find_model(name, offline=offline)
     check_destination(to, directory)
     source = read_source(name, directory)
     if is_quantised(source.model):
-        raise UsageError(f"{name}: is quantised already; export the model that it was made from")
+        raise UsageError(f"{name}: is already quantised; export the model that it was made from")
     writers: dict[Format, Callable[[Source, Path], Agreement]] = {
         "hf": _write_directory,
         "int8": partial(_write_int8, calibrate=calibrate),
@@ -113,7 +113,7 @@ def export_model(
     }
     with written_aside(to) as staging:
         agreement = writers[kind](source, staging)
-        agreement.raise_if_different(f"{name}: what was written as {kind}")
+        agreement.raise_if_different(f"{name}: the export as {kind}")
         record = _record(source, kind, agreement, staging)
         if calibrate is not None:
             record["calibrated_on"] = {"file": str(calibrate), "sha256": sha256_of(calibrate)}
@@ -122,7 +122,7 @@ def export_model(
 
 
 def read_source(name: str, directory: Path) -> Source:
-    """Load the model and, where there are files of one, its tokenizer."""
+    """Load the model and, if there are tokenizer files, its tokenizer."""
     inner = encoder_directory(directory)
     model, report = load_model(directory)
     tokenizer = None
@@ -134,7 +134,7 @@ def read_source(name: str, directory: Path) -> Source:
 
 def check_destination(to: Path, source: Path) -> None:
     """Raises:
-    UsageError: if something would be overwritten.
+    UsageError: existing files would be overwritten.
     """
     here, there = to.resolve(), source.resolve()
     if here == there or here in there.parents or there in here.parents:
@@ -144,14 +144,14 @@ def check_destination(to: Path, source: Path) -> None:
     if not to.exists():
         return
     if not to.is_dir():
-        raise UsageError(f"--to {to}: is a file; give a directory that is not there yet")
+        raise UsageError(f"--to {to}: is a file; give a directory that does not exist yet")
     found = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()}
     if not found:
         return
     others = found - {RECORD} - _recorded(to / RECORD)
     if RECORD not in found or others:
         shown = ", ".join(sorted(others or found)[:3])
-        raise UsageError(f"--to {to}: holds something else than an export ({shown}); give a directory of its own")
+        raise UsageError(f"--to {to}: contains other files than an export ({shown}); give another directory")
 
 
 def _recorded(path: Path) -> set[str]:
@@ -161,7 +161,7 @@ def _recorded(path: Path) -> set[str]:
 
 @contextmanager
 def written_aside(to: Path) -> Iterator[Path]:
-    """A directory to write in, which gets the name `to` when all went well and is removed otherwise."""
+    """A directory to write in; renamed to `to` on success and removed on failure."""
     made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
     to.parent.mkdir(parents=True, exist_ok=True)
     staging, old = (to.with_name(f".{to.name}.{os.getpid()}.{what}") for what in ("writing", "old"))
@@ -195,12 +195,12 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _write_directory(source: Source, staging: Path) -> Agreement:
-    """A Hugging Face directory, heads that were taken out as zeros; a sentence encoder's other steps are copied."""
+    """A Hugging Face directory with removed heads as zeros; a sentence encoder's other steps are copied."""
     return _write_model(source, staging, dense(source.model), tolerance=TOLERANCE["hf"])
 
 
 def _write_int8(source: Source, staging: Path, calibrate: Path | None) -> Agreement:
-    """A directory like a Hugging Face one, whose linear maps and tables have int8 weights."""
+    """A directory like a Hugging Face one, with int8 weights for linear maps and tables."""
     ranges = None
     if calibrate is not None:
         if source.tokenizer is None:
@@ -214,13 +214,13 @@ def _write_int8(source: Source, staging: Path, calibrate: Path | None) -> Agreem
 def _write_model(
     source: Source, staging: Path, model: HeadedModel, *, tolerance: float, kind: type[Agreement] = Agreement
 ) -> Agreement:
-    """A directory of a model, and the faults that it has when it is read again: outputs, weights, heads, tokenizer and
+    """Write a model directory and report differences found when reading it back: outputs, weights, heads, tokenizer and
     a sentence encoder's vectors."""
     save_model(model, source.tokenizer, staging / source.inner)
     if source.has_modules:
         _copy_steps(source, staging)
         if source.is_embedder and source.tokenizer is not None:
-            # Where sentence-transformers 6 keeps the greatest length of its own.
+            # sentence-transformers 6 reads the maximum length from here.
             limit = load_sentence_model(source.directory).max_tokens
             write_tokenizer(model, source.tokenizer, staging / source.inner, max_tokens=limit)
     again, report = load_model(staging)
@@ -229,23 +229,23 @@ def _write_model(
     )
     odd = [*report.newly_initialised, *report.unexpected]
     if odd:
-        agreement.errors.append(f"weights are missing or left over: {', '.join(odd[:3])}")
+        agreement.errors.append(f"weights are missing or unexpected: {', '.join(odd[:3])}")
     if again.head_names != source.model.head_names:
         agreement.errors.append(f"heads are {again.head_names}, the source's {source.model.head_names}")
     if source.tokenizer is not None and load_tokenizer(staging / source.inner).encode_batch(
         TEXTS
     ) != source.tokenizer.encode_batch(TEXTS):
-        agreement.errors.append("the tokenizer gives other ids")
+        agreement.errors.append("the tokenizer gives different ids")
     if source.is_embedder:
         _compare_vectors(source, staging, agreement)
     return agreement
 
 
 def _copy_steps(source: Source, staging: Path) -> None:
-    """Copy the modules after the encoder, and the settings of all.
+    """Copy the modules after the encoder, and the settings of all modules.
 
     Raises:
-        DataError: modules.json or a link names a path outside of the model.
+        DataError: modules.json or a link points outside the model directory.
     """
     modules = source.directory / MODULES_FILE
     settings = settings_file(source.directory / source.inner).name
@@ -276,7 +276,7 @@ def _compare_vectors(source: Source, staging: Path, agreement: Agreement) -> Non
 
 
 def _write_onnx(source: Source, staging: Path) -> Agreement:
-    """A graph with config.json and the tokenizer beside it."""
+    """A graph, with config.json and the tokenizer next to it."""
     from bertkit.inference.export.onnx_graph import GRAPH_FILE, Graph, check_exportable, write_graph
 
     check_exportable(source.model)
@@ -287,7 +287,7 @@ def _write_onnx(source: Source, staging: Path) -> Agreement:
 
 
 def _write_onnx_int8(source: Source, staging: Path) -> Agreement:
-    """A graph of int8 weights, in a folder of its own as the Hub has them; beside it what a plain one has."""
+    """A graph with int8 weights, in its own folder as on the Hub, next to the same files as a plain graph."""
     from bertkit.inference.export.onnx_graph import INT8_GRAPH_FILE, Graph, check_exportable, write_int8_graph
 
     check_exportable(source.model)

@@ -1,8 +1,8 @@
-"""A model as an ONNX graph, of floats or of int8 weights, and what onnxruntime computes from it.
+"""A model as an ONNX graph with float or int8 weights, and its outputs in onnxruntime.
 
-torch.onnx over torch.export; inputs have the names that `transformers` gives them. The graph reads padded rectangles,
-for ONNX Runtime has no packed attention: padding follows the tokens, and attention does not see it. Batch and
-length are free.
+torch.onnx over torch.export; inputs have the names used by `transformers`. The graph reads padded rectangles, because
+ONNX Runtime has no packed attention. Padding follows the tokens and is masked in attention. Batch size and length are
+dynamic.
 
 Shapes: B sequences, S longest sequence, T = B * S cells, D width, K outputs of a head, V vocabulary.
 """
@@ -29,7 +29,7 @@ from bertkit.models.heads import HEAD_KINDS
 
 GRAPH_FILE = "model.onnx"
 INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
-"""Where the Hub's tools look for a graph of int8 weights that suits processors with AVX2."""
+"""Where the Hub's tools look for a graph with int8 weights for processors with AVX2."""
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FAMILIES = frozenset(
     {
@@ -37,16 +37,16 @@ FAMILIES = frozenset(
         *("roberta", "xlm-roberta"),
     }
 )
-"""Families whose graph does not depend on the length of what it was traced with. Tables of distances (DeBERTa, MPNet,
-XLNet) and windows (Longformer, ModernBERT) are made for each length in Python, and MobileBERT's words read their
-neighbours, padding included."""
+"""Families whose graph does not depend on the length it was traced with. Distance tables (DeBERTa, MPNet, XLNet) and
+windows (Longformer, ModernBERT) are built in Python for each length, and in MobileBERT words read their neighbours,
+padding included."""
 
 _LARGEST_FILE_BYTES = 2**31
-"""Protobuf's limit; larger weights are in a file beside the graph."""
+"""Protobuf's limit; larger weights are stored in a separate file next to the graph."""
 
 
 class PaddedModel(nn.Module):
-    """The model behind inputs (B, S): ids, a mask that is 1 at tokens, and segment types where they are read."""
+    """The model with inputs (B, S): ids, a mask that is 1 at tokens, and segment types if it reads them."""
 
     def __init__(self, model: HeadedModel) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class PaddedModel(nn.Module):
         return logits_TK.view(*hidden_BSD.shape[:2], -1)
 
     def _summary(self, head: str, hidden_BSD: Tensor, is_token_BS: Tensor) -> Tensor:
-        """As `models.headed.summarise`, of padded rows."""
+        """As `models.headed.summarise`, for padded rows."""
         where = self.model.plans[head].summary
         if where == "first":
             return hidden_BSD[:, 0]
@@ -97,13 +97,13 @@ class PaddedModel(nn.Module):
 
 
 def output_names(model: HeadedModel) -> list[str]:
-    """The graph's outputs, in their order."""
+    """The graph's outputs, in order."""
     return ["hidden", *model.head_names, *([POOLER] if model.has_pooler else [])]
 
 
 def check_exportable(model: HeadedModel) -> None:
     """Raises:
-    UsageError: if the packages are not installed, or the family's graph cannot be written.
+    UsageError: the packages are not installed, or the family cannot be exported as a graph.
     """
     lacking = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
@@ -111,22 +111,22 @@ def check_exportable(model: HeadedModel) -> None:
     kind = model.encoder.config.model_type
     if kind not in FAMILIES:
         raise UsageError(
-            f"--format onnx: a graph of {kind} would be right for one length of text only; families that can be"
-            f" exported are {', '.join(sorted(FAMILIES))}. Export as --format hf instead"
+            f"--format onnx: a graph of {kind} would be correct only for the text length it was traced with;"
+            f" families that can be exported are {', '.join(sorted(FAMILIES))}. Export as --format hf instead"
         )
 
 
 def write_graph(model: HeadedModel, path: Path) -> None:
-    """Write the graph; large weights go into a file beside it."""
+    """Write the graph; large weights go into a file next to it."""
     padded = PaddedModel(model).eval()
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if model.encoder.config.reads_token_types else [])]
     free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=_longest(model))}
     with warnings.catch_warnings(), _errors_only("torch.onnx"), torch.no_grad():
-        # They speak of the exporter's own parts.
+        # These warnings concern the exporter's internals.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             padded,
-            # A tensor of its own for each: one tensor three times would be one input.
+            # A separate tensor for each: the same tensor three times would become one input.
             tuple(torch.ones(2, 3, dtype=torch.int64) for _ in names),
             input_names=names,
             output_names=padded.names,
@@ -140,10 +140,10 @@ def write_graph(model: HeadedModel, path: Path) -> None:
 
 
 def write_int8_graph(model: HeadedModel, path: Path) -> None:
-    """Write the graph with int8 weights, a scale an output; activations are quantised as they come.
+    """Write the graph with int8 weights, one scale per output; activations are quantised dynamically.
 
-    Weights have 7 bits of range, for the instruction that AVX2 has for bytes adds two products in 16 bits, which 8 bits
-    would not fit into. The graph is one file, at most 2 GB.
+    Weights use 7 bits: AVX2's instruction for bytes adds two products in 16 bits, which overflows with 8 bits. The
+    graph is one file of at most 2 GB.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -152,7 +152,7 @@ def write_int8_graph(model: HeadedModel, path: Path) -> None:
     whole = path.with_name("float.onnx")
     write_graph(model, whole)
     graph = onnx.load(str(whole))
-    # Shapes that the exporter noted of weights as they were before it turned them round.
+    # Shapes that the exporter recorded before it transposed the weights.
     del graph.graph.value_info[:]
     _part_shared_weights(graph.graph)
     with _errors_only(""):
@@ -162,8 +162,8 @@ def write_int8_graph(model: HeadedModel, path: Path) -> None:
 
 
 def _part_shared_weights(graph: Any) -> None:
-    """Give each product a copy of its own of a tensor that others read, too, such as the table of words: quantising
-    turns a product's weights round where they stand."""
+    """Give each product its own copy of a tensor that other nodes also read, such as the table of words. Quantisation
+    transposes a product's weights in place."""
     readers = Counter(name for node in graph.node for name in node.input)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
@@ -181,7 +181,7 @@ def _longest(model: HeadedModel) -> int | None:
 
 @contextmanager
 def _errors_only(name: str) -> Iterator[None]:
-    """A library's logger reports errors only, for a while."""
+    """Let a library's logger report only errors, temporarily."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -192,10 +192,10 @@ def _errors_only(name: str) -> Iterator[None]:
 
 
 class Graph:
-    """A graph as onnxruntime reads it.
+    """A graph loaded in onnxruntime.
 
     Args:
-        path: of the file.
+        path: the graph's file.
         model: its source, which defines the outputs.
     """
 
@@ -209,7 +209,7 @@ class Graph:
         self.names = output_names(model)
 
     def outputs(self, rows: Sequence[ProbeRow]) -> dict[str, Tensor]:
-        """What it gives for the rows, padding taken out: the outputs of `agreement.outputs_of`."""
+        """The outputs of `agreement.outputs_of` for the rows, without padding."""
 
         def padded(parts: list[list[int]]) -> Tensor:
             return nn.utils.rnn.pad_sequence([torch.tensor(part) for part in parts], batch_first=True)

@@ -2,7 +2,7 @@
 
 Robertson and Zaragoza 2009, The Probabilistic Relevance Framework: BM25 and Beyond, in Lucene's form: the weight of a
 term is ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 (1 - b + b length / mean length)). The weights of all texts
-are one sparse matrix; rank_bm25 counts in Python for every query, bm25s would be a dependency more for these lines.
+are one sparse matrix. rank_bm25 counts in Python for every query; bm25s would be one more dependency.
 
 Shapes: N texts, W different words.
 """
@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Bm25:
-    """The weights of every word in every text.
+    """The weight of every word in every text.
 
     Attributes:
         words: the column of each word.
@@ -67,7 +67,7 @@ class Bm25:
         return cls(words, csc_matrix(((idf_W[column_X] * saturated_X).astype(np.float32), (row_X, column_X)), shape))
 
     def scores(self, query: str) -> NDArray[np.float32]:
-        """The score of every text, (N,); a word counts as often as the query has it."""
+        """The score of every text, (N,); a word that occurs several times in the query counts as often."""
         found = np.zeros(self.weight_NW.shape[0], dtype=np.float32)
         matrix = self.weight_NW
         for word, times in Counter(words_of(query)).items():
@@ -78,7 +78,7 @@ class Bm25:
         return found
 
     def nearest(self, query: str, count: int) -> tuple[list[int], list[float]]:
-        """The numbers of the best texts that share a word with the query, and their scores; of equal ones the first."""
+        """The numbers and scores of the best texts that share a word with the query; ties in order of the texts."""
         score_N = self.scores(query)
         count = min(count, int((score_N > 0).sum()))
         if not count:
@@ -95,10 +95,10 @@ class Bm25:
 
     @classmethod
     def load(cls, directory: Path) -> Bm25:
-        """Read them again.
+        """Read the files of `save`.
 
         Raises:
-            DataError: they are damaged.
+            DataError: the files are damaged.
         """
         try:
             return cls(read_json(directory / "bm25.json"), load_npz(directory / "bm25.npz"))

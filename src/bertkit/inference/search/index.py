@@ -1,13 +1,13 @@
-"""A directory that holds a corpus for search: texts with their ids, their vectors, and FAISS's index of these.
+"""A directory with a corpus for search: texts with their ids, their vectors, and the vectors' FAISS index.
 
-Own design. index.json is written last, and says which model the vectors are of: a query's vector is comparable only to
-vectors of the same weights, pooling and tokenizer, so any other model is refused by its fingerprint.
+Not from a paper. index.json is written last and records the model of the vectors. A query's vector is comparable only
+to vectors of the same weights, pooling and tokenizer, so any other model is refused by its fingerprint.
 
     DIR/index.json      model, fingerprint, settings, kind, count, width, sha256 of the corpus
-    DIR/vectors.npy     float32, length one; vectors.json once all are there
-    DIR/vectors.faiss   of ivf and hnsw
-    DIR/texts.jsonl     id and text, one line each; texts.npy has where each begins
-    DIR/bm25.npz        with bm25.json, from the first hybrid search on
+    DIR/vectors.npy     float32, unit length; vectors.json once all are written
+    DIR/vectors.faiss   for ivf and hnsw
+    DIR/texts.jsonl     id and text, one line each; texts.npy has the start of each line
+    DIR/bm25.npz        with bm25.json, from the first hybrid search onwards
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class TextIndex:
-    """An index that is built.
+    """A finished index.
 
     Attributes:
-        directory: where it is.
+        directory: path of the index.
         described: the content of index.json.
     """
 
@@ -59,15 +59,15 @@ class TextIndex:
         """Open an index.
 
         Raises:
-            DataError: there is none, it is unfinished, or of another version.
+            DataError: there is no index, or it is unfinished or of another version.
         """
         if not (directory / DESCRIPTION).is_file():
-            there = "holds an unfinished index" if (directory / _TEXTS).exists() else "holds no index"
+            there = "contains an unfinished index" if (directory / _TEXTS).exists() else "contains no index"
             raise DataError(f"{directory}: {there}; build it with --corpus FILE --index {directory}")
         described = read_json(directory / DESCRIPTION)
         keys = {"format", "model", "fingerprint", "settings", "kind", "count", "width"}
         if not keys <= set(described) or described["format"] != _FORMAT:
-            raise DataError(f"{directory / DESCRIPTION}: is no index of this version; build it anew")
+            raise DataError(f"{directory / DESCRIPTION}: is not an index of this version; build the index again")
         return cls(directory, described)
 
     @property
@@ -83,7 +83,7 @@ class TextIndex:
         """(N, E), a memory map."""
         found: Floats = np.load(self.directory / _VECTORS, mmap_mode="r")
         if found.shape != (self.count, self.described["width"]):
-            raise DataError(f"{self.directory / _VECTORS}: has shape {found.shape}; build the index anew")
+            raise DataError(f"{self.directory / _VECTORS}: has shape {found.shape}; build the index again")
         return found
 
     @cached_property
@@ -95,14 +95,14 @@ class TextIndex:
 
     @cached_property
     def bm25(self) -> Bm25:
-        """The words of the texts, counted once and kept."""
+        """The BM25 weights of the texts, computed once and stored."""
         if not (self.directory / "bm25.json").is_file():
             log.info("counting the words of %s texts", f"{self.count:,}")
             Bm25.of(text for _, text in self.texts()).save(self.directory)
         return Bm25.load(self.directory)
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Ids and texts in their order."""
+        """Ids and texts in order."""
         with (self.directory / _TEXTS).open("rb") as file:
             for line in file:
                 row = json.loads(line)
@@ -126,23 +126,23 @@ class TextIndex:
         """Refuse a model whose vectors are not comparable.
 
         Raises:
-            DataError: another model, or other settings of its vectors.
+            DataError: a different model, or different settings of its vectors.
         """
         if embedder.fingerprint != self.described["fingerprint"]:
             raise DataError(
                 f"{self.directory}: was built with {self.described['model']} (fingerprint"
-                f" {self.described['fingerprint'][:12]}), and {embedder.name} is another model"
-                f" ({embedder.fingerprint[:12]}): their vectors cannot be compared; search with that model, or build"
-                " the index anew"
+                f" {self.described['fingerprint'][:12]}), and {embedder.name} is a different model"
+                f" ({embedder.fingerprint[:12]}): their vectors cannot be compared; search with the first model, or"
+                " build the index again"
             )
 
     def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Floats:
-        """The vectors of queries, as those of the texts are."""
+        """The vectors of queries, computed like those of the texts."""
         return finished(embedder.encode(texts, long=self.settings.long), embed_settings(self.settings))
 
 
 def embed_settings(settings: IndexSettings) -> EmbedSettings:
-    """How the vectors of an index are made."""
+    """The settings with which the vectors of an index are computed."""
     return EmbedSettings(truncate=settings.truncate, long=settings.long, max_length=settings.max_length, normalise=True)
 
 
@@ -156,21 +156,21 @@ def build_index(
     read_as: Mapping[str, Any] = MappingProxyType({}),
     progress: Progress = silent_progress,
 ) -> TextIndex:
-    """Build an index of a file, or open it where it is built; what was embedded before a stop is not repeated.
+    """Build the index of a file, or open it if it is already built; vectors from an interrupted run are kept.
 
     Args:
-        directory: of the index.
+        directory: path of the index.
         corpus: the file.
-        texts: what is in it.
+        texts: contents of the file.
         embedder: the model.
         settings: of the index.
-        read_as: how the texts are read of the file, such as the column.
+        read_as: how texts are read from the file, such as the column.
         progress: the display.
 
     Raises:
-        UsageError: the directory holds another index, or other files.
-        DataError: a faulty text, or none.
-        StoppedError: a signal came; the same command goes on.
+        UsageError: the directory contains a different index, or other files.
+        DataError: a text is faulty, or there are no texts.
+        StoppedError: a signal arrived; the same command continues.
     """
     vectors.faiss()
     source = sha256_of(corpus)
@@ -187,13 +187,13 @@ def build_index(
         differing = [key for key, value in deciding.items() if index.described.get(key) != value]
         if differing:
             raise UsageError(
-                f"--index {directory}: holds an index with another {' and '.join(differing)}; name a new directory, or"
-                " delete it"
+                f"--index {directory}: contains an index with different {' and '.join(differing)}; name a new"
+                " directory, or delete this one"
             )
         log.info("%s is built already", directory)
         return index
     if directory.is_dir() and not _is_ours(directory):
-        raise UsageError(f"--index {directory}: holds other files; name a new directory")
+        raise UsageError(f"--index {directory}: contains other files; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
     counts = _embedded(directory, deciding)
     if counts is None:
@@ -207,7 +207,7 @@ def build_index(
             progress=progress,
         )
         if not written.count:
-            raise DataError(f"{corpus}: has no texts")
+            raise DataError(f"{corpus}: contains no texts")
         counts = {"count": written.count, "width": written.width, "cut": written.cut}
         write_json(directory / _EMBEDDED, {**deciding, **counts})
     kind = vectors.kind_for(settings.kind, counts["count"])
@@ -221,7 +221,7 @@ def build_index(
 
 
 def _embedded(directory: Path, deciding: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The counts of vectors that are all there while their index is not; None where some are missing."""
+    """The counts if all vectors are written but their index is not; None if some are missing."""
     if not ((directory / _EMBEDDED).is_file() and (directory / _VECTORS).is_file()):
         return None
     found = read_json(directory / _EMBEDDED)
@@ -235,7 +235,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _kept(texts: Iterator[InputText], directory: Path) -> Iterator[InputText]:
-    """The texts, each written beside the vectors on the way."""
+    """The texts, each also written next to the vectors."""
     starts = []
     with (directory / _TEXTS).open("wb") as file:
         for text in texts:

@@ -1,7 +1,7 @@
-"""Pairs of a corpus that say the same, and negatives that are hard: near to an anchor, and not right.
+"""Mining of a corpus: pairs with the same meaning, and hard negatives (near an anchor, but not right).
 
 sentence-transformers' `paraphrase_mining` and `mine_hard_negatives`; Xiong et al. 2021, ANCE, arXiv:2007.00808 (the
-nearest wrong texts teach the most). Both go through the corpus in blocks and keep no more than they print.
+nearest wrong texts are the most useful in training). Both read the corpus in blocks and keep only what they print.
 
 Shapes: N texts, K neighbours.
 """
@@ -25,7 +25,7 @@ _BLOCK = 1024
 def paraphrases(
     index: TextIndex, settings: PairSettings, *, probes: int | None = None, progress: Progress = silent_progress
 ) -> list[dict[str, Any]]:
-    """The most similar pairs, the best first: `{"score", "id1", "text1", "id2", "text2"}`, each pair once."""
+    """The most similar pairs, best first: `{"score", "id1", "text1", "id2", "text2"}`, each pair once."""
     set_probes(index.faiss, probes)
     best: list[tuple[float, int, int]] = []
     held: set[tuple[int, int]] = set()
@@ -56,7 +56,7 @@ def paraphrases(
 
 
 class LabelledPair(NamedTuple):
-    """A text and one that belongs to it."""
+    """An anchor and a text that belongs to it."""
 
     anchor: str
     positive: str
@@ -71,18 +71,18 @@ def hard_negatives(
     *,
     probes: int | None = None,
 ) -> Iterator[tuple[LabelledPair, list[tuple[str, float]]]]:
-    """Each pair with its negatives and their cosines, the nearest first; fewer where there are fewer.
+    """Each pair with its negatives and their cosines, nearest first; fewer if not enough qualify.
 
     Args:
-        index: of the texts that negatives are taken from.
+        index: of the texts from which negatives are taken.
         embedder: the model of the index.
         pairs: read block by block.
-        right: all positives of each anchor; none of them is a negative.
-        settings: which of the nearest are taken.
-        probes: of the index.
+        right: all positives of each anchor; none of them becomes a negative.
+        settings: which of the nearest texts are taken.
+        probes: see `set_probes`.
 
     Raises:
-        DataError: the model is another than the index's.
+        DataError: the model differs from the index's.
     """
     index.check_model(embedder)
     set_probes(index.faiss, probes)

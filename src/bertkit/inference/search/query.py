@@ -1,7 +1,7 @@
-"""Queries to hits: nearest vectors, joined with BM25 if wanted, re-ranked by a cross-encoder if wanted.
+"""Queries to hits: nearest vectors, optionally joined with BM25 and re-ranked by a cross-encoder.
 
-Cormack et al. 2009, reciprocal rank fusion (a text's score is the sum of 1 / (60 + rank) over the rankings that have
-it); Nogueira and Cho 2019, arXiv:1901.04085 (a cross-encoder reads query and text together).
+Cormack et al. 2009, reciprocal rank fusion (a text's score is the sum of 1 / (60 + rank) over the rankings that
+contain it); Nogueira and Cho 2019, arXiv:1901.04085 (a cross-encoder reads query and text together).
 
 Shapes: Q queries, K hits.
 """
@@ -22,15 +22,15 @@ from bertkit.training.engine import Engine
 
 _FUSION = 60
 _FUSED_DEPTH = 100
-"""Of each ranking that is joined, at least."""
+"""Minimum number of hits taken from each ranking before they are joined."""
 
 
 class CrossEncoder:
-    """A model that scores query and text together: one with a regression head, or with two labels, of which the second
+    """A model that scores query and text together: with a regression head, or with two labels, of which the second one
     is the relevant one.
 
     Raises:
-        DataError: no such model, or another head.
+        DataError: no such model, or a different kind of head.
     """
 
     def __init__(self, name: str, engine: Engine, *, offline: bool = False) -> None:
@@ -42,7 +42,7 @@ class CrossEncoder:
             self._label = labels.names[1]
         else:
             raise DataError(
-                f"{name}: is no cross-encoder: its head is for {self._predictor.kind} with {labels.count} outputs;"
+                f"{name}: is not a cross-encoder: its head is for {self._predictor.kind} with {labels.count} outputs;"
                 " expected one output, or two labels"
             )
 
@@ -63,12 +63,12 @@ def search(
     *,
     cross_encoder: CrossEncoder | None = None,
 ) -> list[dict[str, Any]]:
-    """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, the best first.
+    """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, best first.
 
     The score is the cosine, the sum of reciprocal ranks of a hybrid search, or the cross-encoder's.
 
     Raises:
-        DataError: the model is another than the index's.
+        DataError: the model differs from the index's.
         UsageError: an empty query.
     """
     index.check_model(embedder)
@@ -101,7 +101,7 @@ def search(
 
 
 def fused(rankings: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-    """Several rankings as one by the sum of reciprocal ranks; of equal ones the lower number first."""
+    """Join several rankings by the sum of reciprocal ranks; ties by the lower number."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, number in enumerate(ranking, start=1):

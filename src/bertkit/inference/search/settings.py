@@ -1,6 +1,6 @@
 """Settings of an index and of a search in it.
 
-Own design. A file of its own, without torch and FAISS, because command-line options are generated from it.
+Not from a paper. A separate file without torch and FAISS, because command-line options are generated from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bertkit.settings import Settings
 
 IndexKind = Literal["exact", "ivf", "hnsw"]
 EXACT_UP_TO = 100_000
-"""Vectors up to which `auto` searches all of them: a query then takes some milliseconds."""
+"""Number of vectors up to which `auto` searches all of them: a query then takes a few milliseconds."""
 
 
 class IndexSettings(Settings):

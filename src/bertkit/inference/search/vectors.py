@@ -1,8 +1,8 @@
-"""Nearest neighbours by cosine, with FAISS: all vectors, cells around centres, or a graph.
+"""Nearest neighbours by cosine, with FAISS: over all vectors, over cells around centres, or along a graph.
 
 Douze et al. 2024, The FAISS library, arXiv:2401.08281; Jégou et al. 2011 (inverted files); Malkov and Yashunin 2018,
-HNSW, arXiv:1603.09320. Vectors have length one, so that their product is the cosine. They are read from a .npy file
-through a memory map, in blocks: FAISS's own copy is what the memory needs.
+HNSW, arXiv:1603.09320. Vectors have unit length, so their product is the cosine. They are read in blocks from a
+memory-mapped .npy file: memory is needed only for FAISS's own copy.
 
 Shapes: N vectors, E width, Q queries, K hits.
 """
@@ -28,35 +28,35 @@ Ints = NDArray[np.int64]
 
 _BLOCK = 65_536
 _TRAINING_VECTORS = 40
-"""For each cell's centre; FAISS asks for at least 39."""
+"""Training vectors per cell centre; FAISS recommends at least 39."""
 _GRAPH_LINKS = 32
 _GRAPH_CANDIDATES = 80
-"""At which the graph is built."""
+"""Search depth while the graph is built."""
 DEFAULT_PROBES = 64
 
 
 def faiss() -> Any:
-    """The library.
+    """The FAISS library.
 
     Raises:
         UsageError: it is not installed.
     """
     try:
-        import faiss as library  # here, for it is an extra
+        import faiss as library  # imported here because it is an extra
     except ImportError as error:
         raise UsageError("search needs FAISS: pip install 'bertkit[search]'") from error
     return library
 
 
 def kind_for(kind: str, count: int) -> IndexKind:
-    """The kind of index; `auto` decides by the number of vectors."""
+    """The kind of index; `auto` chooses by the number of vectors."""
     if kind == "auto":
         return "exact" if count <= EXACT_UP_TO else "ivf"
     return kind  # type: ignore[return-value]  # the other values of the setting
 
 
 def cells_for(count: int) -> int:
-    """Centres of an inverted file: about 4 sqrt(N), a power of two."""
+    """Number of centres of an inverted file: about 4 sqrt(N), a power of two."""
     return int(2 ** max(0, round(math.log2(4 * math.sqrt(max(1, count))))))
 
 
@@ -64,12 +64,12 @@ def build(vectors_NE: Floats, kind: IndexKind, *, progress: Progress = silent_pr
     """A FAISS index of these vectors, added in blocks.
 
     Args:
-        vectors_NE: of length one; may be a memory map.
+        vectors_NE: of unit length; may be a memory map.
         kind: of the index.
         progress: the display.
 
     Raises:
-        UsageError: fewer vectors than cells are trained with.
+        UsageError: fewer vectors than are needed to train the cells.
     """
     library = faiss()
     count, width = vectors_NE.shape
@@ -81,9 +81,11 @@ def build(vectors_NE: Floats, kind: IndexKind, *, progress: Progress = silent_pr
     else:
         cells = min(cells_for(count), count // _TRAINING_VECTORS)
         if cells < 1:
-            raise UsageError(f"--kind ivf: needs {_TRAINING_VECTORS} texts or more, there are {count}; take exact")
+            raise UsageError(
+                f"--kind ivf: needs {_TRAINING_VECTORS} texts or more, there are {count}; give --kind exact"
+            )
         index = library.IndexIVFFlat(library.IndexFlatIP(width), width, cells, library.METRIC_INNER_PRODUCT)
-        # Evenly over the whole: a corpus is often sorted.
+        # Evenly over the whole corpus, which is often sorted.
         chosen = np.linspace(0, count - 1, min(count, _TRAINING_VECTORS * cells)).astype(np.int64)
         log.info("finding %s centres of %s vectors", f"{cells:,}", f"{chosen.size:,}")
         index.train(np.ascontiguousarray(vectors_NE[chosen]))
@@ -101,27 +103,27 @@ def write(index: Any, path: Path) -> None:
 
 
 def read(path: Path, *, count: int, width: int) -> Any:
-    """Read an index of so many vectors.
+    """Read an index of `count` vectors of `width` numbers.
 
     Raises:
-        DataError: it is damaged, or of other vectors.
+        DataError: it is damaged, or contains other vectors.
     """
     try:
         index = faiss().read_index(str(path))
     except RuntimeError as error:
         raise DataError(
-            f"{path}: cannot be read as an index of FAISS; delete the directory and build it anew"
+            f"{path}: cannot be read as a FAISS index; delete the directory and build the index again"
         ) from error
     if (index.ntotal, index.d) != (count, width):
         raise DataError(
-            f"{path}: holds {index.ntotal:,} vectors of {index.d} numbers, the texts beside it have {count:,} of"
-            f" {width}; delete the directory and build it anew"
+            f"{path}: contains {index.ntotal:,} vectors of {index.d} numbers, but the texts next to it have {count:,}"
+            f" of {width}; delete the directory and build the index again"
         )
     return index
 
 
 def set_probes(index: Any, probes: int | None) -> None:
-    """How many cells or candidates a query visits, where the index has any."""
+    """Set how many cells or candidates each query visits, if the index has any."""
     if hasattr(index, "nprobe"):
         index.nprobe = min(probes or DEFAULT_PROBES, index.nlist)
     elif hasattr(index, "hnsw"):
@@ -129,7 +131,7 @@ def set_probes(index: Any, probes: int | None) -> None:
 
 
 def nearest(index: Any, query_QE: Floats, count: int) -> tuple[Floats, Ints]:
-    """Cosines and numbers of the nearest vectors, (Q, K), the nearest first; -1 where an index found fewer."""
+    """Cosines and numbers of the nearest vectors, (Q, K), nearest first; -1 if the index found fewer."""
     count = min(count, int(index.ntotal))
     if hasattr(index, "hnsw"):
         index.hnsw.efSearch = max(index.hnsw.efSearch, count)

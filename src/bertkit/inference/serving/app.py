@@ -1,7 +1,7 @@
-"""The addresses of `bertkit serve` and the application that answers them.
+"""The routes of `bertkit serve` and the application that answers them.
 
-FastAPI writes the OpenAPI page (`/docs`, `/openapi.json`) from the bodies in requests.py; the answers are service.py's.
-No address takes a path or a URL: a request reaches the served models and nothing else of the machine.
+FastAPI generates the OpenAPI pages (`/docs`, `/openapi.json`) from the bodies in requests.py; service.py computes the
+answers. No route takes a path or a URL, so a request reaches only the served models and nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from bertkit.json_input import parse_json
 from bertkit.visible import visible
 
 _OTHER = "other"
-"""In the metrics: addresses that are none of the server's."""
+"""In the metrics: paths that are not routes of the server."""
 _SHOWN_ERRORS = 3
 
-_DESCRIPTION = "Vectors, labels, order and filled masks from encoders. Every error has the shape of OpenAI's."
+_DESCRIPTION = "Vectors, labels, rankings and filled masks from encoder models. Errors have the shape of OpenAI's."
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The body is not JSON."},
     404: {"description": "The model is not served here."},
-    408: {"description": "The body did not come in time."},
+    408: {"description": "The body did not arrive in time."},
     413: {"description": "The body is too large."},
-    422: {"description": "The request is JSON of another shape, or beyond a limit on texts or tokens."},
-    429: {"description": "Too much is waiting; `Retry-After` says when to try again."},
+    422: {"description": "The request is JSON of the wrong shape, or exceeds a limit on texts or tokens."},
+    429: {"description": "Too many requests are waiting; `Retry-After` gives the seconds to wait."},
 }
 
 
 class _BoundedJsonRequest(Request):
-    """A request whose body is parsed in bounds: depth, numbers, Unicode."""
+    """A request whose body is parsed within limits on depth, numbers and Unicode."""
 
     async def json(self) -> Any:
         try:
@@ -69,7 +69,7 @@ class _Route(APIRoute):
 
 
 def build_app(models: Sequence[ServedModel], settings: ServeSettings) -> tuple[Application, Service]:
-    """The ASGI application of these models, and what it shares between requests."""
+    """The ASGI application of these models, and the state that its requests share."""
     service = Service(models, settings)
 
     @asynccontextmanager
@@ -108,7 +108,7 @@ def _add_models(api: FastAPI, service: Service) -> None:
         answers = [ROUTES[each] for each in ROUTES if each in model.abilities]
         return {"id": model.name, "object": "model", "created": started, "owned_by": "bertkit", "answers": answers}
 
-    @api.get("/health", summary="Whether the server answers")
+    @api.get("/health", summary="Whether the server is working")
     async def health() -> JSONResponse:
         status = "stopping" if service.draining else "ok" if service.batcher.is_alive else "failed"
         return JSONResponse(
@@ -119,11 +119,11 @@ def _add_models(api: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE)
 
-    @api.get("/v1/models", summary="The served models")
+    @api.get("/v1/models", summary="The served models and what each one answers")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card(each) for each in service.models.values()]}
 
-    @api.get("/v1/models/{name:path}", summary="One of them")
+    @api.get("/v1/models/{name:path}", summary="One served model")
     async def model(name: str) -> dict[str, Any]:
         if name not in service.models:
             raise RequestError(
@@ -133,20 +133,20 @@ def _add_models(api: FastAPI, service: Service) -> None:
 
 
 def _add_answers(api: FastAPI, service: Service) -> None:
-    @api.post("/v1/embeddings", summary="Texts to vectors, as OpenAI's", responses=_REFUSALS)
+    @api.post("/v1/embeddings", summary="Vectors of texts, as in OpenAI's API", responses=_REFUSALS)
     async def embeddings(request: EmbeddingRequest) -> Response:
         return Response(await service.embeddings(request), media_type="application/json")
 
-    @api.post("/predict", summary="Labels, entities or answers, as `bertkit predict`", responses=_REFUSALS)
+    @api.post("/predict", summary="Labels, entities or answers, as from `bertkit predict`", responses=_REFUSALS)
     async def predict(request: PredictRequest) -> JSONResponse:
         return JSONResponse(await service.predictions(request))
 
-    @api.post("/rerank", summary="Documents in the order of a query", responses=_REFUSALS)
+    @api.post("/rerank", summary="Rank documents by their relevance to a query", responses=_REFUSALS)
     @api.post("/v1/rerank", include_in_schema=False)
     async def rerank(request: RerankRequest) -> JSONResponse:
         return JSONResponse(await service.reranked(request))
 
-    @api.post("/fill", summary="Tokens for masks, as `bertkit fill`", responses=_REFUSALS)
+    @api.post("/fill", summary="The most probable tokens for masks, as from `bertkit fill`", responses=_REFUSALS)
     async def fill(request: FillRequest) -> JSONResponse:
         return JSONResponse(await service.filled(request))
 
@@ -162,7 +162,7 @@ def _add_errors(api: FastAPI) -> None:
 
     @api.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:
-        if isinstance(error, RequestError):  # a status has precedence over a class
+        if isinstance(error, RequestError):  # handlers by status take precedence over those by class
             return error.response()
         return RequestError(404, "there is no such address; /docs lists them", code="not_found").response()
 
@@ -180,14 +180,14 @@ def _add_errors(api: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError, content_type: str) -> RequestError:
-    """The first faults of a body by their fields; nothing of the body is repeated but names of fields."""
+    """The first faults of a body, by field; nothing of the body is repeated except field names."""
     if "json" not in content_type and any(tuple(each["loc"]) == ("body",) for each in error.errors()):
         message = "the body: is read as JSON only with the header content-type: application/json; send this header"
         return RequestError(422, message, code="invalid_request")
     found: dict[str, list[str]] = {}
     for each in error.errors():
         place = [part for part in each["loc"] if part != "body"]
-        # Behind the field stand the types of a union that were tried: the field is what a client knows.
+        # After the field come the members of a union that were tried; clients know only the field.
         name = visible(".".join(str(part) for part in place[:1])[:100]) or "the body"
         messages = found.setdefault(name, [])
         if (message := visible(str(each["msg"])[:200])) not in messages:

@@ -1,8 +1,8 @@
 """One thread computes for all clients: waiting work of one kind is packed into batches of a bounded number of tokens.
 
-Own design, as servers of models do it ("dynamic batching"). Packed sequences have no padding, so a batch takes any
-lengths; nothing has to be sorted or held back for company of its own length. A request of many batches gives way after
-each, so that a short one behind it waits for one batch only.
+Not from a paper; model servers commonly do this ("dynamic batching"). Packed sequences have no padding, so a batch
+takes any lengths, and nothing has to be sorted or held back until others of its length arrive. A request of many
+batches lets others in after each batch, so a short request queued after it waits for one batch only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bertkit.errors import BertkitError
 log = logging.getLogger(__name__)
 
 Compute = Callable[[Any, list[Any]], list[Any]]
-"""From the kind of work and its items to one result for each item, in their order."""
+"""From the kind of work and its items to one result per item, in order."""
 
 _NEW_RATE = 0.2
-"""Weight of the newest batch in the average of tokens a second."""
+"""Weight of the newest batch in the average of tokens per second."""
 
 
 class QueueFullError(Exception):
-    """More tokens wait than may; `retry_seconds` says when that will have changed."""
+    """More tokens are waiting than allowed; `retry_seconds` is when there will be room."""
 
     def __init__(self, retry_seconds: int) -> None:
         super().__init__(f"too many tokens are waiting; try again in {retry_seconds} s")
@@ -36,7 +36,7 @@ class QueueFullError(Exception):
 
 
 class BatchReport(NamedTuple):
-    """What was computed together: for the metrics."""
+    """A batch that was computed, for the metrics."""
 
     key: Any
     requests: int
@@ -51,7 +51,7 @@ class QueuedWork:
 
     Attributes:
         key: its kind; work of one kind is computed together.
-        items: what is computed, one result each.
+        items: the items to compute, with one result each.
         tokens: of each item.
         future: of the results, in the server's event loop.
         results: of the items computed so far.
@@ -70,7 +70,7 @@ class QueuedWork:
 
 
 class _BatchShare(NamedTuple):
-    """What a batch holds of one request: its next items."""
+    """A request's share of a batch: its next items."""
 
     work: QueuedWork
     items: Sequence[Any]
@@ -78,14 +78,14 @@ class _BatchShare(NamedTuple):
 
 
 class Batcher:
-    """The queue and the thread behind it.
+    """The queue and the thread that works on it.
 
     Args:
-        compute: called by the thread alone.
-        batch_tokens: of a batch, at most; an item that is longer is computed by itself.
-        wait_seconds: how long the first of a batch waits for others, where the thread has nothing else to do.
-        queue_tokens: that may wait, at most.
-        observe: is told of each batch.
+        compute: called only by this thread.
+        batch_tokens: maximum per batch; a longer item is computed by itself.
+        wait_seconds: how long the first item of a batch waits for others while the thread is idle.
+        queue_tokens: maximum number of waiting tokens.
+        observe: called with a report of each batch.
     """
 
     def __init__(
@@ -112,28 +112,28 @@ class Batcher:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that wait or are being computed."""
+        """Number of tokens that are waiting or being computed."""
         return self._tokens
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread computes."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread; results are handed to the event loop that runs now."""
+        """Start the thread; results are delivered to the event loop that is running now."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread once all that waits is computed."""
+        """End the thread after everything in the queue is computed."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join()
 
     def submit(self, key: Hashable, items: Sequence[Any], tokens: Sequence[int]) -> asyncio.Future[list[Any]]:
-        """Queue work; called in the event loop. Cancelling the future takes it out of the queue.
+        """Queue work; called in the event loop. Cancelling the future removes the work from the queue.
 
         Args:
             key: its kind.
@@ -141,7 +141,7 @@ class Batcher:
             tokens: of each item.
 
         Raises:
-            QueueFullError: the queue has no room for it now.
+            QueueFullError: the queue currently has no room for it.
         """
         assert self._loop is not None
         count = sum(tokens)
@@ -155,7 +155,7 @@ class Batcher:
         return future
 
     def retry_seconds(self) -> int:
-        """About how long what waits now will take, from 1 to 60."""
+        """Estimated seconds until the waiting work is done, from 1 to 60."""
         return max(1, min(60, round(self._tokens / self._tokens_per_second))) if self._tokens_per_second else 1
 
     def _run(self) -> None:
@@ -166,7 +166,7 @@ class Batcher:
                 self._finish(batch, outcomes, time.monotonic() - started)
 
     def _next_batch(self) -> list[_BatchShare] | None:
-        """What to compute next, perhaps nothing; None: the end."""
+        """The next batch to compute, possibly empty; None: the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
             if not self._waiting:
@@ -184,7 +184,7 @@ class Batcher:
             self._changed.wait(left)
 
     def _cut_batch(self) -> list[_BatchShare]:
-        """The next items of all work of the first one's kind, as far as they fit."""
+        """The next items of all work of the first one's kind, as many as fit."""
         batch, room, key = list[_BatchShare](), self._batch_tokens, self._waiting[0].key
         for work in list(self._waiting):
             if work.future.cancelled():
@@ -205,7 +205,7 @@ class Batcher:
         return batch
 
     def _computed(self, batch: list[_BatchShare]) -> list[list[Any] | Exception]:
-        """The results of each share; where the batch fails, each is computed alone, so that one cannot spoil others."""
+        """The results of each share; if the batch fails, each share is computed alone, so one cannot spoil others."""
         key = batch[0].work.key
         try:
             found = self._compute(key, [item for share in batch for item in share.items])
@@ -239,7 +239,7 @@ class Batcher:
         self._tokens_per_second = (1 - _NEW_RATE) * before + _NEW_RATE * rate
         self._observe(BatchReport(batch[0].work.key, len(batch), sum(len(s.items) for s in batch), tokens, seconds))
         assert self._loop is not None
-        # One call for all of them: each call wakes the event loop.
+        # One call for all of them, because each call wakes the event loop.
         self._loop.call_soon_threadsafe(_deliver, done)
 
 

@@ -1,8 +1,8 @@
-"""The server's sockets: uvicorn, with slow clients disconnected and a shutdown that loses no request.
+"""The server's sockets: uvicorn, extended to disconnect slow clients and to lose no request at shutdown.
 
-uvicorn closes an idle connection (5 s), but waits without end for the headers of a first request and for a client that
-does not read its answer, and at shutdown closes connections on which a request may be arriving. Sibling guard.py bounds
-what comes between headers and answer.
+uvicorn closes an idle connection (5 s), but it waits indefinitely for the headers of a first request and for a client
+that does not read its answer. At shutdown it closes connections on which a request may be arriving. Sibling guard.py
+limits everything between headers and answer.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINGER_SECONDS = 1.0
-"""How long a stopping server still reads from connections that are open, so that a request which was under way to it
-is answered; each answer closes its connection."""
+"""How long a stopping server still reads from open connections, so that a request already on its way is answered; each
+answer closes its connection."""
 _TICK_SECONDS = 0.02
 _MOST_CONNECTIONS = 4_096
-"""Beyond it uvicorn answers 503."""
+"""Beyond this number uvicorn answers 503."""
 _BACKLOG = 2_048
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection whose client has to send its headers, and to read its answer, within a time."""
+    """A connection whose client must send its headers, and read its answer, within a time limit."""
 
     client_seconds: float = 10.0
 
@@ -80,12 +80,12 @@ class BoundedProtocol(H11Protocol):
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn's server with another beginning and end.
+    """uvicorn's server with a different start and shutdown.
 
     Args:
         config: uvicorn's.
         on_listening: called once connections are accepted.
-        on_stopping: called once the server stops.
+        on_stopping: called once the server begins to stop.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GracefulServer(uvicorn.Server):
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, answer what arrives on open ones for a moment, then what is in work."""
+        """Stop accepting connections, briefly answer requests arriving on open ones, then finish those in progress."""
         self._on_stopping()
         for server in self.servers:
             server.close()
@@ -112,8 +112,8 @@ class GracefulServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at the first signal; a second SIGINT does not wait for answers. The process then ends as it wants to,
-        where uvicorn's own would raise the signal again."""
+        """Stop at the first signal; a second SIGINT does not wait for answers. The process then exits by itself,
+        whereas uvicorn's own method would raise the signal again."""
         before = {
             number: signal.signal(number, self.handle_exit)
             for number in STOPPING
@@ -132,10 +132,10 @@ class GracefulServer(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; nothing can connect to it before the server listens.
+    """A socket bound to an address; clients cannot connect before the server listens.
 
     Raises:
-        UsageError: there is no such address here, or it is taken.
+        UsageError: the address does not exist on this machine, or is in use.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -174,17 +174,17 @@ def run_server(
     on_listening: Callable[[], None],
     on_stopping: Callable[[], None],
 ) -> None:
-    """Serve until a signal comes and all that was accepted is answered.
+    """Serve until a signal arrives and everything that was accepted is answered.
 
     Args:
-        app: what answers.
+        app: answers the requests.
         listener: bound, see `open_socket`; closed at the end.
-        client_seconds: for headers, and for reading on in an answer.
-        stop_seconds: after which a stopping server waits for no more answers.
-        on_listening, on_stopping: called at the beginning and the end.
+        client_seconds: time limit for sending headers and for continuing to read an answer.
+        stop_seconds: after this time a stopping server no longer waits for answers.
+        on_listening, on_stopping: called at the start and at the end.
 
     Raises:
-        UsageError: another server listens there.
+        UsageError: another server is listening there.
     """
     protocol = type("BoundedConnection", (BoundedProtocol,), {"client_seconds": client_seconds})
     config = uvicorn.Config(
@@ -206,14 +206,14 @@ def run_server(
         try:
             GracefulServer(config, on_listening=on_listening, on_stopping=on_stopping).run(sockets=[listener])
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # another server that began to listen while the models were read
+            if error.errno != errno.EADDRINUSE:  # another server began to listen while the models were read
                 raise
             raise _unusable(address, error.strerror) from error
 
 
 @contextlib.contextmanager
 def _messages_shown() -> Iterator[None]:
-    """The libraries' warnings among the program's own; what clients did wrong is a detail."""
+    """Show the libraries' warnings among the program's own; clients' mistakes are details."""
     handler = _Forward()
     loggers = [logging.getLogger(name) for name in ("uvicorn", "asyncio")]
     for each in loggers:

@@ -1,6 +1,6 @@
-"""What a request is refused with: a status and the body that OpenAI's clients read.
+"""Error answers: a status and a body that OpenAI's clients understand.
 
-The shape is that of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. Every address answers in it.
+The shape is that of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. All routes use it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TYPES = {
     422: "invalid_request_error",
     429: "rate_limit_error",
 }
-"""Of a status; that of any other is server_error."""
+"""By status; for any other status it is server_error."""
 _MOST_CHARACTERS = 500
-"""Of a message, which may repeat what a client sent."""
+"""Maximum length of a message, which may repeat what a client sent."""
 
 
 class RequestError(HTTPException):
-    """A request that is not served; FastAPI passes an HTTPException on from wherever it is raised.
+    """A request that is refused; FastAPI passes an HTTPException on from anywhere it is raised.
 
     Args:
         status: of HTTP.
-        message: what is wrong with it, and the remedy.
+        message: what is wrong, and the fix.
         code: a word for programs, such as model_not_found.
         param: the field at fault.
         retry_seconds: when to try again.
@@ -56,5 +56,5 @@ class RequestError(HTTPException):
 
 
 def internal_error() -> RequestError:
-    """Of a bug, whose details are no client's business."""
-    return RequestError(500, "the server failed at this request; its log has more", code="internal_error")
+    """The error for a bug, whose details are not sent to clients."""
+    return RequestError(500, "the server failed to answer this request; its log has more", code="internal_error")

@@ -1,8 +1,8 @@
-"""What stands before every address: the limits on a body, slow and vanished clients, and a count of every answer.
+"""Runs before every route: limits on bodies, slow and disconnected clients, and a count of every answer.
 
-ASGI (asgi.readthedocs.io, HTTP connection scope). A body is read here, whole and within its limits, before any other
-code sees the request. Sibling connections.py bounds what happens before a request's headers are there and after its
-answer is written.
+ASGI (asgi.readthedocs.io, HTTP connection scope). A body is read here, in full and within its limits, before any other
+code handles the request. Sibling connections.py limits what happens before the request's headers are complete and after
+its answer is written.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class ClientGoneError(Exception):
 
 
 class Guard:
-    """The application around the application.
+    """An application that wraps the application.
 
     Args:
-        app: what answers.
-        metrics: what counts the answers.
-        max_body_bytes: of a body.
-        body_seconds: in which a body has to come.
+        app: answers the requests.
+        metrics: counts the answers.
+        max_body_bytes: maximum size of a body.
+        body_seconds: time within which a body must arrive.
         is_draining: whether connections are to be closed with their next answer.
-        address_of: the route's address of a path; clients choose paths, and no metric may have a line for each.
+        address_of: the route of a path; clients choose paths, and the metrics must not have a line for each.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Guard:
             except ClientGoneError:
                 self._metrics.gone.inc()
                 return
-            except Exception as bug:  # the application has answered already, unless it could not
+            except Exception as bug:  # the application has already answered, if it could
                 log.error("a bug in bertkit: %s: %s (-v shows where)", type(bug).__name__, bug)
                 log.debug("the bug's trace:", exc_info=bug)
                 if answer.status is None:
@@ -85,11 +85,11 @@ class Guard:
         log.debug("%s %s: %s in %.0f ms", scope["method"], address, answer.status, seconds * 1000)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body.
+        """The complete body.
 
         Raises:
-            RequestError: it is too large (413), too slow (408) or compressed (415).
-            ClientGoneError: its end never came.
+            RequestError: the body is too large (413), too slow (408) or compressed (415).
+            ClientGoneError: the body never ended.
         """
         headers = dict(scope["headers"])
         limit = self._max_body_bytes
@@ -100,7 +100,7 @@ class Guard:
         if length.isdigit() and int(length) > limit:
             raise too_large
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise RequestError(415, "compressed bodies are not read; send it as it is", code="unsupported_encoding")
+            raise RequestError(415, "compressed bodies are not read; send it uncompressed", code="unsupported_encoding")
         parts, size, more = list[bytes](), 0, True
         try:
             async with asyncio.timeout(self._body_seconds):
@@ -115,15 +115,15 @@ class Guard:
                     more = message.get("more_body", False)
         except TimeoutError as error:
             raise RequestError(
-                408, f"the body did not come within {self._body_seconds:g} s", code="body_too_slow"
+                408, f"the body did not arrive within {self._body_seconds:g} s", code="body_too_slow"
             ) from error
         return b"".join(parts)
 
     async def _until_answered(self, scope: Scope, body: bytes, receive: Receive, answer: _Answer) -> None:
-        """Let the application answer; where the client leaves before, its work is given up.
+        """Let the application answer; if the client disconnects first, its work is cancelled.
 
         Raises:
-            ClientGoneError: it left.
+            ClientGoneError: the client disconnected.
         """
         rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         answered = asyncio.Event()
@@ -155,9 +155,10 @@ class Guard:
 
 
 class _Answer:
-    """Passes an answer on, and remembers its status, and whether its end was written.
+    """Passes an answer on, and records its status and whether its end was written.
 
-    A connection is closed with its answer where the server is about to stop, and where its body may still be under way.
+    A connection is closed with its answer if the server is about to stop, or if the request's body may still be
+    arriving.
     """
 
     def __init__(self, send: Send, is_draining: Callable[[], bool]) -> None:

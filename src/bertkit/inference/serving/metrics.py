@@ -1,7 +1,7 @@
-"""What `/metrics` shows, in Prometheus' text format: requests, batches, the queue and the process.
+"""The contents of `/metrics` in Prometheus' text format: requests, batches, the queue and the process.
 
-Own design; names and units follow Prometheus' conventions (seconds, `_total`). Labels take values that the server
-chooses: the address of a route, never the path that a client sent.
+Not from a paper; names and units follow Prometheus' conventions (seconds, `_total`). Labels have values that the server
+chooses: the route, never the path that a client sent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class ServerMetrics:
     """The counters of one server.
 
     Args:
-        waiting_tokens: read when the page is.
+        waiting_tokens: called whenever the page is read.
     """
 
     def __init__(self, waiting_tokens: Callable[[], int]) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.requests = Counter(
-            "bertkit_requests", "Answers by address and status.", ["path", "status"], registry=registry
+            "bertkit_requests", "Answers by route and status.", ["path", "status"], registry=registry
         )
         self.seconds = Histogram(
             "bertkit_request_seconds",
@@ -38,23 +38,23 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.in_work = Gauge("bertkit_requests_in_work", "Requests that are being read or answered.", registry=registry)
-        self.gone = Counter("bertkit_clients_gone", "Clients that left before their answer.", registry=registry)
+        self.in_work = Gauge("bertkit_requests_in_work", "Requests being read or answered.", registry=registry)
+        self.gone = Counter("bertkit_clients_gone", "Clients that disconnected before their answer.", registry=registry)
         self._tokens = Counter("bertkit_tokens", "Tokens computed.", ["model", "ability"], registry=registry)
         self._batch_tokens = Histogram(
-            "bertkit_batch_tokens", "Tokens of a batch.", ["model"], buckets=_TOKENS, registry=registry
+            "bertkit_batch_tokens", "Tokens per batch.", ["model"], buckets=_TOKENS, registry=registry
         )
         self._batch_requests = Histogram(
-            "bertkit_batch_requests", "Requests that share a batch.", ["model"], buckets=_SEQUENCES, registry=registry
+            "bertkit_batch_requests", "Requests per batch.", ["model"], buckets=_SEQUENCES, registry=registry
         )
         self._batch_seconds = Histogram(
             "bertkit_batch_seconds", "Seconds to compute a batch.", ["model"], buckets=_SECONDS, registry=registry
         )
-        queue = Gauge("bertkit_queue_tokens", "Tokens that wait or are being computed.", registry=registry)
+        queue = Gauge("bertkit_queue_tokens", "Tokens waiting or being computed.", registry=registry)
         queue.set_function(waiting_tokens)
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Called by the model's thread."""
+        """Record a batch; called by the model's thread."""
         model = report.key.model
         self._tokens.labels(model, report.key.ability).inc(report.tokens)
         self._batch_tokens.labels(model).observe(report.tokens)
@@ -62,12 +62,12 @@ class ServerMetrics:
         self._batch_seconds.labels(model).observe(report.seconds)
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
-        """An answer."""
+        """Record an answer."""
         self.requests.labels(path, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
 
     def answers_by_status(self) -> dict[str, int]:
-        """How many answers had each status."""
+        """Number of answers by status."""
         found: dict[str, int] = {}
         for metric in self.requests.collect():
             for sample in metric.samples:

@@ -1,7 +1,7 @@
-"""The bodies of requests: what `/openapi.json` describes and what is checked before anything is computed.
+"""The bodies of requests, described in `/openapi.json` and checked before anything is computed.
 
-`/v1/embeddings` is OpenAI's (api reference, "Create embeddings"), `/rerank` that of Jina and Cohere. A wrong type is
-never converted to another, and an unknown field is refused by name.
+`/v1/embeddings` follows OpenAI's API ("Create embeddings"), `/rerank` those of Jina and Cohere. Values of a wrong type
+are never converted, and unknown fields are refused by name.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 _ModelName = Annotated[
-    str | None, Field(max_length=512, description="A served model; may be left out where only one can answer.")
+    str | None, Field(max_length=512, description="Name of a served model; optional if only one can answer.")
 ]
 _MOST = 1 << 20
-"""Of any list: a bound for the page; the server's own limits are lower."""
+"""Maximum length of any list, for the schema; the server's own limits are lower."""
 
 
 class _Body(BaseModel):
@@ -22,47 +22,47 @@ class _Body(BaseModel):
 
 
 class EmbeddingRequest(_Body):
-    """Texts to vectors, as OpenAI's clients send it."""
+    """Texts to embed, as OpenAI's clients send them."""
 
     model: _ModelName = None
     input: str | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1, max_length=_MOST)] = Field(
-        description="A text, texts, the ids of a text's tokens without the special ones, or a list of such."
+        description="A text, a list of texts, the token ids of one text without special tokens, or a list of these."
     )
     encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: the little-endian float32 numbers of a vector."
+        "float", description="float: a list of numbers per vector; base64: its little-endian float32 bytes."
     )
     dimensions: int | None = Field(
         None,
         ge=1,
         le=_MOST,
-        description="Keep the first so many numbers of a vector; one of length one is scaled to it again.",
+        description="Keep only this many first numbers of each vector; unit vectors are scaled to unit length again.",
     )
-    user: str | None = Field(None, max_length=512, description="Not read.")
+    user: str | None = Field(None, max_length=512, description="Ignored.")
 
 
 class PredictRequest(_Body):
-    """Inputs to label, as `bertkit predict` reads them."""
+    """Inputs to label, as for `bertkit predict`."""
 
     model: _ModelName = None
     inputs: str | Annotated[list[str | list[str] | dict[str, JsonValue]], Field(min_length=1, max_length=_MOST)] = (
         Field(
-            description="Texts, lists of words (of a tagger), or objects with the fields that `bertkit predict` reads:"
+            description="Texts, lists of words (for a tagger), or objects with the fields that `bertkit predict` reads:"
             " text and text_pair; words; question and context; context and endings."
         )
     )
     top: int | None = Field(
-        None, ge=1, le=_MOST, description="Keep so many of the highest scores or best answers (5 answers by default)."
+        None, ge=1, le=_MOST, description="Return only this many highest scores, or best answers (default: 5 answers)."
     )
 
 
 class RerankRequest(_Body):
-    """A query and the documents to put in order."""
+    """A query and the documents to rank."""
 
     model: _ModelName = None
-    query: str = Field(description="What is searched for.")
-    documents: Annotated[list[str], Field(min_length=1, max_length=_MOST)] = Field(description="What is found.")
-    top_n: int | None = Field(None, ge=1, le=_MOST, description="Give so many of the best.")
-    return_documents: bool = Field(False, description="Whether results repeat the documents.")
+    query: str = Field(description="The text to search for.")
+    documents: Annotated[list[str], Field(min_length=1, max_length=_MOST)] = Field(description="The texts to rank.")
+    top_n: int | None = Field(None, ge=1, le=_MOST, description="Return only this many best documents (default: all).")
+    return_documents: bool = Field(False, description="Whether the results include the documents' texts.")
 
 
 class FillRequest(_Body):
@@ -70,9 +70,9 @@ class FillRequest(_Body):
 
     model: _ModelName = None
     input: str | Annotated[list[str], Field(min_length=1, max_length=_MOST)] = Field(
-        description="Texts with the model's mask token in place of words."
+        description="A text, or a list of texts, with the model's mask token in place of words."
     )
-    top: int = Field(5, ge=1, le=1_000, description="Tokens for each mask.")
+    top: int = Field(5, ge=1, le=1_000, description="Number of tokens per mask.")
 
 
 Document = dict[str, Any]

@@ -1,6 +1,6 @@
-"""What `bertkit serve` does: models by their names, an address, and a server until a signal comes.
+"""`bertkit serve`: loads models under their names, and serves them at an address until a signal arrives.
 
-Nothing here follows a paper.
+Not from a paper.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def serve_models(
     tell: Callable[[str], None] = lambda line: None,
     announce: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Serve models until a signal comes and all that was accepted is answered.
+    """Serve models until a signal arrives and everything that was accepted is answered.
 
     Args:
-        given: models, each perhaps with a name before it: `NAME=MODEL`.
+        given: models, each optionally preceded by a name: `NAME=MODEL`.
         settings: address and limits.
         device: where to compute.
-        precision: of vectors, as of `bertkit embed`; all else is computed in fp32.
-        offline: read Hub models from the local cache alone.
-        tell: takes lines of the story.
-        announce: takes the line that says where the server listens.
+        precision: of vectors, as for `bertkit embed`; everything else is computed in fp32.
+        offline: read Hub models only from the local cache.
+        tell: prints lines about the progress.
+        announce: prints the line with the address of the server.
 
     Returns:
         `address`, `seconds`, and `answers` by status.
 
     Raises:
-        UsageError: two models of one name, or an address that cannot be listened on.
-        DataError: a model that cannot be read.
+        UsageError: two models have the same name, or the address cannot be listened on.
+        DataError: a model cannot be read.
     """
     by_name = names_of(given)
     with open_socket(settings.host, settings.port) as listener:
@@ -77,11 +77,11 @@ def serve_models(
 
 
 def names_of(given: Sequence[str]) -> dict[str, str]:
-    """Models by the names that requests give: the one before `=`, a Hub id as it is, else the name of the directory (of
-    RUN/model: the run's), since no client needs to know where it lies.
+    """Models by the names that requests use: the name before `=`, an unchanged Hub id, or else the name of the
+    directory (for RUN/model, the run's). Clients do not need to know the path.
 
     Raises:
-        UsageError: two models of one name, or an empty name.
+        UsageError: two models have the same name, or a name is empty.
     """
     found: dict[str, str] = {}
     for each in given:

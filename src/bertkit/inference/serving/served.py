@@ -1,7 +1,7 @@
-"""A model that is served: what it can do, the work of a request, and how work of many requests is computed together.
+"""A served model: its abilities, the work of a request, and how work of many requests is computed together.
 
-Nothing here follows a paper; bertkit.inference.model computes. Methods that count and tokenise are called by one
-thread, `compute` by another: they share nothing that changes.
+Not from a paper; bertkit.inference.model computes. Methods that count and tokenise are called by one thread, `compute`
+by another; they share no mutable state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUTES: dict[Ability, str] = {
 
 
 class WorkKind(NamedTuple):
-    """Work that is computed together: of one model, of one kind, with one setting of `top`."""
+    """Work that is computed together: of one model, one kind and one value of `top`."""
 
     model: str
     ability: Ability
@@ -40,7 +40,7 @@ class WorkKind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Items and the tokens of each."""
+    """Items and the number of tokens of each."""
 
     items: list[Any]
     tokens: list[int]
@@ -48,12 +48,12 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model with the name that requests give.
+    """A model with the name that requests use.
 
     Attributes:
-        name: of requests; nothing of where it lies.
+        name: used in requests; does not reveal the path.
         model: the model.
-        abilities: what it answers.
+        abilities: the kinds of requests it answers.
     """
 
     name: str
@@ -62,11 +62,11 @@ class ServedModel:
 
     @classmethod
     def load(cls, name: str, model: Model) -> ServedModel:
-        """Find out what a model can do, and read the weights for it.
+        """Determine a model's abilities, and read the weights for them.
 
-        A directory of sentence-transformers gives vectors, a model with a task's head predictions, one with a masked-LM
-        head tokens for masks and vectors, and any other vectors. What has vectors reranks by their cosine, what
-        predicts a number of a pair by that.
+        A directory of sentence-transformers gives vectors; a model with a task head gives predictions; one with a
+        masked-LM head fills masks and gives vectors; any other model gives vectors. Models with vectors rerank by
+        cosine; models that predict a number for a pair rerank by that number.
 
         Raises:
             DataError: the model cannot be read.
@@ -75,14 +75,14 @@ class ServedModel:
         if "predict" in abilities and model.kind == "regression":
             abilities |= {"rerank"}
         if "embed" in abilities:
-            model.encode(["a"])  # a damaged model ends the start, not a request
+            model.encode(["a"])  # a damaged model fails at the start, not during a request
         return cls(name, model, abilities)
 
     def embed_work(self, texts: Sequence[str | Sequence[int]]) -> Work:
         """The sequences of texts or token ids.
 
         Raises:
-            DataError: an id that is not in the vocabulary; a text without a token in a model without special ones.
+            DataError: an id is not in the vocabulary, or a text has no tokens and the model adds no special ones.
         """
         sequences = self.model.sequences(texts)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
@@ -91,10 +91,10 @@ class ServedModel:
         return Work(list(sequences), [len(each.ids) for each in sequences])
 
     def predict_work(self, inputs: Sequence[Any]) -> Work:
-        """The examples of inputs as `bertkit predict` reads them.
+        """The examples of inputs, read as by `bertkit predict`.
 
         Raises:
-            DataError: an input lacks a field.
+            DataError: an input has no value for a required field.
         """
         examples = self.model.examples(inputs)
         return Work(list(examples), self._counted([_texts_of(each) for each in inputs]))
@@ -104,15 +104,15 @@ class ServedModel:
         return Work(list(texts), self._counted([[text] for text in texts]))
 
     def _counted(self, texts: Sequence[Sequence[str]]) -> list[int]:
-        """Tokens of each item, at least one."""
+        """Number of tokens of each item, at least one."""
         counts = iter(self.model.token_counts([text for each in texts for text in each]))
         return [max(1, sum(next(counts) for _ in each)) for each in texts]
 
     def compute(self, kind: WorkKind, items: Sequence[Any]) -> list[Any]:
-        """One result for each item: a vector, a document of predictions, or one of filled masks.
+        """One result per item: a vector, or a document of predictions or of filled masks.
 
         Raises:
-            DataError: an item that the model cannot read.
+            DataError: the model cannot read an item.
         """
         if kind.ability == "embed":
             sequences: Sequence[TextSequence] = items
@@ -122,7 +122,7 @@ class ServedModel:
         return self.model.documents(apart(items), top=kind.top, independent=True)
 
     def blame(self, error: DataError | UsageError) -> tuple[bool, str]:
-        """Whether the model is at fault rather than the request, and the message without the model's place."""
+        """Whether the model rather than the request is at fault, and the message without the model's path."""
         message = str(error)
         directory = self.model.directory
         places = [
@@ -137,17 +137,17 @@ class ServedModel:
 
 
 def apart(items: Sequence[Item]) -> list[Item]:
-    """Sentences of different requests are no neighbours in a document."""
+    """Number documents so that sentences of different requests are not neighbours in a document."""
     return [
         replace(item, document=number) if isinstance(item, TaggedExample) else item for number, item in enumerate(items)
     ]
 
 
 def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> list[float]:
-    """Of one vector with each of several, in float64; 0 where one of them has no length."""
+    """Cosine of one vector with each of several, in float64; 0 if one of them has length zero."""
     query, vectors = query_E.astype(np.float64), vector_NE.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=-1) * np.linalg.norm(query)
-    products = (vectors * query).sum(axis=-1)  # row by row, so that no score depends on its company
+    products = (vectors * query).sum(axis=-1)  # row by row, so that no score depends on the other rows
     scores: list[float] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
     return scores
 
@@ -157,7 +157,7 @@ def _abilities(model: Model) -> frozenset[Ability]:
     if is_embedder(model.directory):
         found |= {"embed", "rerank"}
         if read_modules(model.directory / MODULES_FILE)[0].kind == "StaticEmbedding":
-            return frozenset(found)  # a table of vectors has no heads, and as others write it no config.json
+            return frozenset(found)  # a table of vectors has no heads and, as others write it, no config.json
     config, contents = read_config(encoder_directory(model.directory))
     try:
         head_kind(config, contents, model.name)
@@ -170,7 +170,7 @@ def _abilities(model: Model) -> frozenset[Ability]:
 
 
 def _texts_of(given: Any) -> list[str]:
-    """All texts of an input, as often as a model reads them: a context stands beside each of its endings."""
+    """All texts of an input, as often as a model reads them: a context is read with each of its endings."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, Mapping):

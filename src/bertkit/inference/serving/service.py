@@ -1,6 +1,6 @@
-"""Answers to requests: which model, what is allowed, the work of a request, and the document that it gets.
+"""Answers to requests: the choice of model, the limits, the work of a request, and its answer.
 
-Nothing here follows a paper. Siblings: batcher.py computes, app.py gives each answer its address.
+Not from a paper. Siblings: batcher.py computes, app.py defines the routes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bertkit.inference.serving.settings import ServeSettings
 Result = TypeVar("Result")
 
 _WRITTEN_APART = 1 << 15
-"""Numbers of an answer from which on a thread writes its JSON, so that other requests need not wait for it."""
+"""Answers with at least this many numbers are written as JSON by a thread, so that other requests need not wait."""
 MOST_CANDIDATES = 100_000
-"""Tokens with their probabilities that a request for masks may be answered with: some ten megabytes."""
+"""Maximum number of tokens with probabilities per request for masks: some ten megabytes."""
 _UNIT = 1e-3
-"""A vector whose length differs from one by less counts as of length one."""
+"""A vector whose length differs from one by less than this counts as a unit vector."""
 
 
 class Service:
-    """What all requests share.
+    """The state that all requests share.
 
     Args:
-        models: in the order in which they were named.
+        models: in the order given on the command line.
         settings: the limits.
 
     Attributes:
@@ -62,7 +62,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> Any:
-        """The threads' life: at the end all that is queued has been computed."""
+        """Run the threads; on exit, everything in the queue is computed."""
         self.batcher.start()
         try:
             yield
@@ -71,7 +71,7 @@ class Service:
             self._tokeniser.shutdown()
 
     async def embeddings(self, request: EmbeddingRequest) -> bytes:
-        """The body of OpenAI's answer."""
+        """The body of an answer in OpenAI's format."""
         model = self._model(request.model, "embed")
         given = request.input
         is_one = isinstance(given, str) or isinstance(given[0], int)
@@ -90,14 +90,14 @@ class Service:
         return await asyncio.to_thread(embeddings_body, document, vectors_NE, as_base64=as_text)
 
     async def predictions(self, request: PredictRequest) -> dict[str, Any]:
-        """The documents of `bertkit predict`."""
+        """The documents printed by `bertkit predict`."""
         model = self._model(request.model, "predict")
         inputs = [request.inputs] if isinstance(request.inputs, str) else list(request.inputs)
         work, found = await self._done(model, "predict", "inputs", inputs, model.predict_work, request.top)
         return {"model": model.name, "predictions": found, "usage": _usage(work)}
 
     async def reranked(self, request: RerankRequest) -> dict[str, Any]:
-        """The documents' numbers with their scores, the best first."""
+        """The indices of the documents with their scores, best first."""
         model = self._model(request.model, "rerank")
         documents = request.documents
         if "embed" in model.abilities:
@@ -122,14 +122,14 @@ class Service:
         return {"model": model.name, "results": results, "usage": _usage(work)}
 
     async def filled(self, request: FillRequest) -> dict[str, Any]:
-        """The documents of `bertkit fill`."""
+        """The documents printed by `bertkit fill`."""
         model = self._model(request.model, "fill")
         texts = [request.input] if isinstance(request.input, str) else list(request.input)
         candidates = request.top * sum(text.count(model.model.mask_token) for text in texts)
         if candidates > MOST_CANDIDATES:
             raise RequestError(
                 422,
-                f"input: {candidates:,} candidates for its masks, at most {MOST_CANDIDATES:,} are given for a request;"
+                f"input: {candidates:,} candidates for its masks, but a request gets at most {MOST_CANDIDATES:,};"
                 " lower top, or send several requests",
                 code="too_many_candidates",
                 param="input",
@@ -175,12 +175,12 @@ class Service:
         """The work of a request and its results.
 
         Raises:
-            RequestError: the request is beyond a limit, or at fault.
+            RequestError: the request exceeds a limit, or is faulty.
         """
         if len(inputs) > self.settings.max_inputs:
             raise RequestError(
                 422,
-                f"{param}: {len(inputs):,} texts, at most {self.settings.max_inputs:,} are read of a request; send"
+                f"{param}: {len(inputs):,} texts, but a request may have at most {self.settings.max_inputs:,}; send"
                 " several requests",
                 code="too_many_inputs",
                 param=param,
@@ -208,7 +208,7 @@ class Service:
         if tokens > self.settings.max_request_tokens:
             raise RequestError(
                 422,
-                f"{param}: {tokens:,} tokens, at most {self.settings.max_request_tokens:,} are read of a request; send"
+                f"{param}: {tokens:,} tokens, but a request may have at most {self.settings.max_request_tokens:,}; send"
                 " several requests",
                 code="too_many_tokens",
                 param=param,
@@ -234,11 +234,11 @@ class Service:
 
 
 def shortened(vector_NE: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
-    """The first numbers of vectors (Kusupati et al. 2022, Matryoshka, arXiv:2205.13147); those of length one are scaled
-    to it again, as OpenAI's are.
+    """The first numbers of vectors (Kusupati et al. 2022, Matryoshka, arXiv:2205.13147); unit vectors are scaled to
+    unit length again, as in OpenAI's API.
 
     Raises:
-        RequestError: the vectors have fewer.
+        RequestError: the vectors have fewer numbers.
     """
     width = vector_NE.shape[1]
     if dimensions > width:

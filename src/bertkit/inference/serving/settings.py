@@ -1,6 +1,6 @@
-"""The settings of `bertkit serve`: its address, how requests are packed, and the limits on what a client may ask for.
+"""The settings of `bertkit serve`: its address, how requests are packed, and the limits on requests.
 
-Own design. A file of its own, without torch and FastAPI, because command-line options are generated from it.
+Not from a paper. A separate file without torch and FastAPI, because command-line options are generated from it.
 """
 
 from __future__ import annotations
