@@ -177,7 +177,7 @@ def test_a_question_is_given_as_squads_metrics_take_it() -> None:
         ("import evaluate", r"defines no subclass of evaluate.Metric"),
         (
             SCRIPT.format(dtype="string", extra="").replace('"references":', '"sources":'),
-            r"takes predictions, sources; a",
+            r"takes predictions, sources; only",
         ),
     ],
 )
@@ -192,7 +192,9 @@ def test_a_broken_script_is_told_before_anything_is_trained(
 
 
 def test_a_name_that_is_not_here_is_not_fetched(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
-    message = r"metric acuracy: not one of bertkit's .*did you mean accuracy\?.*give the path of a script, or hub:acuracy"
+    message = (
+        r"metric acuracy: not one of bertkit's .*did you mean accuracy\?.*give the path of a script, or hub:acuracy"
+    )
     with pytest.raises(DataError, match=message):
         run(own_task, base, tmp_path / "runs", "acuracy")
     with pytest.raises(DataError, match=r"metric hub:rouge: not in the local cache.* run once with network access"):

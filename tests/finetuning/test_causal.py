@@ -138,7 +138,7 @@ def test_without_weight_and_tokens_it_is_plain_fine_tuning_to_the_bit(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "method.name=frozen"], "causal: goes with method.name full, not frozen"),
+        (["--set", "method.name=frozen"], "causal: works with method.name full, not frozen"),
         (["--set", "causal.lm_weight=-1.0"], "causal.lm_weight"),
     ],
 )

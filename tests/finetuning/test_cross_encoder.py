@@ -95,5 +95,5 @@ def test_the_loss_is_the_cross_entropy_of_the_scaled_score() -> None:
     torch.testing.assert_close(task.loss_sum(outputs, target), wanted)
     for score in (0.5, 2.4, 4.9):
         assert task.prediction(examples[0], np.array([task.output_for(score)])).prediction == pytest.approx(score)
-    with pytest.raises(DataError, match=r"example 9: the score 5.5 is not within 0 and 5 \(text.largest_score\)"):
+    with pytest.raises(DataError, match=r"example 9: the score 5.5 is not between 0 and 5 \(text.largest_score\)"):
         task.label_array([TextExample("9", "a", "b", 5.5)])

@@ -62,9 +62,11 @@ def test_a_rate_is_one_of_a_grid(place: Path) -> None:
 def test_rates_that_a_family_lacks_or_a_task_does_not_read_are_refused() -> None:
     with pytest.raises(UsageError, match=r"dropout\.pooler_dropout: the family bert has no such dropout rate; it has"):
         with_dropout(BertConfig(), {"pooler_dropout": 0.0}, HEAD)
-    with pytest.raises(UsageError, match=r"dropout\.classifier_dropout: this model reads no such rate on this task"):
+    with pytest.raises(
+        UsageError, match=r"dropout\.classifier_dropout: this model does not use this rate on this task"
+    ):
         with_dropout(BertConfig(), {"classifier_dropout": 0.0}, ("span",))
-    with pytest.raises(UsageError, match=r"dropout\.attention_probs_dropout_prob: this model reads no such rate"):
+    with pytest.raises(UsageError, match=r"dropout\.attention_probs_dropout_prob: this model does not use this rate"):
         with_dropout(BigBirdConfig(), {"attention_probs_dropout_prob": 0.0}, HEAD)
     config = with_dropout(RobertaConfig(), {"classifier_dropout": 0.0}, HEAD)
     assert config.model_dump()["classifier_dropout"] == 0.0

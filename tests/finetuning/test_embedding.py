@@ -213,7 +213,7 @@ def test_a_published_task_and_its_dev_for_own_classes(place: EmbeddingPlace, tmp
 def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"set embedding\.largest_score"):
         place.run()
-    with pytest.raises(UsageError, match="reads a class"):
+    with pytest.raises(UsageError, match="needs a class"):
         place.run(
             "embedding.loss={name: softmax}",
             task=OwnTask(
@@ -223,11 +223,11 @@ def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path
                 columns=PAIR.model_copy(update={"label": None}),
             ),
         )
-    with pytest.raises(UsageError, match=r"method: q8bert does not train embeddings; known are full, frozen"):
+    with pytest.raises(UsageError, match=r"method: q8bert cannot train embeddings; use one of full, frozen"):
         place.run("method={name: q8bert}")
-    with pytest.raises(UsageError, match="softmax reads vectors whole"):
+    with pytest.raises(UsageError, match="softmax needs whole vectors"):
         place.run("embedding.loss={name: softmax}", "embedding.matryoshka={widths: [20, 10]}")
-    with pytest.raises(UsageError, match=r"largest_score.*reads no score on the scale of a cosine"):
+    with pytest.raises(UsageError, match=r"largest_score.*compares no scores with a cosine"):
         place.run("embedding.loss={name: cosent}", "embedding.largest_score=5")
     columns = PAIR.model_copy(update={"negatives": ("third",)})
     with pytest.raises(DataError, match=r"no column 'third'"):
@@ -289,7 +289,7 @@ def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> No
         place.run(loss, f"embedding.teacher={place.model}", task=task)
     with pytest.raises(UsageError, match=r"name it with embedding\.teacher"):
         place.run("embedding.loss={name: teacher_vectors}", task=task)
-    with pytest.raises(UsageError, match="reads nothing of a teacher"):
+    with pytest.raises(UsageError, match="uses no teacher"):
         place.run("embedding.loss={name: multiple_negatives}", f"embedding.teacher={teacher}", task=task)
 
 

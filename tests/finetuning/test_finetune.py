@@ -272,7 +272,7 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
     assert suite.results["degenerate"] >= 1
     with pytest.raises(UsageError, match=r"schedule\.peak"):
         place.run(grid={"lr": ["fast"]})
-    with pytest.raises(UsageError, match=r"--grid seed=1,2: .* name them by --seeds"):
+    with pytest.raises(UsageError, match=r"--grid seed=1,2: .* give them with --seeds"):
         place.run(grid={"seed": ["1", "2"]})
 
 

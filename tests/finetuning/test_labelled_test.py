@@ -68,7 +68,7 @@ def test_a_test_file_without_labels_or_with_some_is_predicted(
 
 
 def test_an_unknown_label_is_told_before_training(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"new\.csv: example 1: the label 'gud' is none of the task's 2 labels"):
+    with pytest.raises(DataError, match=r"new\.csv: example 1: the label 'gud' is not one of the task's 2 labels"):
         trained(base, tmp_path, [["the cat", "good"], ["a dog", "gud"]], ("review", "stars"))
 
 

@@ -218,7 +218,7 @@ def test_words_that_cannot_be_perturbed_are_refused(model: HeadedModel) -> None:
     def loss(recorder: object) -> dict[str, LossSum]:
         return {"task": LossSum(weight.sum(), 1, torch.zeros(()))}
 
-    with pytest.raises(UsageError, match="has no point 'hook_embed'"):
+    with pytest.raises(UsageError, match="has no hook 'hook_embed'"):
         freelb().add(loss, batch, {"task": TermScale(1.0, 2)}, 0)
 
 

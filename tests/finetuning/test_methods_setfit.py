@@ -130,7 +130,7 @@ def test_what_it_does_not_learn_is_refused(place: FewLabels, tmp_path: Path) -> 
                 train=str(alone), dev=str(alone), columns=Columns(text="review", label="stars"), labels=("bad", "good")
             ),
         )
-    with pytest.raises(UsageError, match="setfit learns one task of the kind classification"):
+    with pytest.raises(UsageError, match="setfit works only with one task of kind classification"):
         place.run(task=OwnTask(kind="regression", train=str(alone), dev=str(alone)))
     for key in ("label_smoothing=0.1", "class_weights=balanced"):
         with pytest.raises(UsageError, match=rf"text\.{key.partition('=')[0]} .*has no effect: method.name is setfit"):

@@ -138,7 +138,7 @@ def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:
     assert names == [
         f"lr={lr}-fold={fold}-seed={seed}" for lr in ("1e-3", "1e-4") for fold in (0, 1) for seed in (1, 2)
     ]
-    with pytest.raises(UsageError, match=r"--grid task\.split\.fold: a cross-validation has a run for each fold"):
+    with pytest.raises(UsageError, match=r"--grid task\.split\.fold: a cross-validation has one run per fold"):
         sweep_runs(recipe, [1], {"task.split.fold": ["0", "1"]})
     (one,) = sweep_runs(place.request({"folds": 2, "fold": 1}).requested(), [1], {})
     assert one.name == "seed=1", "one fold alone is a run"
@@ -155,12 +155,12 @@ def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "give a file to evaluate on .--dev FILE., or part the training file"),
+        ({}, "give a file to evaluate on .--dev FILE., or split the training file"),
         ({"dev": "d.csv", "split": {"share": 0.1}}, "not both"),
         ({"split": {"share": 0.1, "folds": 3}}, "expected either share"),
         ({"split": {}}, "expected either share"),
-        ({"split": {"folds": 3, "fold": 3}}, "expected one of 0 to 2"),
-        ({"dev": "d.csv", "columns": {"group": "author"}}, "keeps rows together where --split or --folds"),
+        ({"split": {"folds": 3, "fold": 3}}, "expected 0 to 2"),
+        ({"dev": "d.csv", "columns": {"group": "author"}}, "only has an effect with --split or --folds"),
     ],
 )
 def test_what_makes_no_dev_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -216,7 +216,7 @@ def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertki
     rows = [(text, "NA" if number % 9 == 0 else label) for number, (text, label) in enumerate(reviews(COUNT, 3))]
     table = write_table(tmp_path / "mine.csv", rows)
     plan = bertkit(*command(place, table, "--split", "0.2", "--plan", "--json"))
-    assert "'NA' is a class of its own, with 6 examples of train" in plan.stderr
+    assert "'NA' is treated as a class, with 6 training examples" in plan.stderr
     assert set(json.loads(plan.stdout)["labels"]["train"]) == {"bad", "good", "NA"}
     plan = bertkit(*command(place, table, "--split", "0.2", "--plan", "--json", "--na", "NA"))
     document = json.loads(plan.stdout)
@@ -229,11 +229,11 @@ def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertki
     [
         ([], 2, "--train: give --dev FILE too, .* or --split 0.1 to hold some out, or --folds 5"),
         (["--split", "0.01"], 2, "fewer than its 2 labels"),
-        (["--folds", "61"], 2, "has 60 examples; take at most this many folds"),
+        (["--folds", "61"], 2, "has only 60 examples; use at most that many folds"),
         (["--split", "1.5"], 2, "less than 1"),
         (["--split", "0.1", "--delimiter", ";"], 3, "no ';' in the first line"),
         (["--split", "0.1", "--delimiter", "ab"], 2, "expected one character"),
-        (["--split", "0.1", "--encoding", "latin-99"], 2, "is no encoding that Python knows"),
+        (["--split", "0.1", "--encoding", "latin-99"], 2, "is not an encoding that Python knows"),
         (["--split", "0.1", "--group", "author"], 3, "no column 'author'"),
         (["--split", "0.1", "--na", "good"], 3, "only one label, 'bad'"),
     ],
@@ -250,7 +250,7 @@ def test_dev_without_a_label_of_train_is_told(place: Place, bertkit: Bertkit, tm
     dev = write_table(tmp_path / "dev.csv", [(text, "good") for text, _ in reviews(5, 3)])
     outcome = bertkit(*command(place, place.table, "--dev", str(dev), "--plan"))
     assert outcome.code == 0
-    assert "dev: has no example of 'bad', which train has: its scores do not measure it" in " ".join(
+    assert "dev: has no example of 'bad', which train has; its scores do not measure it" in " ".join(
         outcome.stderr.split()
     )
 
@@ -270,7 +270,7 @@ def test_a_task_in_yaml_takes_the_same_settings(place: Place, tmp_path: Path) ->
 
 def test_several_tasks_take_no_folds(place: Place) -> None:
     tasks = [OwnTask(train=str(place.table), split=SplitSettings(folds=2), columns=COLUMNS), "rte"]
-    with pytest.raises((UsageError, ValueError), match="folds are of one task"):
+    with pytest.raises((UsageError, ValueError), match="folds work with one task"):
         FinetuneArguments(task=tasks, model=str(place.model), overrides=parsed(["seed=1"])).requested()
 
 

@@ -73,7 +73,7 @@ def test_equal_draws_count_once() -> None:
         ({"lr": ["1e-4..1e-5"]}, 3, "expected one range LOW..HIGH"),
         ({"lr": ["1e-5..1e-4", "3e-4"]}, 3, "expected one range LOW..HIGH"),
         ({"lr": ["e..1"]}, 3, "expected one range LOW..HIGH"),
-        ({}, 3, "--trials 3: of what"),
+        ({}, 3, "--trials 3: nothing to search"),
         ({"lr": ["1", "2"]}, MOST_RUNS + 1, "try fewer values"),
     ],
 )

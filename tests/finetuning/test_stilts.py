@@ -86,7 +86,7 @@ def test_two_labels_start_from_three_with_the_encoder_to_the_bit_and_a_new_head(
     learnt, _ = load_model(place.intermediate.run.model)
     with caplog.at_level(logging.INFO):
         prepared, begun = place.start(rte, place.intermediate.run.path)
-    assert "the encoder is that of the run on nli; the head for rte-like is new" in caplog.text
+    assert "keeping the encoder of the run on nli; the head for rte-like is new" in caplog.text
     assert "its labels were contradiction, entailment, neutral" in caplog.text
     assert prepared.new_head
     assert same(begun, learnt.state_dict(), "encoder.")
@@ -108,7 +108,7 @@ def test_a_head_with_labels_of_the_same_names_is_kept_in_its_order(
     other = place.task("other-nli", [(text, turned[relation(text)]) for text, _ in reviews(30, 3)])
     with caplog.at_level(logging.INFO):
         prepared, begun = place.start(other, place.intermediate.run.path)
-    assert "encoder and head are those of the run on nli" in caplog.text
+    assert "keeping encoder and head of the run on nli" in caplog.text
     assert not prepared.new_head
     assert prepared.task.labels.names == ("Contradiction", "Entailment", "Neutral")
     learnt, _ = load_model(place.intermediate.run.model)
@@ -149,7 +149,7 @@ def test_another_kind_of_head_is_drawn_whatever_the_labels(place: Place, caplog:
     tags = OwnTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=columns)
     with caplog.at_level(logging.INFO):
         _, begun = place.start(tags, place.intermediate.run.path)
-    assert "the encoder is that of the run on nli; the head for tags is new" in caplog.text
+    assert "keeping the encoder of the run on nli; the head for tags is new" in caplog.text
     learnt, _ = load_model(place.intermediate.run.model)
     assert same(begun, learnt.state_dict(), "encoder.")
 
@@ -177,7 +177,7 @@ def test_config_json_names_the_published_task_learnt_last(shared_data: Path, ber
     data = ["--data-dir", shared_data / "glue"]
     done = bertkit("finetune", "--task", "rte", *data, "--model", first, "--run-dir", second, *small)
     assert done.code == 0, done.stderr
-    assert "the encoder is that of the run on nli; the head for rte is new" in done.stderr
+    assert "keeping the encoder of the run on nli; the head for rte is new" in done.stderr
     configs = [json.loads((run / "model" / "config.json").read_text()) for run in (first, second)]
     assert [sorted(config["label2id"]) for config in configs] == [list(THREE), ["entailment", "not_entailment"]]
     assert [config.get("finetuning_task") for config in configs] == [None, "rte"]

@@ -100,7 +100,7 @@ def test_nobody_having_any_label_scores_zero_f1_and_full_subset_accuracy() -> No
 @pytest.mark.parametrize(
     ("guessed", "gold", "words"),
     [
-        ([], [], "no examples"),
+        ([], [], "without examples"),
         ([1], [1, 0], "1 predictions for 2 references"),
         (["1"], [1], "one side is text"),
         ([0.7], [1], "argmax"),
@@ -119,7 +119,7 @@ def test_what_cannot_be_compared_is_refused(guessed: list[object], gold: list[ob
         (["joy"], [["joy"]], None, r"such as \['joy'\]"),
         ([["joy"]], [["hope"]], ["joy", "fear"], "unknown label 'hope'"),
         (np.array([[0.3, 0.8]]), np.array([[0, 1]]), None, "threshold"),
-        (np.array([[0, 1]]), np.array([[0, 1, 0]]), None, "one shape"),
+        (np.array([[0, 1]]), np.array([[0, 1, 0]]), None, "the same shape"),
     ],
 )
 def test_wrong_label_sets_are_refused(guessed: object, gold: object, labels: list[str] | None, words: str) -> None:

@@ -76,7 +76,7 @@ def test_questions_are_given_as_items_with_ids() -> None:
 
 def test_a_question_given_twice_is_named() -> None:
     predictions, references = QUESTIONS
-    with pytest.raises(DataError, match="question q2 is there twice"):
+    with pytest.raises(DataError, match="question q2 occurs twice"):
         local_metric("squad").compute(predictions=[predictions[1], predictions[1]], references=references)
 
 

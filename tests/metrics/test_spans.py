@@ -231,7 +231,7 @@ def test_faulty_questions_are_named() -> None:
         squad_v2({"q1": "x"}, {"q1": []}, {"q1": float("nan")})
     with pytest.raises(DataError, match=r"question q1 has no answer.*squad_v2"):
         squad({"q1": "x"}, {"q1": []})
-    with pytest.raises(DataError, match="no questions"):
+    with pytest.raises(DataError, match="without questions"):
         squad({}, {})
 
 

@@ -124,10 +124,10 @@ def test_sentences_that_do_not_match_are_refused_by_number() -> None:
         conlleval([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(DataError, match="pass one list per sentence"):
         conlleval(["O"], ["O"])
-    with pytest.raises(DataError, match="not of the scheme IOB2"):
+    with pytest.raises(DataError, match="does not belong to IOB2"):
         strict_iob2([["S-PER"]], [["B-PER"]])
 
 
 def test_tags_without_chunks_are_told_with_the_metric_for_them() -> None:
-    with pytest.raises(DataError, match=r"tag 'NN' is not O .* --set 'task.metrics=\[accuracy\]'"):
+    with pytest.raises(DataError, match=r"tag 'NN' is neither O .* --set 'task.metrics=\[accuracy\]'"):
         conlleval([["NN", "O"]], [["NN", "O"]])

@@ -71,5 +71,5 @@ def test_a_task_is_found_in_any_spelling(typed: str, name: str) -> None:
 def test_an_unknown_task_is_named_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"unknown task 'squat'; did you mean squad\?"):
         find_task("squat")
-    with pytest.raises(UsageError, match="there are: cola, sst2"):
+    with pytest.raises(UsageError, match="expected one of: cola, sst2"):
         find_task("zzzzzz")

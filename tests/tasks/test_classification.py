@@ -81,7 +81,7 @@ def test_balanced_weights_give_every_label_the_same_share() -> None:
     weight_K = class_weights("balanced", some, names)
     assert weight_K is not None
     np.testing.assert_allclose(weight_K * np.array([6, 2]), [4, 4])
-    with pytest.raises(DataError, match="'fine' is none"):
+    with pytest.raises(DataError, match="'fine' is not one"):
         class_weights({"fine": 2.0}, some, names)
 
 
@@ -139,7 +139,9 @@ def test_a_prediction_names_labels_whatever_their_order() -> None:
 def test_labels_are_found_by_name_and_strange_ones_refused() -> None:
     assert label_ids([("0", "Good"), ("1", "bad")], ("bad", "good")).tolist() == [1, 0]
     assert label_ids([("0", "A"), ("1", "a")], ("a", "A")).tolist() == [1, 0]
-    with pytest.raises(DataError, match=r"example 3: the label 'worse' is none of the task's 2 labels \(bad, good\)"):
+    with pytest.raises(
+        DataError, match=r"example 3: the label 'worse' is not one of the task's 2 labels \(bad, good\)"
+    ):
         label_ids([("3", "worse")], ("bad", "good"))
 
 
@@ -183,5 +185,7 @@ def test_f1_is_that_of_the_second_of_two_labels_whatever_their_names() -> None:
     task.additional = (load_metric("f1"),)
     assert task.score(guesses, some) == {"f1": 0.5, "f1_f1": 0.5}
     three = Classification(NAMES, ["accuracy", "f1"], TextSettings())
-    with pytest.raises(UsageError, match=r"f1: is that of the second of two labels, and the task has 3; take macro_f1"):
+    with pytest.raises(
+        UsageError, match=r"f1: is the F1 of the second of two labels, but the task has 3 labels; use macro_f1"
+    ):
         three.check_additional(some)

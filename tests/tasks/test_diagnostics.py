@@ -54,14 +54,14 @@ def test_files_of_other_columns_are_passed_over_in_a_folder_and_refused_alone(tm
     mine = write(tmp_path / "below", "N.tsv", NEG + "0\tA\tB\tc\td\n")
     other = write(tmp_path, "other.tsv", "item\ttext\n0\tx\n")
     assert diagnostic_files(tmp_path) == [mine]
-    with pytest.raises(DataError, match=r"other.tsv: its columns are item, text; expected those of CPRAG"):
+    with pytest.raises(DataError, match=r"other.tsv: the columns are item, text; expected those of CPRAG"):
         read_diagnostic(other)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (NEG, "holds no item"),
+        (NEG, "contains no items"),
         (NEG + "0\tA\tB\tc\n", "line 2: no target_neg"),
         (ROLE + "7\tx\ty\t1\tz\t1\n", "item '7'; expected a number with -a"),
         (ROLE + "7-a\tx\ty\t1\tz\t1\n", "item 7 has only one order"),

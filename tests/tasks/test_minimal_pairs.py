@@ -81,11 +81,11 @@ def test_no_files_no_pairs_and_doubled_paradigms_are_refused(tmp_path: Path) -> 
         read_paradigms(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no .jsonl file in this directory"):
         read_paradigms(tmp_path)
-    with pytest.raises(DataError, match=r"empty.jsonl: holds no pair"):
+    with pytest.raises(DataError, match=r"empty.jsonl: contains no pairs"):
         read_paradigms(write(tmp_path / "empty" / "empty.jsonl", ""))
     for name in ("a", "b"):
         write(tmp_path / "twice" / f"{name}.jsonl", pair(UID="same"))
-    with pytest.raises(DataError, match=r"b.jsonl: holds the paradigm 'same', which .*a.jsonl holds too"):
+    with pytest.raises(DataError, match=r"b.jsonl: the paradigm 'same' is also in .*a.jsonl"):
         read_paradigms(tmp_path / "twice")
 
 

@@ -83,7 +83,7 @@ def test_race_gives_a_question_a_problem_with_its_level_in_the_id(tmp_path: Path
 def test_a_race_file_with_fewer_answers_than_questions_is_refused(tmp_path: Path) -> None:
     record = {"article": "T.", "questions": ["A?", "B?"], "options": [["a", "b"], ["a", "b"]], "answers": ["A"]}
     race(tmp_path, "high", "7", record)
-    with pytest.raises(DataError, match=r"7\.txt: as many options and answers as the 2 questions are expected"):
+    with pytest.raises(DataError, match=r"7\.txt: expected as many options and answers as there are questions \(2\)"):
         load_split("race", "dev", tmp_path)
 
 
@@ -101,5 +101,5 @@ def test_a_users_choices_come_with_a_column_each_or_a_list(tmp_path: Path) -> No
 def test_one_ending_is_no_choice(tmp_path: Path) -> None:
     lines = tmp_path / "mine.jsonl"
     lines.write_text('{"text": "It rained.", "endings": ["wet"], "label": 0}\n')
-    with pytest.raises(DataError, match="line 1, endings: a list, expected a list of two endings or more"):
+    with pytest.raises(DataError, match="line 1, endings: a list, expected a list of at least two endings"):
         read_own(lines, "choice")

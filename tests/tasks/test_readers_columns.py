@@ -154,7 +154,7 @@ def test_a_users_words_and_tags_come_as_json_lines(tmp_path: Path) -> None:
 
 def test_words_and_tags_of_different_number_are_named(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.jsonl", '{"words": ["Ada", "wrote"], "tags": ["O"]}\n')
-    with pytest.raises(DataError, match="line 1: 2 words and 1 tags; expected one tag a word"):
+    with pytest.raises(DataError, match="line 1: 2 words and 1 tags; expected one tag per word"):
         read_own(path, "tagging")
 
 

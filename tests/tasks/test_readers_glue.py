@@ -71,7 +71,7 @@ def test_qqp_drops_and_names_rows_of_another_width_and_keeps_rows_with_an_empty_
 
 def test_a_qqp_file_of_broken_rows_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "QQP" / "dev.tsv", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", *["a,b,c"] * 12)
-    with pytest.raises(DataError, match=r"12 of 12 rows have not the header's 6 fields \(the first: line 2\)"):
+    with pytest.raises(DataError, match=r"12 of 12 rows do not have the header's 6 fields \(the first: line 2\)"):
         load_split("qqp", "dev", tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_missing_files_say_what_is_expected_and_where_it_comes_from(tmp_path: Pa
     with pytest.raises(DataError, match=r"expected .*MNLI/dev_matched\.tsv \(or .*\), from gluebenchmark\.com"):
         load_split("mnli", "dev", tmp_path)
     write(tmp_path / "MNLI" / "train.tsv", "x")
-    with pytest.raises(DataError, match=r"MNLI holds train\.tsv"):
+    with pytest.raises(DataError, match=r"MNLI contains train\.tsv"):
         load_split("mnli", "dev", tmp_path)
     with pytest.raises(DataError, match="no such directory"):
         load_split("mnli", "dev", tmp_path / "absent")
@@ -182,7 +182,7 @@ def test_a_split_that_a_task_has_not_is_refused_with_the_ones_it_has() -> None:
 def test_a_file_without_rows_holds_no_examples(tmp_path: Path) -> None:
     write(tmp_path / "SST-2" / "dev.tsv", "sentence\tlabel")
     write(tmp_path / "SST-2" / "train.tsv")
-    with pytest.raises(DataError, match="holds no examples"):
+    with pytest.raises(DataError, match="contains no examples"):
         load_split("sst2", "dev", tmp_path)
     with pytest.raises(DataError, match="is empty"):
         load_split("sst2", "train", tmp_path)

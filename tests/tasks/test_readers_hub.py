@@ -147,5 +147,5 @@ def test_offline_without_a_cached_copy_says_what_to_do() -> None:
 
 
 def test_a_task_that_is_not_on_the_hub_asks_for_its_files() -> None:
-    with pytest.raises(DataError, match="codah is not read from the Hub; give its files with --data-dir"):
+    with pytest.raises(DataError, match="codah cannot be read from the Hub; give its files with --data-dir"):
         load_split("codah", "dev", offline=True)

@@ -74,7 +74,7 @@ def test_a_delimiter_that_no_row_has_is_named_with_the_likely_one(
         read(path, delimiter=given)
 
 
-@pytest.mark.parametrize(("delimiter", "message"), [("ab", "expected one character"), ("x", "no letter")])
+@pytest.mark.parametrize(("delimiter", "message"), [("ab", "expected one character"), ("x", "not a letter")])
 def test_what_can_be_no_delimiter_is_refused(delimiter: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FileFormat(delimiter=delimiter)
@@ -111,7 +111,7 @@ def test_utf_16_is_read_by_its_mark_and_told(tmp_path: Path, caplog: pytest.LogC
     path = write(tmp_path / "mine.csv", "\t", "utf-16")
     with caplog.at_level(logging.INFO, logger="bertkit"):
         assert read(path) == ROWS
-    assert "is in UTF-16 by its first bytes" in caplog.text
+    assert "is read as UTF-16, according to its first bytes" in caplog.text
     unmarked = write(tmp_path / "unmarked.csv", encoding="utf-16-be")
     with pytest.raises(DataError, match="a binary file, not text: NUL byte"):
         read(unmarked)
@@ -124,9 +124,9 @@ def test_utf_16_is_read_by_its_mark_and_told(tmp_path: Path, caplog: pytest.LogC
 def test_one_encoding_has_one_name_and_an_unknown_one_the_nearest() -> None:
     names = ("latin1", "Latin-1", "ISO-8859-1", "iso8859_1", "L1")
     assert len({FileFormat(encoding=name).model_dump_json() for name in names}) == 1
-    with pytest.raises(ValueError, match="'latin-11' is no encoding that Python knows; did you mean"):
+    with pytest.raises(ValueError, match="'latin-11' is not an encoding that Python knows; did you mean"):
         FileFormat(encoding="latin-11")
-    with pytest.raises(ValueError, match="no encoding of text"):
+    with pytest.raises(ValueError, match="not a text encoding"):
         FileFormat(encoding="base64")
 
 
@@ -139,7 +139,7 @@ def test_an_encoding_that_does_not_fit_is_told_with_the_place(tmp_path: Path) ->
 def test_a_quoted_tsv_is_read_as_it_was_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="bertkit"):
         assert read(write(tmp_path / "mine.tsv", "\t")) == ROWS
-    assert "its fields are quoted" in caplog.text
+    assert "fields are read as quoted" in caplog.text
     path = tmp_path / "all.tsv"
     path.write_text('"text"\t"label"\n"one"\t"x"\n"two"\t"y"\n')
     assert read(path) == [("one", "x"), ("two", "y")]
@@ -251,7 +251,7 @@ def test_settings_without_effect_are_refused(tmp_path: Path) -> None:
     path.write_text("a O\n\nb O\n")
     with pytest.raises(UsageError, match=r"--delimiter \(reading.delimiter\): has no effect on mine.conll"):
         read_own(path, "tagging", reading=TableReading(delimiter=";"))
-    with pytest.raises(UsageError, match=r"--group g .*: mine.conll has no columns; sentences of one document stay"):
+    with pytest.raises(UsageError, match=r"--group g .*: mine.conll has no columns; .* sentences of one document stay"):
         read_own(path, "tagging", Columns(group="g"))
     path.write_bytes("caf\u00e9 O\n".encode("latin-1"))
     found = read_own(path, "tagging", reading=TableReading(encoding="latin-1"))

@@ -134,7 +134,7 @@ def test_a_file_without_labels_gives_none_and_of_a_mixed_one_those_without_are_l
 def test_a_wrong_field_count_is_named_with_what_may_have_caused_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text('text,label\n"a\nb",x\n\nc, d,y\n')
-    with pytest.raises(DataError, match=r"mine\.csv, line 5: 3 fields, expected 2; a field that holds a comma"):
+    with pytest.raises(DataError, match=r"mine\.csv, line 5: 3 fields, expected 2; put fields that contain a comma"):
         read_table(path)
     path = tmp_path / "mine.tsv"
     path.write_text("text\tlabel\na\tx\nb\n")
@@ -187,8 +187,8 @@ def test_ids_come_from_their_column_and_are_made_unique(tmp_path: Path) -> None:
     [
         ("mine.xlsx", b"", UsageError, r"a table ends in \.csv, \.tsv, \.jsonl or \.parquet, not in '\.xlsx'"),
         ("mine.csv", b"", DataError, "is empty"),
-        ("mine.csv", b"text,label\n", DataError, "holds no examples"),
-        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' is there twice"),
+        ("mine.csv", b"text,label\n", DataError, "contains no examples"),
+        ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' occurs twice"),
         ("mine.jsonl", b"[1]\n", DataError, "line 1: expected a JSON object, found a list"),
         ("mine.jsonl", b'{"text": "a", "label": "x"}\n{\n', DataError, "line 2, column 2: not valid JSON"),
         ("mine.parquet", b"text,label\n", DataError, "not a readable Parquet file"),
@@ -224,7 +224,9 @@ def test_tags_are_sorted_by_type_and_have_both_prefixes() -> None:
 def test_labels_of_dev_that_train_lacks_are_named_with_an_example() -> None:
     train = [TextExample("0", "x", None, "pos"), TextExample("1", "x", None, "neg")]
     dev = [TextExample("0", "x", None, "pos"), TextExample("d7", "x", None, "Neg")]
-    with pytest.raises(DataError, match=r"dev: labels that train lacks: 'Neg' \(example d7 has 'Neg'\); train has"):
+    with pytest.raises(
+        DataError, match=r"dev: labels that are not in train: 'Neg' \(example d7 has 'Neg'\); train has"
+    ):
         label_names(train, {"dev": dev})
     assert label_names(train, {"test": [TextExample("0", "x")]}) == ("neg", "pos")
 

@@ -157,9 +157,11 @@ def test_one_group_cannot_be_split() -> None:
 
 
 def test_folds_above_the_examples_or_groups_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has 6 examples; take at most this many folds"):
+    with pytest.raises(UsageError, match=r"--folds 7 .*: mine.csv has only 6 examples; use at most that many folds"):
         folds(texts(["a", "b"] * 3), 7, 0)
-    with pytest.raises(UsageError, match=r"mine\.csv has 3 groups"):
+    with pytest.raises(UsageError, match=r"mine\.csv has only 3 groups"):
         folds(texts(["a", "b"] * 3, list("gghhii")), 4, 0)
-    with pytest.raises(UsageError, match=r"all examples of 'rare' are in one fold, whose model has none to learn from"):
+    with pytest.raises(
+        UsageError, match=r"all examples of 'rare' are in one fold, so its model would have none to train on"
+    ):
         folds(texts(["a"] * 9 + ["rare"]), 5, 0)

@@ -105,7 +105,7 @@ def test_tasks_find_their_files_by_the_catalogues_names() -> None:
 @pytest.mark.parametrize(
     ("file", "values", "words"),
     [
-        (SHORT, ["entailment"] * 2, "RTE.tsv: 2 predictions; the test set has 3 examples"),
+        (SHORT, ["entailment"] * 2, "RTE.tsv: 2 predictions, but the test set has 3 examples"),
         (SHORT, ["entailment", "neutral", "entailment"], "RTE.tsv, index 1: label 'neutral'"),
         (SHORT, ["entailment", "entailment", 1], "index 2: label 1; .* map them to names"),
         (SCORES, [1.0] * 8 + [float("nan")], "STS-B.tsv, index 8: the score is nan"),
@@ -173,7 +173,7 @@ def replacing(old: str, new: str) -> Change:
         ("WNLI", replacing("\n7\t1\n8", "\n8\t1\n7"), ["9: the index is '8'; expected 7", "10: the index is '7'"]),
         ("WNLI", replacing("\n7\t1\n", "\n7 1\n"), ["9: '7 1' is not an index, a tab and a prediction"]),
         ("WNLI", replacing("\n7\t1\n", "\n7\t1\t0.9\n"), ["9: '7\\t1\\t0.9' is not an index"]),
-        ("WNLI", replacing("145\t1\n", ""), ["147: there are 145 rows after the header; the test set has 146"]),
+        ("WNLI", replacing("145\t1\n", ""), ["147: there are 145 rows after the header, but the test set has 146"]),
         ("WNLI", replacing("145\t1\n", "\n"), ["147: is blank"]),
         ("WNLI", lambda text: text + "146\t0\n", ["148: there are 147 rows"]),
         ("WNLI", lambda text: text.encode() + b"\xff\xfe", ["148: is not UTF-8"]),
@@ -225,10 +225,10 @@ def test_missing_moved_doubled_and_foreign_files_are_named(texts: dict[str, str]
         archive.writestr("WNLI.tsv", texts["WNLI.tsv"])
     assert [str(each) for each in check_submission(path)] == [
         "QQP.tsv: is missing",
-        "WNLI.tsv: is there 2 times",
+        "WNLI.tsv: occurs 2 times; expected once",
         "AX.tsv: is missing; glue/AX.tsv is in a folder, but the zip must be flat",
-        "MNLI.tsv: does not belong into a submission; did you mean MNLI-m.tsv?",
-        "__MACOSX/._CoLA.tsv: does not belong into a submission, which is flat",
+        "MNLI.tsv: does not belong in a submission; did you mean MNLI-m.tsv?",
+        "__MACOSX/._CoLA.tsv: does not belong in a submission, which is a flat zip",
     ]
 
 

@@ -109,5 +109,5 @@ def test_scores_are_of_entities_and_strange_tags_are_refused() -> None:
     examples = [TaggedExample("0", ("a", "b", "c"), ("B-X", "I-X", "O"))]
     scores = task().score([Prediction("0", ["B-X", "O", "O"])], examples)
     assert scores == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": pytest.approx(2 / 3)}
-    with pytest.raises(DataError, match="example 0: the label 'B-Y' is none"):
+    with pytest.raises(DataError, match="example 0: the label 'B-Y' is not one"):
         task().encode([TaggedExample("0", ("a",), ("B-Y",))], SequenceEncoder(TOKENIZER, max_tokens=9))

@@ -1,1 +1,1 @@
-"""finetuning"""
+"""Fine-tuning of models on tasks."""

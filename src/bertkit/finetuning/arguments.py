@@ -1,7 +1,6 @@
 """The command line of fine-tuning, and its recipe, data and trainer.
 
-Nothing here follows a paper. Distillation on a task has more options (distillation/task_arguments.py); sibling run.py
-trains.
+Distillation on a task has more options (distillation/task_arguments.py); sibling run.py trains.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from bertkit.training.run import RunArguments
 log = logging.getLogger(__name__)
 
 _UNNAMED = "unnamed"
-"""The name of a recipe until its task and model are known, which then name it."""
+"""The name of a recipe until it is named after its task and model."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,12 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     Attributes:
         task: a published task, a task YAML, or the user's own data, in place of the recipe's; several: all of them
             with one encoder.
-        model: to start from, in place of the recipe's.
+        model: initial model, in place of the recipe's.
         data_dir: folder of the task's files, in place of the recipe's.
-        seeds: one run for each; empty for the recipe's.
-        grid: the values to try of each key, as they are written, or a range of them.
+        seeds: one run per seed; empty: the recipe's.
+        grid: the values to try for each key, as written, or a range of them.
         trials: how many settings are drawn from the grid; None: all combinations.
-        default_model: to start from where neither command line nor recipe names one.
+        default_model: initial model if neither the command line nor the recipe names one.
     """
 
     task: TaskEntry | Sequence[TaskEntry] | None = None
@@ -82,7 +81,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return recipe.model_copy(update={"seed": self.seeds[0]}) if self.seeds else recipe
 
     def requested(self) -> FinetuneRecipe:
-        """The recipe with everything that the command line changes in it, resolved.
+        """The recipe with all changes from the command line, resolved.
 
         Raises:
             UsageError: all errors at once.
@@ -112,11 +111,11 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return recipe.model_copy(update=update)
 
     def before(self, recipe: FinetuneRecipe) -> FinetuneRecipe | None:
-        """The recipe of a run of its own from whose model this one starts; None where there is none."""
+        """The recipe of a separate run whose model this one starts from; None if there is none."""
         return None
 
     def draws_data(self, recipe: FinetuneRecipe) -> bool:
-        """Whether the data depend on the seed, as a sample of the examples does."""
+        """Whether the data depend on the seed, as with a sample of the examples."""
         return recipe.data.train_examples is not None
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
@@ -125,7 +124,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         config, contents = read_config(prepared.model_directory)
         if recipe.new_head and not has_head(config, contents, prepared.spec.head):
             log.warning(
-                "new_head (true) has no effect: %s has no head for %s, and one is drawn in any case",
+                "new_head (true) has no effect: %s has no head for %s, so a new one is initialised in any case",
                 recipe.model,
                 prepared.spec.name,
             )
@@ -147,7 +146,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     def planned_teacher(
         self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
     ) -> PlannedTeacher | None:
-        """What a teacher adds to the cost of these runs, each with its number of epochs; None where there is none."""
+        """What a teacher adds to the cost of these runs, each with its number of epochs; None without a teacher."""
         return None
 
     def for_worker(self) -> Self:
@@ -160,7 +159,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
 
 
 def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
-    """The tasks that the command line names, files with their full paths."""
+    """The tasks on the command line; files have their full paths."""
     if given is None:
         return ()
     entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
@@ -172,7 +171,7 @@ def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, 
 
 
 def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
-    """A recipe's name where none is given: the tasks', or the training file's, and the model's."""
+    """The default name of a recipe: from the tasks (or the training file) and the model."""
     first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
     last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
     if last == "model":
@@ -189,5 +188,5 @@ def _absolute_files(task: OwnTask) -> OwnTask:
 
 
 def absolute(path: str) -> str:
-    """A directory's full path, so that the recorded recipe runs from anywhere; a Hub id as it is."""
+    """A directory's full path, so that the recorded recipe can be run from any directory; a Hub id unchanged."""
     return str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path

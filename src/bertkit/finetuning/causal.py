@@ -1,8 +1,8 @@
-"""Fine-tuning of a causal model as in GPT: its own loss beside the task's, and tokens around the texts.
+"""Fine-tuning of a causal model as in GPT: an additional language-modelling loss, and tokens around the texts.
 
 Radford et al. 2018, GPT, sections 3.2 (equation 5: the task's loss plus lambda times the language model's, lambda 0.5)
 and 3.3 (start, delimiter and extract tokens); values as in openai/finetune-transformer-lm, train.py. There the language
-model's loss is a mean over each sequence's tokens and then over sequences; here it is a mean over the batch's tokens.
+model's loss is averaged over each sequence's tokens and then over sequences; here over the batch's tokens.
 
 Shapes: T packed tokens, B sequences, D width, M predicted tokens.
 """
@@ -30,7 +30,7 @@ HEAD = "causal_lm"
 
 
 class CausalFinetuning(Settings):
-    """GPT's way of fine-tuning."""
+    """Settings of GPT's fine-tuning."""
 
     lm_weight: float = Field(
         0.5, ge=0, le=100, description="Weight of the language-modelling loss on the task's texts; 0: none."
@@ -43,30 +43,30 @@ class CausalFinetuning(Settings):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Heads that the model has beside the task's."""
+        """Heads that the model needs in addition to the task's."""
         return (HEAD,) if self.lm_weight else ()
 
     def check(self, config: EncoderConfig) -> None:
         """Raise UsageError if the family is not causal."""
         if HEAD not in config.heads():
             raise UsageError(
-                f"causal: model.family {config.model_type!r} has no head that predicts the next token; leave it out, or"
-                " start from a GPT"
+                f"causal: model.family {config.model_type!r} has no head that predicts the next token; leave causal"
+                " out, or start from a GPT"
             )
 
     def framed(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer with the three tokens, where it has no special tokens of its own around a text."""
+        """The tokenizer with the three tokens added, unless it has its own special tokens around a text."""
         if not self.delimiters or has_delimiters(tokenizer):
             return tokenizer
         own = SequenceEncoder(tokenizer, max_tokens=64).single.special_tokens
         if own:
-            log.info("causal.delimiters: the vocabulary has special tokens around texts, which serve as GPT's")
+            log.info("causal.delimiters: the vocabulary's own special tokens around texts are used in place of GPT's")
             return tokenizer
         return with_delimiters(tokenizer)
 
 
 def next_token_targets(batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """The positions that predict, (M,), and the ids that they predict: all of a sequence but its last and first."""
+    """The predicting positions, (M,), and the predicted ids: all of a sequence except its last and its first."""
     follows_T = batch.positions_T > 0
     index_M = follows_T.nonzero()[:, 0]
     return index_M - 1, batch.ids_T[index_M]
@@ -79,5 +79,5 @@ def causal_loss(model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> Lo
 
 
 def predicted_tokens(batch: PackedBatch) -> int:
-    """How many predictions a batch has."""
+    """The number of predictions in a batch."""
     return batch.num_tokens - batch.num_sequences

@@ -1,8 +1,7 @@
-"""From a fine-tuning recipe to what the loop reads: examples, labels in the model's order, sequences.
+"""Prepares the data of a fine-tuning recipe: examples, labels in the model's order, sequences.
 
-Nothing here follows a paper. The order of labels differs between code bases, so it is only ever matched by name: a
-model that has the head already must name its outputs, or it is refused. Sibling trainer.py trains on what is prepared
-here.
+The order of labels differs between code bases, so labels are matched only by name: a model that already has the head
+must name its outputs, or it is refused. Sibling trainer.py trains on the prepared data.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class EncodedSplit:
     """A split with its sequences.
 
     Attributes:
-        split: examples, and what was noticed while reading them.
-        features: of all of them, in their order.
+        split: examples, and notes on reading them.
+        features: of all examples, in order.
         scored: whether its examples have labels.
     """
 
@@ -84,22 +83,22 @@ class EncodedSplit:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that a run reads.
+    """The prepared inputs of a run.
 
     Attributes:
         spec: the task.
         task: with its labels in the order of the model's outputs.
-        model_directory: where the model is.
+        model_directory: directory of the initial model.
         config: of the encoder that is trained.
-        new_head: whether the head that it may have is not the task's.
+        new_head: whether to initialise a new head even if the model has one.
         tokenizer: the model's.
-        train: what is learnt from.
+        train: the training examples.
         others: by name, the splits that are predicted; those evaluated during training have labels.
         watched: names of the splits that are evaluated during training; the first one's score selects.
-        label_counts: of each split whose labels are known, how often each occurs.
+        label_counts: for each labelled split, how often each label occurs.
         fingerprints: of data, tokenizer and model.
-        label_mean: of a regression, over what is learnt from as far as it has labels; where none of it has, as of a
-            transfer set, over the train split.
+        label_mean: for regression, the mean over labelled training examples; over the train split if there are none, as
+            in a transfer set.
     """
 
     spec: TaskSpec
@@ -122,21 +121,21 @@ class Prepared:
 
     @property
     def selecting(self) -> str:
-        """The split whose score selects: dev, or the one that has labels where there is no dev."""
+        """The split whose score selects: dev, or a labelled split if there is no dev."""
         return self.watched[0]
 
 
 class Preparation:
-    """What a kind of recipe changes in the preparation; fine-tuning changes nothing."""
+    """Hooks by which a kind of recipe changes the preparation; fine-tuning changes nothing."""
 
     needs_labels = True
     """Whether training examples must have labels."""
 
     def check_start(self, directory: Path, contents: Mapping[str, Any]) -> None:
-        """Of the model in `recipe.model` and its config.json, before anything is read.
+        """Check the model in `recipe.model` and its config.json before anything is read.
 
         Raises:
-            DataError: it cannot be trained.
+            DataError: the model cannot be trained.
         """
         refuse_quantised(directory, contents)
 
@@ -145,11 +144,11 @@ class Preparation:
         return names
 
     def encoder_config(self, found: EncoderConfig) -> EncoderConfig:
-        """That of the model that learns, which may be another than the one in `recipe.model`."""
+        """The configuration of the trained model, which may differ from that in `recipe.model`."""
         return found
 
     def learnt_from(self, train: Split) -> Split:
-        """What is learnt from in place of the training examples."""
+        """The examples to train on, possibly in place of the training split."""
         return train
 
 
@@ -198,7 +197,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     tell_labels(spec.name, counts)
     labelled_train, train = train, preparation.learnt_from(train)
-    train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may read none
+    train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may need none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
     train_encoder = _train_encoder(recipe, encoder)
     encoded = {
@@ -240,8 +239,8 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
 def _label_names(
     spec: TaskSpec, whole: Sequence[Any], train: Sequence[Any], scored: Mapping[str, Sequence[Any]]
 ) -> tuple[str, ...] | None:
-    """The names of the labels; None where the task has none. Of a sample of the training file they are those of all of
-    it, so that one of which nothing was drawn is no unknown label.
+    """The names of the labels; None if the task has none. For a sample of the training file, the names are those of the
+    whole file, so a label that was not drawn is not unknown.
 
     Raises:
         DataError: see `label_names`.
@@ -249,12 +248,12 @@ def _label_names(
     if spec.labels is not None or spec.kind not in ("classification", "multi_label", "tagging"):
         return spec.labels
     if len(train) < len(whole):
-        label_names(train)  # of a single label there is nothing to learn
+        label_names(train)  # a single label is an error
     return label_names(whole, scored)
 
 
 def _label_mean(*parts: Sequence[Any]) -> float:
-    """Of the first examples among which some have a number; 0 where none has."""
+    """The mean label of the first part that has labels; 0 if none has."""
     for examples in parts:
         labels = [float(example.label) for example in examples if example.label is not None]
         if labels:
@@ -277,27 +276,27 @@ def build_task(
     Args:
         recipe: resolved.
         examples: of train.
-        names: of the labels, in the task's order; None where it has none.
+        names: of the labels, in the task's order; None if it has none.
         config: of the model.
         contents: of its config.json.
-        directory: where it is.
-        others: examples of each other split; among them may be questions without an answer.
+        directory: of the model.
+        others: examples of each other split, which may include unanswerable questions.
 
     Raises:
-        DataError: the model has the head already, and its labels are not the task's.
+        DataError: the model already has the head, and its labels are not the task's.
     """
     spec, settings = recipe.spec, recipe.task_settings
     if spec.kind == "embedding":
         return embedding_task(spec, settings, examples, directory)
     if spec.kind == "regression":
         if settings.label_smoothing or settings.class_weights:
-            raise UsageError("text.label_smoothing and text.class_weights are for labels; a regression has none")
+            raise UsageError("text.label_smoothing and text.class_weights do not apply to a regression; leave them out")
         labels = Labels.unnamed(1, "regression")
         if not recipe.new_head and has_head(config, contents, spec.head):
             here = Labels.from_hub(contents).count
             if here != 1:
                 raise DataError(
-                    f"{directory}: the model's classifier has {here} outputs, a regression needs 1; {_NEW_HEAD}"
+                    f"{directory}: the model's classifier has {here} outputs, but a regression needs 1; {_NEW_HEAD}"
                 )
         return Regression(labels, spec.metrics, settings)
     if spec.kind == "span":
@@ -316,12 +315,12 @@ def build_task(
         if recipe.method.name == "setfit":
             kind = VectorClassification
         task = kind(labels, spec.metrics, settings, positive=spec.positive, class_weight_K=weight_K)
-    # The same in whatever order a model has its outputs.
+    # The same for any order of the model's outputs.
     task.label_order = spec.labels or tuple(sorted(names, key=label_order))
     return task
 
 
-_NEW_HEAD = "give --new-head (new_head: true) to draw a new one in its place"
+_NEW_HEAD = "give --new-head (new_head: true) to initialise a new one"
 
 
 def has_head(config: EncoderConfig, contents: Mapping[str, Any], head: str) -> bool:
@@ -337,7 +336,7 @@ def _in_order(
     contents: Mapping[str, Any],
     directory: Path,
 ) -> tuple[str, ...]:
-    """The labels in the order of the head that the model has, by their names."""
+    """The labels in the order of the model's existing head, matched by name."""
     if recipe.new_head or not has_head(config, contents, recipe.spec.head):
         return wanted
     try:
@@ -355,11 +354,11 @@ def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
     """The splits that are evaluated during training: dev, never a test split unless there is no dev.
 
     Raises:
-        UsageError: the task is for testing only.
+        UsageError: the task is only for testing.
     """
     dev = tuple(name for name in spec.scored if name.startswith("dev"))
     if "train" not in spec.splits or not spec.scored:
-        raise UsageError(f"{spec.name} cannot be fine-tuned on: it has no train split, or no labels to measure by")
+        raise UsageError(f"{spec.name} cannot be fine-tuned on: it has no train split, or no labels to evaluate on")
     return dev or spec.scored[:1]
 
 
@@ -369,12 +368,12 @@ def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) 
         return load_split(recipe.spec, split, recipe.data.directory, offline=offline)
     files = recipe.spec.splits
     if split not in files:
-        raise UsageError(f"task.{split}: no file is named for this split; there are: {', '.join(files)}")
+        raise UsageError(f"task.{split}: no file is given for this split; there are: {', '.join(files)}")
     return read_own_split(recipe.task, split, Path(files[split][0]))
 
 
 def fewer(split: Split, count: int | None, seed: int) -> Split:
-    """This many of the split's examples, drawn by the seed, in their order."""
+    """This many of the split's examples, drawn by the seed, in file order."""
     if count is None or count >= len(split.examples):
         return split
     drawn = Draw(seed, "finetune").permuted("examples", np.arange(count), size=len(split.examples))
@@ -382,23 +381,23 @@ def fewer(split: Split, count: int | None, seed: int) -> Split:
 
 
 def sequence_encoder(recipe: FinetuneRecipe, tokenizer: Tokenizer, config: EncoderConfig) -> SequenceEncoder:
-    """What lays out sequences for a model.
+    """The encoder of sequences for a model.
 
     Raises:
-        UsageError: they would be longer than it can read.
+        UsageError: sequences would be longer than the model allows.
     """
     return SequenceEncoder(tokenizer, max_tokens=_max_tokens(recipe, config), token_types=config.reads_token_types)
 
 
 def _train_encoder(recipe: FinetuneRecipe, encoder: SequenceEncoder) -> SequenceEncoder:
-    """What lays out the training examples.
+    """The encoder of training examples.
 
     Args:
         recipe: resolved, of one task.
         encoder: of all other splits.
 
     Raises:
-        UsageError: training texts are not to be shorter than those of other splits.
+        UsageError: the training length is not below that of the other splits.
     """
     settings = recipe.task_settings
     shorter = settings.train_max_length if isinstance(settings, EmbeddingSettings) else None
@@ -415,10 +414,10 @@ def _train_encoder(recipe: FinetuneRecipe, encoder: SequenceEncoder) -> Sequence
 def encode_split(
     task: Task, name: str, split: Split, encoder: SequenceEncoder, *, must_be_scored: bool
 ) -> EncodedSplit:
-    """A split with its sequences.
+    """Encode a split.
 
     Raises:
-        DataError: an example that cannot be encoded, or that has no label where each must have one.
+        DataError: an example that cannot be encoded, or that has no label although all must have one.
     """
     try:
         features = task.encode(split.examples, encoder)
@@ -430,7 +429,7 @@ def encode_split(
     account = features.account
     if account.examples_cut:
         log.info(
-            "%s: %d of %d examples are cut to %d tokens, %d tokens are dropped",
+            "%s: %d of %d examples are truncated to %d tokens; %d tokens are dropped",
             *(name, account.examples_cut, account.examples, encoder.max_tokens, account.tokens_dropped),
         )
     return EncodedSplit(split, features, scored)
@@ -442,11 +441,11 @@ def _max_tokens(recipe: FinetuneRecipe, config: EncoderConfig) -> int:
     if wanted <= config.max_tokens:
         return wanted
     if wanted == recipe.spec.max_length:
-        log.info("%s: sequences of %d tokens in place of %d", recipe.name, config.max_tokens, wanted)
+        log.info("%s: sequences have at most %d tokens in place of %d", recipe.name, config.max_tokens, wanted)
         return config.max_tokens
     raise UsageError(
-        f"data.max_length is {wanted}, the model reads at most {config.max_tokens} tokens; lower it, or let"
-        " text.window_stride read a long text in several windows"
+        f"data.max_length is {wanted}, but the model reads at most {config.max_tokens} tokens; lower it, or set"
+        " text.window_stride to read a long text in several windows"
     )
 
 

@@ -1,7 +1,7 @@
 """Dropout rates of a fine-tuned model, in place of those of its config.json: the section `dropout` of a recipe.
 
-Released code often fine-tunes with other rates than the checkpoint names: fairseq's RoBERTa has no dropout before its
-classifier (examples/roberta, `pooler_dropout` 0), where the Hub's class has that of the layers.
+Released code often fine-tunes with other rates than those in the checkpoint: fairseq's RoBERTa has no dropout before
+its classifier (examples/roberta, `pooler_dropout` 0); the Hub's class has that of the layers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _TRIED = (0.25, 0.75)
 
 
 def with_dropout(config: EncoderConfig, rates: Mapping[str, float], heads: Collection[str]) -> EncoderConfig:
-    """The model's settings with these rates.
+    """The model's configuration with these rates.
 
     Args:
-        config: of the model to start from.
+        config: of the initial model.
         rates: by the names of the family's settings.
-        heads: of the task; only those that the model has.
+        heads: of the task; those that the model does not have are ignored.
 
     Raises:
-        UsageError: the family has no such rate, or nothing in the model with these heads reads it.
+        UsageError: the family has no such rate, or nothing in the model with these heads uses it.
     """
     try:
         changed = config.with_dropout(rates)
@@ -37,12 +37,12 @@ def with_dropout(config: EncoderConfig, rates: Mapping[str, float], heads: Colle
     for name in rates:
         with_one, with_other = (_numbers(config.with_dropout({name: rate}), heads) for rate in _TRIED)
         if with_one == with_other:
-            raise UsageError(f"{_KEY}.{name}: this model reads no such rate on this task; leave it out")
+            raise UsageError(f"{_KEY}.{name}: this model does not use this rate on this task; leave it out")
     return changed
 
 
 def _numbers(config: EncoderConfig, heads: Collection[str]) -> list[dict[str, Any]]:
-    """The numbers, among them dropout rates, that each part of the model keeps; no weight is made."""
+    """The numbers, including dropout rates, stored in each part of the model; no weights are allocated."""
     with torch.device("meta"):
         model = HeadedModel(config.build(vocab_size=8), [head for head in heads if head in config.all_heads()])
     return [{name: value for name, value in vars(part).items() if isinstance(value, float)} for part in model.modules()]

@@ -1,4 +1,4 @@
-"""Embedding as a task of fine-tuning: its loss and pooling from recipe, data and model, and what is written beside it.
+"""Embedding as a fine-tuning task: its loss, pooling and metrics from recipe, data and model.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084. Sibling data.py builds the other kinds of tasks.
 """
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 def embedding_task(
     spec: TaskSpec, settings: EmbeddingSettings, examples: Sequence[SentenceExample], directory: Path
 ) -> Embedding:
-    """The task with the loss, the pooling and the classes that recipe, data and model make.
+    """The task with the loss, pooling and classes that follow from recipe, data and model.
 
     Args:
         spec: of the task.
         settings: of the recipe.
         examples: of train.
-        directory: of the model that is started from.
+        directory: of the initial model.
 
     Raises:
-        UsageError: loss and data do not fit.
-        DataError: invalid labels, or a sentence embedder with modules that are not trained here.
+        UsageError: loss and data do not fit together.
+        DataError: invalid labels, or a sentence embedder with modules that cannot be trained here.
     """
     loss = settings.loss or default_loss(examples)
     if settings.loss is None:
@@ -63,7 +63,7 @@ def embedding_task(
 
 
 def default_loss(examples: Sequence[SentenceExample]) -> Any:
-    """Softmax of classes, cosine of scores, multiple negatives where there is neither."""
+    """Softmax for classes, cosine for scores, otherwise multiple negatives."""
     label = examples[0].label
     if isinstance(label, str):
         return SoftmaxLoss()
@@ -71,11 +71,11 @@ def default_loss(examples: Sequence[SentenceExample]) -> Any:
 
 
 def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
-    """The pooling of a model directory, and whether its vectors have length one; the mean, as they are, of a plain
-    encoder's.
+    """The pooling of a model directory, and whether its vectors have length one; for a plain encoder, the unnormalised
+    mean.
 
     Raises:
-        DataError: it has modules that are not trained here.
+        DataError: it has modules that cannot be trained here.
     """
     root = directory if (directory / MODULES_FILE).is_file() else directory.parent
     if not is_embedder(root) or encoder_directory(root) != directory:
@@ -84,17 +84,17 @@ def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
     foreign = [kind for kind in others if kind != "Normalize"]
     if foreign:
         raise DataError(
-            f"{root / MODULES_FILE}: has a module {foreign[0]} behind the pooling, which is not trained here; take its"
-            " encoder alone (a directory without modules.json)"
+            f"{root / MODULES_FILE}: has a module {foreign[0]} after the pooling, which cannot be trained here; use"
+            " only its encoder (a directory without modules.json)"
         )
     return pooling, bool(others)
 
 
 def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:
-    """The spec, and the task, with the metrics that the examples which are evaluated have.
+    """Set the metrics of spec and task to those that fit the evaluated examples.
 
     Raises:
-        UsageError: they cannot be evaluated.
+        UsageError: the examples cannot be evaluated.
     """
     metrics = task.fitting_metrics(examples)
     task.metrics = metrics

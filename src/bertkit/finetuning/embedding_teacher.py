@@ -1,8 +1,8 @@
-"""What a teacher gives an embedder to learn: margins of a cross-encoder, or vectors of another embedder.
+"""Targets from a teacher for an embedder: margins of a cross-encoder, or vectors of another embedder.
 
 Hofstaetter et al. 2020, arXiv:2010.02666 (MarginMSE); Reimers and Gurevych 2020, arXiv:2004.09813 (vectors). The
-teacher reads all training texts once, before the first step. Sibling of distillation/, where logits and states of a
-teacher are compared with the student's in every step.
+teacher processes all training texts once, before the first step. Sibling of distillation/, where a teacher's logits
+and states are compared with the student's in every step.
 
 Shapes: I examples, A texts of each, E width of the vectors.
 """
@@ -54,20 +54,20 @@ def taught(
         examples: of train.
         task: its loss reads margins or vectors.
         teacher: a Hub id, a model or a run directory.
-        width: of the student's vectors; wider ones of the teacher are projected by their principal components.
+        width: of the student's vectors; wider teacher vectors are projected to their principal components.
         max_tokens: of the longest sequence.
-        engine: where and how much at once.
+        engine: device and batch size.
         offline: use no network.
 
     Raises:
-        UsageError: a loss that has no teacher, or a teacher with narrower vectors.
-        DataError: a margin's teacher is no cross-encoder.
+        UsageError: the loss uses no teacher, or the teacher has narrower vectors.
+        DataError: the teacher of margins is not a cross-encoder.
     """
     wanted, name = task.objective.wanted, getattr(task.objective, "name", "")
     if wanted not in ("margins", "vectors"):
         raise UsageError(
-            f"embedding.teacher: the loss {name} reads nothing of a teacher; take margin (of a cross-encoder) or"
-            " teacher_vectors (of an embedder)"
+            f"embedding.teacher: the loss {name} uses no teacher; choose margin (teacher: a cross-encoder) or"
+            " teacher_vectors (teacher: an embedder)"
         )
     directory = find_model(teacher, offline=offline)
     encoder_files = encoder_directory(directory)
@@ -76,7 +76,7 @@ def taught(
     encoder = SequenceEncoder(
         tokenizer, max_tokens=min(max_tokens, config.max_tokens), token_types=config.reads_token_types
     )
-    log.info("the teacher %s reads %s examples", teacher, f"{len(examples):,}")
+    log.info("computing targets of the teacher %s for %s examples", teacher, f"{len(examples):,}")
     if wanted == "margins":
         found = _margins(encoder_files, examples, encoder, engine)
     else:
@@ -88,13 +88,13 @@ def taught(
 def _margins(
     directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
 ) -> NDArray[np.float32]:
-    """By how much a cross-encoder's output for the positive is greater than for each negative, (I, A - 2)."""
+    """A cross-encoder's output for the positive minus that for each negative, (I, A - 2)."""
     head = Regression.head
     labels = Labels.unnamed(1, "regression")
     model, report = load_model(directory, heads=(head,), labels=labels)
     if report.newly_initialised:
         raise DataError(
-            f"{directory}: embedding.teacher has no head with one output; margins are of a cross-encoder, such as the"
+            f"{directory}: embedding.teacher has no head with one output; margins need a cross-encoder, such as the"
             " result of `bertkit finetune cross-encoder-stsb`"
         )
     task = Regression(labels, ("spearman",), TextSettings())
@@ -127,18 +127,18 @@ def _vectors(
 
 
 def projected(vectors_IE: NDArray[np.float32], width: int, teacher: str) -> NDArray[np.float32]:
-    """The vectors at another width, by their principal components; cosines are kept as well as they can be.
+    """The vectors projected to another width by their principal components, which best preserves cosines.
 
     Raises:
-        UsageError: they are narrower, or there are fewer of them than components.
+        UsageError: the vectors are narrower, or there are fewer of them than components.
     """
     if vectors_IE.shape[1] == width:
         return vectors_IE
     if min(vectors_IE.shape) < width:
         raise UsageError(
-            f"embedding.teacher: {teacher} gives {vectors_IE.shape[0]} vectors of width {vectors_IE.shape[1]}, the"
-            f" student's have {width}; take a teacher with vectors at least as wide, and more examples than that"
+            f"embedding.teacher: {teacher} gives {vectors_IE.shape[0]} vectors of width {vectors_IE.shape[1]}, but the"
+            f" student's have width {width}; use a teacher with vectors at least as wide, and at least as many examples"
         )
-    # Not centred: a shift would change what cosines mean.
+    # Not centred: a shift would change the cosines.
     _, vectors = np.linalg.eigh(vectors_IE.T.astype(np.float64) @ vectors_IE)
     return np.asarray(vectors_IE @ vectors[:, ::-1][:, :width], dtype=np.float32)

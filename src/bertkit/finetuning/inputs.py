@@ -1,7 +1,6 @@
-"""What a recipe of kind `finetune` starts from: a task, its data and a model.
+"""The inputs of a recipe of kind `finetune`: a task, its data and a model.
 
-Nothing here follows a paper. It is kept apart from recipe.py, without torch, because command-line options are
-generated from it.
+Separate from recipe.py and without torch, because command-line options are generated from it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from bertkit.tasks.readers import Columns, TableReading
 
 
 class SplitSettings(Settings):
-    """How one file is split into train and dev: a share that is held out, or folds of a cross-validation."""
+    """How one file is split into train and dev: a held-out share, or folds of a cross-validation."""
 
     share: float | None = Field(
         None, gt=0, lt=1, description="Share of the training file that becomes dev, with the same share of every label."
@@ -45,12 +44,12 @@ class SplitSettings(Settings):
         if (self.share is None) == (self.folds is None):
             raise ValueError("expected either share (--split 0.1) or folds (--folds 5)")
         if self.fold is not None and (self.folds is None or self.fold >= self.folds):
-            raise ValueError(f"fold: expected one of 0 to {(self.folds or 1) - 1}, of the {self.folds or 'no'} folds")
+            raise ValueError(f"fold: expected 0 to {(self.folds or 1) - 1}, one of the {self.folds or 'no'} folds")
         return self
 
     @property
     def is_suite(self) -> bool:
-        """Whether every fold has a run."""
+        """Whether there is one run per fold."""
         return self.folds is not None and self.fold is None
 
 
@@ -63,7 +62,7 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "choice": ("text", "text_pair", "label", "id", "endings"),
     "embedding": ("text", "text_pair", "label", "id", "negatives"),
 }
-"""The columns that the readers of each kind of task look for."""
+"""The columns that the readers of each kind of task use."""
 
 
 class OwnTask(Settings):
@@ -99,16 +98,16 @@ class OwnTask(Settings):
     def _one_dev(self) -> OwnTask:
         if (self.dev is None) == (self.split is None):
             raise ValueError(
-                "dev: give a file to evaluate on (--dev FILE), or part the training file (--split 0.1 or --folds 5)"
+                "dev: give a file to evaluate on (--dev FILE), or split the training file (--split 0.1 or --folds 5)"
                 + ("" if self.dev is None else "; not both")
             )
         if self.columns.group is not None and self.split is None:
-            raise ValueError("columns.group: keeps rows together where --split or --folds part one file; leave it out")
+            raise ValueError("columns.group: only has an effect with --split or --folds; leave it out")
         return self
 
     @property
     def dev_task(self) -> str | None:
-        """The published task whose dev split is evaluated, where `dev` names one and no file of this name is there."""
+        """The published task whose dev split is evaluated, if `dev` names one and there is no such file."""
         if self.kind != "embedding" or self.dev is None or Path(self.dev).exists():
             return None
         known = {plain(name): spec for name, spec in TASKS.items()}
@@ -117,22 +116,22 @@ class OwnTask(Settings):
 
     @property
     def is_suite(self) -> bool:
-        """Whether it is learnt in a run for each fold."""
+        """Whether there is one run per fold."""
         return self.split is not None and self.split.is_suite
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        read = (*_COLUMNS[self.kind], "group")  # refused above where nothing is split
+        read = (*_COLUMNS[self.kind], "group")  # refused above if nothing is split
         for name in Columns.model_fields:
             if name not in read:
-                yield UnreadKey(f"columns.{name}", f"the files of a task of the kind {self.kind} have no such column")
+                yield UnreadKey(f"columns.{name}", f"files for a task of kind {self.kind} have no such column")
         if self.kind == "embedding":
-            yield UnreadKey("metrics", "those of an embedding follow from the examples that it is evaluated on")
+            yield UnreadKey("metrics", "the metrics of an embedding model depend on the evaluated examples")
         if self.kind in ("regression", "span", "choice", "embedding"):
-            yield UnreadKey("labels", f"a task of the kind {self.kind} has no named labels")
+            yield UnreadKey("labels", f"a task of kind {self.kind} has no named labels")
 
 
 class FinetuneData(Settings):
-    """Where the examples are, and how much of them is read."""
+    """Where the examples are, and how many are read."""
 
     directory: str | None = Field(
         None,
@@ -152,15 +151,15 @@ class FinetuneData(Settings):
         task = getattr(recipe, "task", None)
         entries = task if isinstance(task, tuple) else (task,)
         if all(isinstance(entry, OwnTask) and entry.dev_task is None for entry in entries):
-            yield UnreadKey("directory", "task names the files of its own")
+            yield UnreadKey("directory", "task names its own files")
         dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
         if "train" in self.predict:
-            why = "train is among these splits, and is learnt from; `bertkit predict` labels its examples"
+            why = "train is used for training; use `bertkit predict` to predict its examples"
             yield UnreadKey("predict", why, "leave train out of it")
         elif set(self.predict) <= dev:
-            yield UnreadKey("predict", "these splits are evaluated, and so predicted in any case", refused=False)
+            yield UnreadKey("predict", "these splits are evaluated and therefore always predicted", refused=False)
         if getattr(recipe, "transfer", None) is not None:
-            yield UnreadKey("train_examples", "transfer is learnt from in place of the training examples")
+            yield UnreadKey("train_examples", "the student is trained on transfer in place of the training examples")
 
 
 TaskEntry = str | OwnTask

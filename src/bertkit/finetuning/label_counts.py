@@ -1,7 +1,6 @@
-"""What a run learns from, before it does: each label with its count, and the rows that were left out.
+"""Label counts of a run's data, and the rows that were left out.
 
-Nothing here follows a paper. Shown before training and in `--plan`; results.json has the counts, and the run's folder
-`skipped` the rows.
+Shown before training and in `--plan`; results.json has the counts, and the run's folder `skipped` the rows.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from bertkit.tasks.examples import Split
 log = logging.getLogger(__name__)
 
 SKIPPED = "skipped"
-"""The run's folder of the rows that were left out, a file for each split of each task."""
+"""The run's folder for the rows that were left out, one file per split of each task."""
 SHOWN = 20
-"""Labels that are shown."""
+"""Maximum number of labels that are shown."""
 DOUBTFUL = ("na", "n/a", "none", "missing", "unknown", "?", "-", "undefined")
-"""Labels that may mean that there is none, and may be classes."""
+"""Labels that may be classes or may mark a missing label."""
 
 
 def label_counts(task: Task, examples: Sequence[Any]) -> dict[str, int]:
-    """How often each label occurs, the commonest first; of tags each type of entity. Empty where there are none."""
+    """How often each label (for tags, each entity type) occurs, most common first. Empty if there are none."""
     counts = Counter[str]()
     for example in examples:
         gold = task.gold(example)
@@ -37,12 +36,12 @@ def label_counts(task: Task, examples: Sequence[Any]) -> dict[str, int]:
 
 
 def skipped_counts(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
-    """Of each split that rows were left out of, how many for which reason."""
+    """For each split with rows left out, their number by reason."""
     return {name: dict(Counter(row.reason for row in split.skipped)) for name, split in splits.items() if split.skipped}
 
 
 def tell_labels(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Log the labels of each split, and what may be wrong with them.
+    """Log the labels of each split, and warnings about them.
 
     Args:
         name: the task's.
@@ -55,13 +54,13 @@ def tell_labels(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
         lacking = [label for label in train if label not in own]
         if own and lacking and split != "train":
             log.warning(
-                "%s, %s: has no example of %s, which train has: its scores do not measure %s",
+                "%s, %s: has no example of %s, which train has; its scores do not measure %s",
                 *(name, split, _listed([repr(label) for label in lacking]), "it" if len(lacking) == 1 else "them"),
             )
     for label in train:
         if label.casefold() in DOUBTFUL:
             log.warning(
-                "%s: %r is a class of its own, with %d examples of train; if it means that the label is missing, give"
+                "%s: %r is treated as a class, with %d training examples; if it means that the label is missing, give"
                 " --na %s",
                 *(name, label, train[label], label),
             )
@@ -73,7 +72,7 @@ def in_words(counts: Mapping[str, int]) -> str:
 
 
 def write_skipped(run: Path, task: str, splits: Mapping[str, Split]) -> None:
-    """RUN/skipped/TASK-SPLIT.jsonl: the place of each row that was left out, and why."""
+    """Write RUN/skipped/TASK-SPLIT.jsonl: the place of each row that was left out, and the reason."""
     for name, split in splits.items():
         if split.skipped:
             rows = [{"place": row.place, "reason": row.reason} for row in split.skipped]

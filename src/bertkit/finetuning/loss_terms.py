@@ -1,4 +1,4 @@
-"""The loss terms of fine-tuning: the task's own loss, and of a causal model its own beside it.
+"""The loss terms of fine-tuning: the task's loss, and optionally the language-modelling loss of a causal model.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Distillation on a task (distillation/loss_terms.py) adds
 comparisons with a teacher.
@@ -28,9 +28,9 @@ class TaskTerms(LossTerms[TaskBatch]):
     """The task's own loss.
 
     Args:
-        task: what is learnt.
-        companion: name of the run's model's companion that has the task's head; None where the model itself has it.
-        causal: whose own loss is added, of a causal model; None: the task's alone.
+        task: the task that is trained.
+        companion: name of the companion that has the task's head; None: the model itself has it.
+        causal: settings for the loss of a causal model that is added; None: only the task's loss.
     """
 
     def __init__(self, task: Task, companion: str | None = None, *, causal: CausalFinetuning | None = None) -> None:
@@ -63,10 +63,10 @@ class TaskTerms(LossTerms[TaskBatch]):
         return {TASK: self.task.loss(owner, hidden_TD, batch), **own}
 
     def _logits_of_parts(self, owner: HeadedModel, batch: TaskBatch, *, train_encoder: bool) -> Tensor:
-        """The logits of a batch whose parts are computed one after the other, and once more for the gradient.
+        """The logits of a batch whose parts are computed one after the other, and again for the gradient.
 
-        Gao et al. 2021, GradCache, arXiv:2101.06983: no part's states are kept, so that memory is that of one part. The
-        second pass draws the same dropout.
+        Gao et al. 2021, GradCache, arXiv:2101.06983: no part's states are kept, so memory is that of one part. The
+        second pass uses the same dropout masks.
         """
 
         def logits(part: TaskBatch) -> Tensor:
@@ -82,7 +82,7 @@ class TaskTerms(LossTerms[TaskBatch]):
 
 
 def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:
-    """Floating-point operations of one update over these micro-batches, as far as this head has them computed."""
+    """Floating-point operations of one update over these micro-batches, without those that this head spares."""
     flops = 0.0
     for batch in batches:
         squared_lengths = float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum())

@@ -1,17 +1,17 @@
-"""Several tasks, one encoder, a head each: how their models become one, and the directory that holds them.
+"""Several tasks with one encoder and a head each: joining their models, and the directory for them.
 
-Liu et al. 2019, MT-DNN, arXiv:1901.11504, section 3: the layers of the encoder are shared by all tasks, the output
-layers are each task's own. The pooler is part of what is shared. Sibling trainer.py trains what is joined here, in
-the order of task_order.py.
+Liu et al. 2019, MT-DNN, arXiv:1901.11504, section 3: the layers of the encoder are shared by all tasks, and each task
+has its own output layer. The pooler is shared too. Sibling trainer.py trains the joined model, in the order of
+task_order.py.
 
     RUN/model/               the shared encoder: what `AutoModel.from_pretrained` loads
       model.safetensors
       rte/                   a whole model with the head of a task: `--model RUN/model/rte`
         model.safetensors.index.json
-        model-00001-of-00002.safetensors      the encoder's file once more: a hard link, a copy where there can be none
+        model-00001-of-00002.safetensors      the encoder's file again: a hard link, else a copy
         model-00002-of-00002.safetensors      the head
 
-Quirk: all heads have the dropout of the model's own configuration, where the paper has another for two tasks.
+Quirk: all heads have the dropout of the model's own configuration; the paper uses another for two tasks.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 
 def task_seed(seed: int, number: int, name: str) -> int:
-    """The seed of a task's own draws: the run's for the first one, as where it is the only one."""
+    """The seed of a task's own draws; for the first or only task, the run's seed."""
     if number == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little")
 
 
 def joined(models: Sequence[HeadedModel]) -> HeadedModel:
-    """The model that a run trains: the only one, or an encoder that is the first one's, shared by all.
+    """The model that a run trains: the only one, or the first one's encoder, shared by all.
 
-    The others' encoders are dropped; each model stays whole, and is among the companions of what is returned.
+    The others' encoders are dropped. Each model remains usable as a companion of the returned model.
     """
     if len(models) == 1:
         return models[0]
@@ -64,13 +64,13 @@ def joined(models: Sequence[HeadedModel]) -> HeadedModel:
 def save_joined(
     whole: HeadedModel, models: Mapping[str, HeadedModel], tokenizer: Tokenizer | None, directory: Path
 ) -> None:
-    """Write what `joined` made: the model itself, or the shared encoder and below it a directory for each task.
+    """Write the result of `joined`: the model itself, or the shared encoder with one subdirectory per task.
 
     Args:
-        whole: of `joined`.
+        whole: from `joined`.
         models: by task.
         tokenizer: of all of them.
-        directory: made if missing.
+        directory: created if missing.
     """
     save_model(whole, tokenizer, directory)
     if not whole.named_companions():
@@ -88,7 +88,7 @@ def save_joined(
         (own / _OWN).chmod((own / CONFIG_FILE).stat().st_mode)
         _link(directory / WEIGHTS_FILE, own / _SHARED)
         index = {
-            # With the hashes, no two models have the same index: it is what a model of several files is known by.
+            # The hashes make the index unique: it identifies a model of several files.
             "metadata": {
                 "total_size": sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
                 "sha256": {file: sha256_of(own / file) for file in (_SHARED, _OWN)},
@@ -102,7 +102,7 @@ def save_joined(
 
 
 def joint_fingerprints(prepared: Sequence[Prepared]) -> dict[str, str]:
-    """Of data, tokenizer and model of all tasks together; of the only one, its own."""
+    """Fingerprints of data, tokenizer and model of all tasks together; of a single task, its own."""
     found = [each.fingerprints for each in prepared]
     if len(found) == 1:
         return dict(found[0])

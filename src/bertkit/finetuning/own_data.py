@@ -1,7 +1,6 @@
-"""The splits of a user's own data: a file each, or dev out of the training file.
+"""The splits of a user's own data: one file each, or dev taken from the training file.
 
-Nothing here follows a paper; how a file is split is in bertkit.tasks.splitting. Sibling data.py prepares what is read
-here and published tasks alike.
+bertkit.tasks.splitting splits a file. Sibling data.py prepares both these splits and those of published tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from bertkit.tasks.splitting import folds, held_out
 log = logging.getLogger(__name__)
 
 SPLIT = "split"
-"""The run's folder of what became train and dev."""
+"""The run's folder that records the train and dev examples."""
 FROM_ONE_FILE = ("train", "dev")
 """The splits that are made from one file."""
 
@@ -37,11 +36,11 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
 
     Args:
         task: the user's own.
-        split: its name; train and dev have labels, others may have.
-        file: that holds it.
+        split: its name; train and dev need labels, others may have them.
+        file: the split's file.
 
     Raises:
-        UsageError: a file that cannot be split as the task asks.
+        UsageError: the file cannot be split as requested.
         DataError: the file is invalid, or has changed since it was first split.
     """
     settings, columns = task.split, task.columns
@@ -50,8 +49,8 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
         return read(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
     if settings.sha256 is not None and _hash_of(file) != settings.sha256:
         raise DataError(
-            f"{file}: has changed since it was split into train and dev, so that examples of one might now be in the"
-            " other; restore it, or start a new run"
+            f"{file}: has changed since it was split into train and dev, so examples could move from one to the other;"
+            " restore the file, or start a new run"
         )
     modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader reports a missing file
     return part_of(_whole(file, modified, task.kind, columns, task.reading), settings, split)
@@ -59,12 +58,12 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
 
 @lru_cache(maxsize=1)
 def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReading) -> Split:
-    """A file that is split: read once for train and dev, and for all folds."""
+    """A file that is split; it is read once for train, dev and all folds."""
     return read_own(file, kind, columns, reading)
 
 
 def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
-    """Train or dev out of one file.
+    """Take train or dev from one file.
 
     Args:
         whole: its examples; rows that were left out are reported for train.
@@ -72,7 +71,7 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
         name: "train" or "dev".
 
     Raises:
-        UsageError: it cannot be split this way.
+        UsageError: the file cannot be split this way.
     """
     in_dev = np.zeros(len(whole.examples), dtype=bool)
     if settings.share is not None:
@@ -97,7 +96,7 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
 
 
 def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:
-    """RUN/split/TASK.json: the ids of train and dev, where one file was split into them."""
+    """Write RUN/split/TASK.json, the ids of train and dev, if one file was split into them."""
     if isinstance(task, OwnTask) and task.split is not None:
         (run / SPLIT).mkdir(exist_ok=True)
         write_json(
@@ -106,7 +105,7 @@ def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) ->
 
 
 def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe with the content's hash of each file that is split, which then decides its identity."""
+    """The recipe with the hash of each file that is split, which becomes part of its identity."""
 
     def hashed(entry: Any) -> Any:
         if not isinstance(entry, OwnTask) or entry.split is None or entry.split.sha256 is not None:

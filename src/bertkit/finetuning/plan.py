@@ -1,6 +1,6 @@
 """The cost of fine-tuning, over all tasks and runs of a suite: the parts of `--plan` (training/plan.py).
 
-Nothing here follows a paper. Tokens and FLOPs are those of the examples as they are read.
+Tokens and FLOPs are those of the real examples.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from bertkit.training.memory import training_memory
 from bertkit.training.plan import PlannedCost, plan_document
 
 _BYTES_OF_A_READ_TOKEN = 200.0
-"""Of an example in memory, its text and its ids."""
+"""Memory per token of an example, for its text and ids."""
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; labels with their counts.
 
-    Tokens and FLOPs are those of the real sequences, training only, as if every weight learnt: a method that leaves the
-    encoder as it is costs less. Settings of a grid are taken to cost what their own epochs and batch make of the same
-    sequences. The passes of a teacher are counted, and listed under `teacher`.
+    Tokens and FLOPs are those of the real sequences, training only, assuming that every weight is trained: a method
+    that freezes the encoder costs less. Each setting of a grid is counted with its own epochs and batch size on the
+    same sequences. The passes of a teacher are counted and listed under `teacher`.
     """
     recipe = arguments.new_recipe()
     prepared = [arguments.prepare(each) for each in recipe.alone]
@@ -107,7 +107,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _TaskCost:
-    """One task: its model without weights, the lengths of its sequences, and the cost of an epoch of its examples."""
+    """One task: its model without weights, its sequence lengths, and the cost of an epoch."""
 
     model: HeadedModel
     length_S: NDArray[np.float64]
@@ -119,11 +119,11 @@ class _TaskCost:
 
     @property
     def mean_length_seen(self) -> float:
-        """Of a token's sequence."""
+        """The mean sequence length, averaged over tokens."""
         return float((self.length_S**2).sum() / self.length_S.sum())
 
     def micro_batch_tokens(self, sequences: int | None, engine: Engine) -> float:
-        """Of the largest micro-batch: three standard deviations above the mean batch, or the engine's limit."""
+        """Tokens of the largest micro-batch: three standard deviations above the mean batch, or the engine's limit."""
         count = len(self.length_S) if sequences is None else min(sequences, len(self.length_S))
         largest = count * self.length_S.mean() + 3 * np.sqrt(count) * self.length_S.std()
         return float(min(engine.micro_batch_tokens, largest, self.tokens))

@@ -1,6 +1,6 @@
 """A pass of prediction over encoded examples.
 
-Nothing here follows a paper. Sequences of similar length are computed together; outputs are in the order of the items.
+Sequences of similar length are computed together; outputs are in the order of the items.
 
 Shapes: I items.
 """
@@ -21,7 +21,7 @@ from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
 
 _WINDOW_ITEMS = 16_384
-"""Items among which sequences are sorted by length."""
+"""Number of items within which sequences are sorted by length."""
 
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:
@@ -42,7 +42,7 @@ def predict(
 ) -> list[NDArray[Any]]:
     """The head's outputs for each item, without dropout; `label` names the pass on the display.
 
-    Several ranks share the work. In single precision even where training is not, so that a run's predictions equal
+    Several ranks share the work. It runs in single precision even if training does not, so a run's predictions equal
     those of `predict` and `eval`.
     """
     model.eval()

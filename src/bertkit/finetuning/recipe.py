@@ -1,11 +1,11 @@
-"""The schema of a recipe of kind `finetune`: a task and its data, a model to start from, a method, an optimisation.
+"""The schema of a recipe of kind `finetune`: task and data, initial model, method, optimisation.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining/recipe.py the tokenizer is the model's, and
-a task replaces the objective. Settings that a recipe leaves out are the task's own in the catalogue; `resolved` adds
-them, so that a run's recipe is complete.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining/recipe.py, the tokenizer is the model's,
+and a task replaces the objective. Settings that a recipe leaves out are taken from the task's entry in the catalogue;
+`resolved` adds them, so a run's recipe is complete.
 
-A list of tasks is learnt with one encoder and a head each (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone` are the
-recipes of each of them.
+A list of tasks is trained with one encoder and one head per task (Liu et al. 2019, MT-DNN, arXiv:1901.11504); `alone`
+has the recipe of each task.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
     "choice": ("choice", ChoiceSettings),
     "embedding": ("embedding", EmbeddingSettings),
 }
-"""The section of a recipe that holds the settings of each kind of task, and their class."""
+"""The section of a recipe with the settings of each kind of task, and their class."""
 
 _METHODS_OF_EMBEDDING = ("full", "frozen", "gradual", "lora")
-"""Methods that need no head with weights, and no more than one pass over a batch."""
+"""Methods that need no head with weights and only one pass over a batch."""
 
 
 class FinetuneRecipe(FinetuneInputs):
-    """One fine-tuning configuration; resolved, it is complete: running it twice gives the same result."""
+    """One fine-tuning configuration; once resolved it is complete, and running it twice gives the same result."""
 
     text: TextSettings | None = Field(
         None, description="Settings for classification, multi-label classification and regression."
@@ -92,7 +92,7 @@ class FinetuneRecipe(FinetuneInputs):
     @field_validator("metrics", mode="after")
     @classmethod
     def _with_full_paths(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        """Scripts by their full paths, so that the recorded recipe runs from anywhere."""
+        """Scripts by their full paths, so that the recorded recipe can be run from any directory."""
         paths = {name: Path(name).expanduser() for name in metrics if name not in METRICS}
         return tuple(
             str(paths[name].absolute()) if name in paths and paths[name].exists() else name for name in metrics
@@ -102,18 +102,18 @@ class FinetuneRecipe(FinetuneInputs):
     @classmethod
     def _one_stage(cls, optimisation: OptimisationConfig) -> OptimisationConfig:
         if optimisation.stages:
-            raise ValueError("stages: a run on a task has none; leave them out")
+            raise ValueError("stages: fine-tuning has no stages; leave them out")
         if optimisation.batch_ramp is not None:
-            raise ValueError("batch_ramp: a run on a task has none; leave it out")
+            raise ValueError("batch_ramp: fine-tuning has a constant batch size; leave it out")
         if optimisation.schedule.clock != "updates":
-            raise ValueError("schedule.clock: a run on a task counts its updates; leave it out")
+            raise ValueError("schedule.clock: fine-tuning always counts updates; leave it out")
         return optimisation
 
     @field_validator("dropout", mode="after")
     @classmethod
     def _dropout_fits(cls, dropout: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         if dropout and info.data.get("kind") == "distill":
-            raise ValueError("a student has the rates of its own config.json; leave dropout out")
+            raise ValueError("a student uses the rates of its own config.json; leave dropout out")
         return dropout
 
     @model_validator(mode="after")
@@ -121,11 +121,11 @@ class FinetuneRecipe(FinetuneInputs):
         if self.causal is None:
             return self
         if self.kind != "finetune":
-            raise ValueError("causal: a student learns from its teacher, not from the texts; leave it out")
+            raise ValueError("causal: distillation has no language-modelling loss on the texts; leave it out")
         if isinstance(self.task, tuple):
-            raise ValueError("causal: goes with one task, and this is a list; name one, or leave causal out")
+            raise ValueError("causal: works with one task, but this is a list; name one, or leave causal out")
         if self.method.name != "full":
-            raise ValueError(f"causal: goes with method.name full, not {self.method.name}; leave one of the two out")
+            raise ValueError(f"causal: works with method.name full, not {self.method.name}; leave one of the two out")
         return self
 
     @model_validator(mode="after")
@@ -137,20 +137,20 @@ class FinetuneRecipe(FinetuneInputs):
         if twice:
             raise ValueError(f"task: {', '.join(twice)} occurs in the list more than once; name each task once")
         if isinstance(self.task, tuple) and any(isinstance(each, OwnTask) and each.is_suite for each in self.task):
-            raise ValueError("task: folds are of one task, and this is a list; hold out a share, or name one fold")
+            raise ValueError("task: folds work with one task, but this is a list; hold out a share, or name one fold")
         own = {_SECTIONS[spec.kind][0] for spec in self.specs}
         foreign = [name for name, _ in set(_SECTIONS.values()) if name not in own and getattr(self, name) is not None]
         if foreign:
             kinds = " and ".join(dict.fromkeys(spec.kind for spec in self.specs))
             read = " and ".join(map(repr, sorted(own)))
-            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} reads {read}")
+            raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} uses {read}")
         if self.method.name == "setfit" and [spec.kind for spec in self.specs] != ["classification"]:
-            raise ValueError("method: setfit learns one task of the kind classification")
+            raise ValueError("method: setfit works only with one task of kind classification")
         if "embedding" in own and self.kind != "finetune":
-            raise ValueError("task: an embedding learns from a teacher in `bertkit finetune`, by embedding.teacher")
+            raise ValueError("task: distil an embedding model with `bertkit finetune` and embedding.teacher")
         if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:
             known = ", ".join(_METHODS_OF_EMBEDDING)
-            raise ValueError(f"method: {self.method.name} does not train embeddings; known are {known}")
+            raise ValueError(f"method: {self.method.name} cannot train embeddings; use one of {known}")
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -158,14 +158,14 @@ class FinetuneRecipe(FinetuneInputs):
         if self.method.name == "setfit":
             why = "method.name is setfit: pairs of texts train the encoder, and a logistic regression is the classifier"
             for name in ("label_smoothing", "class_weights"):
-                yield UnreadKey(f"text.{name}", why, "take another method")
+                yield UnreadKey(f"text.{name}", why, "use another method")
 
     @property
     def specs(self) -> tuple[TaskSpec, ...]:
         """The tasks.
 
         Raises:
-            UsageError: none is named, or none has that name.
+            UsageError: no task is named, or there is none of that name.
         """
         if self.task is None:
             raise UsageError("task: which one? Give --task TASK, or --train F --dev F and the columns of your own data")
@@ -174,22 +174,20 @@ class FinetuneRecipe(FinetuneInputs):
 
     @property
     def spec(self) -> TaskSpec:
-        """The task, where there is one.
+        """The task, if there is only one.
 
         Raises:
-            UsageError: none is named, several are, or none has that name.
+            UsageError: no task or several are named, or there is none of that name.
         """
         specs = self.specs
         if len(specs) > 1:
             names = ", ".join(spec.name for spec in specs)
-            raise UsageError(
-                f"{self.name}: has several tasks ({names}), and a head for each; say which, as --task TASK"
-            )
+            raise UsageError(f"{self.name}: has several tasks ({names}), each with its head; name one with --task TASK")
         return specs[0]
 
     @property
     def alone(self) -> tuple[FinetuneRecipe, ...]:
-        """A recipe for each of its tasks; the recipe itself, where there is one."""
+        """A recipe for each of its tasks; the recipe itself if there is one task."""
         if not isinstance(self.task, tuple):
             return (self,)
         found = []
@@ -234,14 +232,14 @@ SETFIT = FinetuneDefaults(
     batch_sequences=16,
     source="SetFit, arXiv:2209.11055, section 4: 2e-5, batch 16, 1 epoch of the pairs; warm-up of the released code",
 )
-"""How pairs of texts are learnt where the recipe sets nothing else."""
+"""Defaults for training on pairs of texts."""
 SEVERAL_TASKS = FinetuneDefaults(
     learning_rate=5e-5,
     epochs=5,
     batch_sequences=32,
     source="MT-DNN, arXiv:1901.11504, section 4.2; its optimiser is Adamax, its heads' dropout differs by task",
 )
-"""How tasks are learnt together where the recipe sets nothing else."""
+"""Defaults for training several tasks together."""
 
 
 def own_spec(task: OwnTask) -> TaskSpec:
@@ -267,7 +265,7 @@ def own_spec(task: OwnTask) -> TaskSpec:
 
 
 def _name_of(task: OwnTask) -> str:
-    """`train` alone names no task, and beside a score it would read as the split that was measured."""
+    """A task's name from its file; `train` alone is not used, since it would look like the evaluated split."""
     words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
     rest = [word for word in words if word and word.lower() not in ("train", "training")]
     found = "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or "").lstrip("+-") or task.kind
@@ -281,7 +279,7 @@ def files_of(task: OwnTask) -> dict[str, str]:
 
 
 def _with_test(data: FinetuneData, task: TaskEntry | tuple[TaskEntry, ...] | None) -> FinetuneData:
-    """The data settings with the test file among the predicted splits, where one task of the user's own names one."""
+    """The data settings with the test file among the predicted splits, if a user's own task names one."""
     if not isinstance(task, OwnTask) or task.test is None or "test" in data.predict:
         return data
     return data.model_copy(update={"predict": (*data.predict, "test")})
@@ -297,7 +295,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> Finet
 
 
 def from_tree(tree: Located) -> FinetuneRecipe:
-    """The recipe of resolved settings, completed where it names task and model.
+    """The recipe of resolved settings, completed if it names task and model.
 
     Raises:
         UsageError: errors in the settings, all of them at once.
@@ -307,12 +305,12 @@ def from_tree(tree: Located) -> FinetuneRecipe:
 
 
 def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
-    """A copy with overrides, whose keys may be short ones."""
+    """A copy with overrides; keys may be short ones."""
     return with_overrides(recipe, long_keys(overrides, OF_TASKS)) if overrides else recipe
 
 
 def load_own_task(path: Path) -> OwnTask:
-    """A task of the user's own from a YAML file, named after the file; its files may be beside it.
+    """A user's own task from a YAML file, named after the file; its data files may be in the same folder.
 
     Raises:
         UsageError: no such file, or errors in it.
@@ -323,7 +321,7 @@ def load_own_task(path: Path) -> OwnTask:
 
 
 def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The recipe with the task's own settings where it leaves them out.
+    """The recipe, completed with the task's own settings.
 
     Raises:
         UsageError: it names no task or no model.
@@ -334,7 +332,7 @@ def resolved(recipe: FinetuneRecipe) -> FinetuneRecipe:
 
 
 def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe, of this kind or one that builds on it, with the task's own settings where it leaves them out.
+    """The recipe (of this kind or a subclass), completed with the task's own settings.
 
     Raises:
         UsageError: it names no task.
@@ -360,7 +358,7 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     )
     entries = recipe.task if isinstance(recipe.task, tuple) else (recipe.task,)
     named = tuple(spec.name if isinstance(entry, str) else entry for entry, spec in zip(entries, specs, strict=True))
-    # Of several tasks each has sequences as long as its own, unless the recipe sets a length.
+    # With several tasks, each uses its own length unless the recipe sets one.
     max_length = recipe.data.max_length or (specs[0].max_length if is_one else None)
     sections = dict(_SECTIONS[spec.kind] for spec in specs)
     return recipe.model_copy(

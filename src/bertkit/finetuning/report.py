@@ -1,7 +1,7 @@
-"""What a fine-tuned model gets right and wrong: by class, by pair of classes, by confidence, and which examples.
+"""What a fine-tuned model gets right and wrong: by class, pair of classes, confidence and example.
 
-Nothing here follows a paper but the calibration error (Guo et al. 2017, arXiv:1706.04599). Read off the predictions of
-a split with labels; results.json holds the figures, predictions/ the examples.
+The calibration error is that of Guo et al. 2017, arXiv:1706.04599; the rest is not from a paper. Computed from the
+predictions of a labelled split; results.json contains the figures, predictions/ the examples.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bertkit.tasks.classification import TEMPERATURE, Classification
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, SentenceExample, TaggedExample
 
 MISTAKES = 20
-"""The most confident mistakes that are listed."""
+"""Number of most confident mistakes that are listed."""
 _DIGITS = 6
 
 
 def split_report(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:
-    """`classes`, and of a single label `confusion`, of the examples that have a label; empty where there are none."""
+    """`classes`, and `confusion` for single labels, over the labelled examples; empty if there are none."""
     known = [pair for pair in zip(predictions, examples, strict=True) if task.gold(pair[1]) is not None]
     guesses = [task.classes(each.prediction) for each, _ in known]
     gold = [task.classes(task.gold(example)) for _, example in known]
@@ -43,7 +43,7 @@ def split_report(task: Task, predictions: Sequence[Prediction], examples: Sequen
 def calibration(
     task: Task, before: Sequence[Prediction], after: Sequence[Prediction], examples: Sequence[Any], tuned: Any
 ) -> dict[str, Any] | None:
-    """The calibration error of a classifier's probabilities as trained and at the tuned temperature; None of others."""
+    """The calibration error of a classifier as trained and at the tuned temperature; None for other tasks."""
     if not isinstance(task, Classification) or all(example.label is None for example in examples):
         return None
     found: dict[str, Any] = {"bins": BINS, "ece": expected_calibration_error(*task.probabilities(before, examples))}
@@ -54,7 +54,7 @@ def calibration(
 
 
 def mistakes(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> list[dict[str, Any]]:
-    """The wrong predictions of a single label, those with the highest probability first."""
+    """The wrong predictions of a single-label classifier, highest probability first."""
     if not isinstance(task, Classification):
         return []
     pairs = zip(predictions, examples, strict=True)
@@ -64,12 +64,12 @@ def mistakes(task: Task, predictions: Sequence[Prediction], examples: Sequence[A
 
 
 def prediction_row(prediction: Prediction, example: Example) -> dict[str, Any]:
-    """One line of predictions/TASK-SPLIT.jsonl: the prediction, the gold label where it is known, and the text."""
+    """One line of predictions/TASK-SPLIT.jsonl: the prediction, the gold label if known, and the text."""
     return prediction.to_json() | _gold(example) | _text(example)
 
 
 def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     path.parent.mkdir(exist_ok=True)
     lines = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) for row in rows)
     write_text(path, "".join(f"{line}\n" for line in lines))
@@ -87,7 +87,7 @@ def _gold(example: Example) -> dict[str, Any]:
 
 
 def _text(example: Example) -> dict[str, Any]:
-    """The example's text; not a question's context, which many questions share."""
+    """The example's text, without a question's context, which many questions share."""
     if isinstance(example, TaggedExample):
         return {"words": list(example.words)}
     if isinstance(example, QuestionExample):

@@ -1,8 +1,8 @@
-"""Run `bertkit finetune`: one run, or a suite of several seeds and settings with a choice among them.
+"""Run `bertkit finetune`: one run, or a suite of several seeds and settings from which the best is chosen.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (several restarts, the learning rate chosen on dev) and appendix
-A.3 (the grid). A suite is a run directory with a run for each seed and setting; the setting with the best mean on dev
-is chosen, and its best run's model is the suite's. A finished run, of this suite or another, is not repeated.
+A.3 (the grid). A suite is a run directory with one run per seed and setting. The setting with the best mean on dev is
+chosen, and the model of its best run becomes the suite's. Finished runs, of this suite or another, are not repeated.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _READ = {
     *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
     *("teacher", "student", "transfer", "augmentation"),
 }
-"""Keys of a recipe that decide how the data are read; the last ones are of distillation."""
+"""Keys of a recipe that determine how the data are read; the last ones are for distillation."""
 _RUNS = "runs"
 BEFORE = "before"
-"""Directory name of an intermediate run, inside that of the run that starts from its model."""
+"""Directory name of an intermediate run, below the run that starts from its model."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
         on_start: called with the directory of the suite, and of each run, before its training starts.
 
     Raises:
-        UsageError: errors in the recipe, or a resume under a recipe with another result.
+        UsageError: errors in the recipe, or a resume with a recipe that would change the result.
         DataError: data, model or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
@@ -103,7 +103,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
 
 
 class _Runs:
-    """The runs of one command; they share its arguments, its deadline and the data last prepared."""
+    """The runs of one command, which share its arguments, its deadline and the data prepared last."""
 
     def __init__(
         self, arguments: FinetuneArguments, progress: Progress, on_start: OnStart, deadline: float | None
@@ -116,7 +116,7 @@ class _Runs:
         self._prepared: tuple[Prepared, ...] = ()
 
     def data(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
-        """The data of each of the recipe's tasks, prepared again only where they differ from the last run's."""
+        """The data of each of the recipe's tasks, prepared again only if they differ from the last run's."""
         parts = recipe.model_dump(mode="json", include=_READ)
         key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
         if key != self._data_key:
@@ -129,14 +129,14 @@ class _Runs:
         """Of data, tokenizer and model; the same on all ranks.
 
         Raises:
-            UsageError: they are not.
+            UsageError: they differ between ranks.
         """
         found = joint_fingerprints(self.data(recipe))
         compare_ranks(recipe, found)
         return found
 
     def train(self, recipe: FinetuneRecipe, run: RunDirectory) -> FinishedRun:
-        """Train one run to its end, after the one whose model it starts from, if any."""
+        """Train one run to its end; first the run whose model it starts from, if any."""
         require_unchanged(run, self.fingerprints(recipe))
         run = own_run(run)
 
@@ -158,12 +158,12 @@ class _Runs:
         )
 
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
-        """A finished run of a suite, or of the run that needs it: an earlier one, else it is resumed or started."""
+        """A finished run of a suite, or of a run that needs it: an earlier one, else this one is resumed or started."""
         arguments, ranks = self.arguments, current()
         path = path_of(whole) / _RUNS / name
         root = path_of(whole) if arguments.fresh else arguments.runs_root
         if ranks.count > 1:
-            self.data(recipe)  # by all, before the first rank alone looks at it
+            self.data(recipe)  # on all ranks, before only the first rank uses it
         done = ranks.led(
             lambda: finished_run(root, path_of(whole), recipe, lambda: self.data(recipe)),
             lambda run: None if run is None else run.path,
@@ -184,7 +184,7 @@ class _Runs:
             raise type(stopped)(stopped.reason, remedy) from stopped
 
     def finished_alike(self, recipe: FinetuneRecipe, identity: RunIdentity) -> FinishedRun | None:
-        """A finished run, or suite, that reported all of the additional metrics; see `finished_of`."""
+        """A finished run or suite that reported all additional metrics; see `finished_of`."""
         wanted = metric_fingerprints(self.data(recipe)[0].task).items()
 
         def lacks_metrics(run: RunDirectory) -> str | None:
@@ -193,16 +193,16 @@ class _Runs:
                 RunDirectory.open(run_of_suite(run.path, each["run"])).results or {} for each in results.get("runs", ())
             ]
             reported = [each.get(ADDITIONAL_METRICS, {}).items() for each in single or [results]]
-            return None if all(wanted <= each for each in reported) else "it has not reported these metrics"
+            return None if all(wanted <= each for each in reported) else "it did not report these metrics"
 
         return finished_of(self.arguments, recipe, identity, objection=lacks_metrics)
 
     def start_suite(self, recipe: FinetuneRecipe) -> FinishedRun:
-        """A new suite."""
+        """Start a new suite."""
         seeds = list(dict.fromkeys(self.arguments.seeds)) or [recipe.seed]
         grid = {key: list(values) for key, values in self.arguments.grid.items()}
         drawn = {} if self.arguments.trials is None else {"trials": self.arguments.trials}
-        for each in sweep_runs(recipe, seeds, grid, **drawn):  # every setting is checked before anything is trained
+        for each in sweep_runs(recipe, seeds, grid, **drawn):  # check every setting before training
             self.arguments.refuse_unread(each.recipe)
         plan = json.dumps([what_hash(recipe.model_copy(update={"seed": 0})), seeds, grid, *drawn.values()])
         identity = identity_of(self.arguments, recipe, self.fingerprints(recipe))
@@ -214,7 +214,7 @@ class _Runs:
         return self.resume_suite(suite, recipe)
 
     def check_suite(self, suite: RunDirectory) -> None:
-        """Raise UsageError if the command line asks for other seeds or another grid than the suite has."""
+        """Raise UsageError if the command line has other seeds or another grid than the suite."""
         plan, seeds, grid = read_json(suite.path / SUITE_FILE), self.arguments.seeds, self.arguments.grid
         if (
             (seeds and list(seeds) != plan["seeds"])
@@ -223,11 +223,11 @@ class _Runs:
         ):
             raise UsageError(
                 f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
-                " and --grid, or start a new one: what is finished of it is not repeated there"
+                " and --grid, or start a new one, in which finished runs are not repeated"
             )
 
     def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:
-        """Finish the runs of a suite, and choose among them."""
+        """Finish the runs of a suite, and choose the best."""
         suite = own_run(suite)
         plan = read_json(suite.path / SUITE_FILE)
         runs = sweep_runs(_alone(recipe), plan["seeds"], plan["grid"], plan.get("trials"))
@@ -253,7 +253,7 @@ class _Runs:
         return FinishedRun(suite, results, tuple(run for _, run in finished))
 
     def side_by_side(self, suite: RunDirectory, engine: ExecutorSettings, runs: Sequence[SweepRun]) -> None:
-        """Train the runs of a suite that are not finished, several at a time."""
+        """Train the unfinished runs of a suite, several at a time."""
         arguments = self.arguments
         minutes = None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) / 60
         moment = until(minutes)
@@ -274,18 +274,18 @@ class _Runs:
 def finished_job(
     arguments: FinetuneArguments, recipe: FinetuneRecipe, name: str, suite: Path, moment: float | None
 ) -> dict[str, str]:
-    """`_Runs.finished` on a worker, up to a moment of `until`; the hashes of the run's results and weights."""
+    """`_Runs.finished` on a worker, until a moment of `until`; returns the hashes of the run's results and weights."""
     runs = _Runs(arguments, silent_progress, lambda run: None, deadline_after(minutes_until(moment)))
     return result_hashes(runs.finished(recipe, name, RunDirectory.open(suite)))
 
 
 def result_hashes(run: RunDirectory) -> dict[str, str]:
-    """Of the results and the weights of a finished run."""
+    """Hashes of the results and the weights of a finished run."""
     return hashes([run.path / RESULTS, *run.model.rglob("*.safetensors")])
 
 
 def _alone(recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The recipe of the runs of a suite, which are the same wherever they go on."""
+    """The recipe of a suite's runs, without settings of where they are executed."""
     engine = recipe.engine.model_copy(update=ExecutorSettings().model_dump())
     return recipe.model_copy(update={"engine": engine})
 
@@ -295,14 +295,14 @@ def finished_run(
 ) -> RunDirectory | None:
     """A finished run with the result of this recipe, under `root` or in a suite there.
 
-    One on other data or another model is passed over, one that did not report all of the additional metrics, one whose
-    files are damaged, and one outside of the suite that other code has made, as far as that is recorded.
+    Skipped are runs on other data or another model, runs that did not report all additional metrics, runs with damaged
+    files, and runs outside the suite by another version of the code, if that is recorded.
 
     Args:
         root: of all runs.
-        suite: a directory that need not be below it.
+        suite: the suite's directory, which need not be below `root`.
         recipe: of one run, resolved.
-        prepare: gives the data of its tasks; called only where a run has the recipe's hash.
+        prepare: returns the data of its tasks; called only if a run has the recipe's hash.
     """
     digest = what_hash(recipe)
     inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
@@ -327,7 +327,7 @@ def finished_run(
 
 
 def _what_hash_today(run: RunDirectory) -> str | None:
-    """Of a run's recorded recipe: a version whose keys had other names recorded another. None of a suite."""
+    """The current hash of a run's recipe; versions with other key names recorded another. None for a suite."""
     if (run.path / SUITE_FILE).exists():
         return None
     try:

@@ -1,8 +1,8 @@
-"""The settings that a suite tries: every combination of a grid's values, or some of them drawn at random.
+"""The settings that a suite tries: all combinations of a grid's values, or a random sample.
 
-Bergstra and Bengio 2012, "Random search for hyper-parameter optimization", JMLR 13: where few of the settings matter,
-trials drawn at random cover those better than a grid does. They are drawn from a scrambled Halton sequence (Owen 2017,
-arXiv:1706.02808), which leaves no large gaps. Sibling sweep.py makes runs of them.
+Bergstra and Bengio 2012, "Random search for hyper-parameter optimization", JMLR 13: if only a few settings matter,
+random trials cover those better than a grid. Trials are drawn from a scrambled Halton sequence (Owen 2017,
+arXiv:1706.02808), which leaves no large gaps. Sibling sweep.py makes the runs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from bertkit.errors import UsageError
 MOST_RUNS = 1000
 _RANGE = re.compile(r"(?P<low>[-+.\deE]+?)\.\.(?P<high>[-+.\deE]+)")
 _DIGITS = 3
-"""Significant ones of a number that is drawn from a range."""
+"""Significant digits of a number drawn from a range."""
 
 DEFAULT_SEARCH: Mapping[str, Sequence[str]] = {"lr": ("1e-5..1e-4",), "batch": ("16", "32"), "epochs": ("2..4",)}
-"""What `bertkit tune` tries where nothing else is said: about the ranges of BERT, RoBERTa and their kin."""
+"""The default search of `bertkit tune`: approximately the ranges used for BERT, RoBERTa and similar models."""
 DEFAULT_TRIALS = 10
 
 
 def settings_of(grid: Mapping[str, Sequence[str]], trials: int | None, *, seed: int) -> list[dict[str, str]]:
-    """The settings, each a value of every key as it is written on the command line.
+    """The settings, each a value for every key, as written on the command line.
 
     Args:
-        grid: of each key its values; or one range, `1e-5..1e-4`: of whole numbers where both ends are, else of numbers
-            whose logarithm is uniform, or which are uniform themselves where the range begins at zero or below.
+        grid: the values of each key, or one range such as `1e-5..1e-4`. Numbers in a range are whole if both ends are;
+            otherwise their logarithm is uniform, or they are uniform if the range begins at zero or below.
         trials: how many are drawn; equal ones count once. None: all combinations.
         seed: of the draws.
 
     Raises:
-        UsageError: a range without trials, one that is empty, or too many settings.
+        UsageError: a range without trials, an empty range, or too many settings.
     """
     ranges = {key: _range(key, values) for key, values in grid.items()}
     if trials is None:
@@ -44,7 +44,7 @@ def settings_of(grid: Mapping[str, Sequence[str]], trials: int | None, *, seed: 
         _check_count(math.prod(map(len, grid.values())))
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if not grid:
-        raise UsageError(f"--trials {trials}: of what? Give --grid, such as --grid lr=1e-5..1e-4")
+        raise UsageError(f"--trials {trials}: nothing to search; give --grid, such as --grid lr=1e-5..1e-4")
     _check_count(trials)
     from scipy.stats.qmc import Halton
 
@@ -62,10 +62,10 @@ def _check_count(count: int) -> None:
 
 
 def _range(key: str, values: Sequence[str]) -> tuple[float, float] | None:
-    """The ends of a range; None where the values are written one by one.
+    """The ends of a range; None if the values are listed.
 
     Raises:
-        UsageError: the range is empty, or other values stand beside it.
+        UsageError: the range is empty, or is mixed with other values.
     """
     matches = [_RANGE.fullmatch(value) for value in values]
     if not any(matches):

@@ -1,8 +1,7 @@
-"""A training batch of a task as a person reads it: the examples of an update, their tokens and labels.
+"""A training batch of a task in readable form: the examples of an update, their tokens and labels.
 
-Own design. Which examples an update takes is a pure function of the recipe, the data and the step (task_order.py), so
-that any step of any run can be shown. Sibling of pretraining/show_batch.py; a distillation on a task is shown as its
-student reads it.
+The examples of an update are a pure function of the recipe, the data and the step (task_order.py), so any step of any
+run can be shown. Sibling of pretraining/show_batch.py; a distillation on a task is shown as its student reads it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
     """The batch of a step.
 
     Args:
-        arguments: their recipe names a recipe, or is that of a run.
+        arguments: with a recipe, or that of a run.
         step: the run's update, counted from 1 as in metrics.jsonl.
-        sequences: how many sequences are shown; an example with several is shown whole.
+        sequences: how many sequences are shown; an example is always shown with all its sequences.
 
     Raises:
         UsageError: no such recipe, or a step that the run does not have.
@@ -37,7 +36,7 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
     order = TaskOrder.of(recipe, prepared)
     steps = order.steps(recipe.optimisation.epochs, recipe.optimisation.steps)
     if not 1 <= step <= steps:
-        raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
+        raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}; give one of them")
     own, items = prepared[order.task(step - 1)], order.items(step - 1).tolist()
     counts = own.train.features.example_starts_I1
     shown: list[ShownSequence] = []
@@ -49,7 +48,7 @@ def show_task_batch(arguments: FinetuneArguments, *, step: int, sequences: int) 
 
 
 def _sequences(prepared: Prepared, item: int, epoch: int) -> list[ShownSequence]:
-    """The sequences of one item; each has its labels."""
+    """The sequences of one item, each with the item's labels."""
     features, tokenizer = prepared.train.features, prepared.tokenizer
     sample = int(features.origin_I[item])
     tags_T = features.token_labels.get(TAG)
@@ -73,7 +72,7 @@ def _sequences(prepared: Prepared, item: int, epoch: int) -> list[ShownSequence]
 
 
 def _label_name(prepared: Prepared, sample: int, name: str, label: Any, words: list[str]) -> str:
-    """A label in words: of a class its name, of an ending its text, of a span its token; "" of a number."""
+    """A label as text: a class's name, an ending's text, a span's token; "" for a number."""
     example = prepared.train.examples[sample]
     if isinstance(example, ChoiceExample):
         return example.endings[int(label)]

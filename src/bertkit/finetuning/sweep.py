@@ -1,4 +1,4 @@
-"""The runs of a fine-tuning suite, and the choice among them once they are done.
+"""The runs of a fine-tuning suite, and the choice of the best when they are done.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 and appendix A.3: several seeds, and a grid to choose from on
 dev. Sibling run.py trains them.
@@ -23,7 +23,7 @@ from bertkit.run.directory import RunDirectory
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a suite: its recipe, its value of each key of the grid, and its fold of a cross-validation."""
+    """One run of a suite: its recipe, its value for each key of the grid, and its cross-validation fold."""
 
     recipe: FinetuneRecipe
     setting: Mapping[str, str]
@@ -44,19 +44,18 @@ def sweep_runs(
 
     Args:
         recipe: of all of them.
-        seeds: the first is also that of the draws of `trials`.
+        seeds: the first one is also used to draw `trials`.
         grid, trials: see `settings_of`.
 
     Raises:
-        UsageError: a value that its key does not take, a key that each run has its own value of, or more than
-            `MOST_RUNS` runs.
+        UsageError: an invalid value, a key that the suite itself sets for each run, or more than `MOST_RUNS` runs.
     """
     if "seed" in grid:
         raise UsageError(
-            f"--grid seed={','.join(grid['seed'])}: every setting has the same seeds; name them by --seeds"
+            f"--grid seed={','.join(grid['seed'])}: every setting has the same seeds; give them with --seeds"
         )
     if "task.split.fold" in grid and folds_of(recipe) != [None]:
-        raise UsageError("--grid task.split.fold: a cross-validation has a run for each fold; leave it out")
+        raise UsageError("--grid task.split.fold: a cross-validation has one run per fold anyway; leave it out")
     settings = settings_of(grid, trials, seed=seeds[0])
     count = len(settings) * len(seeds)
     if count > MOST_RUNS:
@@ -73,7 +72,7 @@ def sweep_runs(
 
 
 def folds_of(recipe: FinetuneRecipe) -> list[int | None]:
-    """The folds that have a run each; no fold, in a list, where there is no cross-validation."""
+    """The folds with one run each; [None] without cross-validation."""
     task = recipe.task
     if not isinstance(task, OwnTask) or task.split is None or not task.split.is_suite:
         return [None]
@@ -85,13 +84,13 @@ def suite_results(
 ) -> dict[str, Any]:
     """The contents of a suite's results.json: every run, each setting over the seeds, and the choice.
 
-    The chosen setting has the best mean of the primary metric on `split` (over the tasks, if there are several), and is
-    the first of equal ones; its best run is chosen, in a cross-validation the best fold's.
+    The chosen setting has the best mean of the primary metric on `split` (over the tasks, if there are several); the
+    first one if tied. Its best run is chosen, in a cross-validation that of the best fold.
 
     Args:
         finished: the runs.
         primary: metric of each task.
-        split: whose scores decide.
+        split: the split whose scores decide.
     """
     settings: dict[str, list[tuple[SweepRun, RunDirectory, dict[str, Any]]]] = {}
     for sweep_run, run in finished:
@@ -138,7 +137,7 @@ def suite_results(
 
 
 def _tables(runs: Sequence[tuple[SweepRun, RunDirectory, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Each task's scores over the seeds; in a cross-validation over its runs, in the order of folds and seeds."""
+    """Each task's scores over the seeds; in a cross-validation over its runs, ordered by fold and seed."""
     seeds = {
         sweep_run.recipe.seed if sweep_run.fold is None else number: _seed_scores(results)
         for number, (sweep_run, _, results) in enumerate(runs)
@@ -156,5 +155,5 @@ def _seed_scores(results: Mapping[str, Any]) -> dict[str, dict[str, float | None
 
 
 def _mean(scores: Sequence[tuple[str, float | None]]) -> float:
-    """Over the tasks, of each one's primary metric and its score; greater is better."""
+    """The mean over tasks, given each one's primary metric and score; greater is better."""
     return sum(goodness(name, score) for name, score in scores) / len(scores)

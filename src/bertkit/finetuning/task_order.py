@@ -1,10 +1,10 @@
 """The examples and the task of each update: the batches of all tasks, shuffled in every epoch.
 
 Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1: every task is divided into mini-batches, those of all tasks are
-merged and shuffled, and each update takes one of them, with the loss of its task. The order of one task's examples is
-a permutation for each epoch, with or without other tasks.
+merged and shuffled, and each update takes one of them, with the loss of its task. The order of a task's examples is one
+permutation per epoch, with or without other tasks.
 
-The tasks' shares may be smoothed as multilingual BERT smooths its languages (data/languages.py); an epoch has as many
+The tasks' shares may be smoothed like the languages of multilingual BERT (data/languages.py); an epoch has as many
 updates as before, so a task with fewer updates than batches reads its examples over several epochs.
 
 Shapes: K tasks, U updates of an epoch.
@@ -63,7 +63,7 @@ class TaskOrder:
         seed: of the mixing.
         smoothing: S; a task's share of the updates is in proportion to (its batches)^S.
 
-    Example: two tasks of three batches and one, mixed as 0 1 0 0, take the batches 0.0, 1.0, 0.1 and 0.2.
+    Example: two tasks with three batches and one, mixed as 0 1 0 0, take the batches 0.0, 1.0, 0.1 and 0.2.
     """
 
     orders: tuple[EpochOrder, ...]
@@ -72,7 +72,7 @@ class TaskOrder:
 
     @classmethod
     def of(cls, recipe: FinetuneRecipe, prepared: Sequence[Prepared]) -> TaskOrder:
-        """The order of a run on the data of each of its tasks."""
+        """The order of a run, given the data of each of its tasks."""
         optimisation = recipe.optimisation
         assert optimisation.batch_sequences is not None
         orders = [
@@ -92,12 +92,12 @@ class TaskOrder:
 
     @property
     def steps_by_task(self) -> tuple[int, ...]:
-        """Updates of each task in an epoch: as many as it has batches, unless shares are smoothed."""
+        """Updates of each task in an epoch: its number of batches, unless shares are smoothed."""
         own = [order.steps_per_epoch for order in self.orders]
         return _apportioned(tuple(own), self.smoothing)
 
     def steps(self, epochs: float, max_steps: int | None) -> int:
-        """Updates of a run."""
+        """The number of updates of a run."""
         steps = max(1, round(epochs * self.steps_per_epoch))
         return steps if max_steps is None else min(steps, max_steps)
 

@@ -1,7 +1,7 @@
 """One task of a fine-tuning run: its model, its predictions and their scores.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. A run has one, or several that share an encoder (multitask.py);
-trainer.py trains them. Sibling of inference/predict.py, which predicts with a finished model.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. A run has one task, or several that share an encoder
+(multitask.py); trainer.py trains them. Sibling of inference/predict.py, which predicts with a finished model.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Predictions = dict[str, list[Prediction]]
 
 _OF_TASK = (TEMPERATURE, THRESHOLDS, THRESHOLD, ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD)
 LEARNT_TASK = "finetuning_task"
-"""The key of config.json that names the published task of a head, as `transformers` calls it."""
+"""The key of config.json that names the published task of a head, as in `transformers`."""
 
 
 class TaskTrainer:
-    """A task being learnt.
+    """A task during training.
 
     Args:
-        recipe: the run's, as it is for this task.
+        recipe: the run's, for this task.
         prepared: its data.
         seed: of the head's weights.
-        prefix: of its splits' names where a run has several tasks; empty where it has one.
-        directory: the run's, where a method keeps what it measures; None: nowhere.
+        prefix: of its splits' names if a run has several tasks; otherwise empty.
+        directory: the run's, where a method stores its measurements; None: nowhere.
 
     Attributes:
-        model: with the task's head; on the run's encoder once it is joined with those of other tasks.
+        model: with the task's head; it uses the run's encoder after it is joined with those of other tasks.
     """
 
     def __init__(
@@ -76,27 +76,27 @@ class TaskTrainer:
 
     @property
     def primary(self) -> str:
-        """The metric that selects."""
+        """The selecting metric."""
         return self.prepared.spec.primary
 
     @property
     def max_tokens(self) -> int:
-        """Of the longest sequence."""
+        """Length of the longest sequence."""
         return min(self.recipe.data.max_length or self.prepared.config.max_tokens, self.prepared.config.max_tokens)
 
     def label(self, part: str) -> str:
-        """The run's name of a split, or of a metric, of this task."""
+        """The run's name for a split or a metric of this task."""
         return f"{self.prefix}{part}"
 
     def predictions(self, split: str, engine: Engine, progress: Progress) -> list[Prediction]:
-        """Of all examples of the split, in their order."""
+        """Predictions for all examples of the split, in order."""
         encoded = self.prepared.others[split]
         label = f"{self.name}, {split}"
         outputs = predict(self.model, self.task, encoded.features, engine, progress=progress, label=label)
         return self.task.predictions(encoded.examples, encoded.features, outputs)
 
     def scores(self, predictions: Mapping[str, list[Prediction]]) -> dict[str, Scores]:
-        """Of the splits that have labels."""
+        """Scores of the splits that have labels."""
         others = self.prepared.others
         return {
             split: self.task.score(found, others[split].examples)
@@ -105,10 +105,10 @@ class TaskTrainer:
         }
 
     def finish(self, predictions: Predictions) -> tuple[Predictions, dict[str, Any]]:
-        """The predictions with the settings that are tuned on the selecting split, and these; the model keeps them."""
+        """The final predictions and the settings tuned on the selecting split, which are stored in the model."""
         main = self.prepared.selecting
         tuned = self.task.tune(predictions[main], self.prepared.others[main].examples)
-        for key in _OF_TASK:  # of the model that this one started from
+        for key in _OF_TASK:  # from the initial model
             self.model.extras.pop(key, None)
         self.model.extras |= self.task.config_keys | tuned
         self.model.extras.pop(LEARNT_TASK, None)
@@ -117,10 +117,10 @@ class TaskTrainer:
         return {split: self.task.final(found, tuned) for split, found in predictions.items()}, tuned
 
     def report(self, before: Predictions, after: Predictions, tuned: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """`classes` and `confusion` of each split that has labels, and `calibration` of the selecting one.
+        """`classes` and `confusion` of each labelled split, and `calibration` of the selecting one.
 
         Args:
-            before: predictions as the model was trained.
+            before: predictions of the trained model.
             after: those with the tuned settings.
             tuned: these settings.
         """
@@ -134,9 +134,9 @@ class TaskTrainer:
         return found if calibrated is None else found | {"calibration": {main: calibrated}}
 
     def degenerate(self, predictions: Predictions, scores: Mapping[str, Scores]) -> str | None:
-        """That the model does no better than a constant prediction, and why; None where it does better.
+        """A message that the model does no better than a constant prediction, and why; None if it does better.
 
-        It begins with the task's name where the run has several.
+        It begins with the task's name if the run has several.
         """
         main = self.prepared.selecting
         examples = self.prepared.others[main].examples
@@ -146,11 +146,11 @@ class TaskTrainer:
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:
-        """The model to start from, with the task's head."""
+        """The initial model with the task's head."""
         return self.read_model(self.prepared.model_directory, seed, new_head=self.prepared.new_head)
 
     def read_model(self, directory: Path, seed: int, *, new_head: bool) -> HeadedModel:
-        """The model of a directory with the task's head, new or its own; the seed draws what is new."""
+        """The model of a directory with the task's head, new or existing; new weights are drawn by the seed."""
         prepared, head = self.prepared, self.task.head
         heads = (head, *(self.recipe.causal.heads if self.recipe.causal else ()))
         model, report = load_model(
@@ -171,6 +171,6 @@ class TaskTrainer:
             names |= {name for name in hub_names if name.startswith(f"{head}.")}
         model.initialise(seed, only=names)
         if isinstance(self.task, Regression) and f"{head}.output.bias" in names:
-            with torch.no_grad():  # starts at the labels' mean, so that no update is spent on finding their scale
+            with torch.no_grad():  # start at the labels' mean, so that no updates are spent on finding their scale
                 model.get_parameter(f"{head}.output.bias").fill_(self.task.output_for(prepared.label_mean))
         return model

@@ -1,11 +1,11 @@
-"""Fine-tuning: one recipe with one seed in, one run directory out.
+"""Trains one fine-tuning run: one recipe with one seed in, one run directory out.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Unlike in pretraining, an epoch is a permutation of the examples,
-dev is evaluated after each, and the weights of the last evaluation or of the best one are kept. Sibling run.py trains
+dev is evaluated after each epoch, and the weights of the last or the best evaluation are kept. Sibling run.py trains
 several runs.
 
 A run has one task (task_trainer.py) or several (Liu et al. 2019, MT-DNN, arXiv:1901.11504, Algorithm 1): each update is
-one task's, the best evaluation has the best mean over the tasks, and names are prefixed by their task: `rte/dev`.
+on one task, the best evaluation has the best mean over tasks, and names are prefixed with their task: `rte/dev`.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from bertkit.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 ADDITIONAL_METRICS = "additional_metrics"
-"""The key of results.json that holds the hashes of metrics beside the task's own."""
+"""The key of results.json with the hashes of metrics other than the task's own."""
 
 MISTAKES = "mistakes"
-"""The run's folder of the most confident mistakes."""
+"""The run's folder for the most confident mistakes."""
 
 Evaluation = dict[str, Any]
-"""Step, epoch, and under `scores` the metrics of each watched split (`dev`; of several tasks `rte/dev`)."""
+"""Step, epoch, and under `scores` the metrics of each watched split (`dev`; with several tasks `rte/dev`)."""
 
 
 class Finetuner(Trainer[TaskBatch]):
@@ -71,7 +71,7 @@ class Finetuner(Trainer[TaskBatch]):
     Args:
         recipe: resolved.
         prepared: the data of each of its tasks.
-        run: the directory, whose lock the caller holds.
+        run: the directory; the caller must hold its lock.
     """
 
     remedy = "lower optimisation.schedule.peak, or raise warmup_share"
@@ -136,15 +136,15 @@ class Finetuner(Trainer[TaskBatch]):
         self._reports: list[dict[str, dict[str, Any]]] = []
 
     def new_task_trainer(self, recipe: FinetuneRecipe, prepared: Prepared, seed: int, *, prefix: str) -> TaskTrainer:
-        """One task of the run."""
+        """The trainer of one task of the run."""
         return TaskTrainer(recipe, prepared, seed, prefix=prefix, directory=self.run.path)
 
     def new_terms(self, task_trainer: TaskTrainer, companion: str | None) -> LossTerms[TaskBatch]:
-        """What updates of this task minimise.
+        """The loss terms that updates of this task minimise.
 
         Args:
             task_trainer: of the task.
-            companion: of several tasks, the name of the model's companion with the task's head.
+            companion: with several tasks, the name of the companion with the task's head.
         """
         if isinstance(self.recipe.method, Setfit):
             return PairTerms(task_trainer.task)
@@ -160,11 +160,11 @@ class Finetuner(Trainer[TaskBatch]):
         return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
 
     def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
-        """What an update reads of these training items."""
+        """The batch of these training items."""
         return task_trainer.prepared.train.features.batch(items)
 
     def joined_batch(self, task_trainer: TaskTrainer, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
-        """What an update reads of these training items as a whole."""
+        """The batch of these training items, read as a whole."""
         return task_trainer.prepared.train.features.joined_batch(parts)
 
     def batches(self) -> Generator[list[TaskBatch], None, None]:
@@ -174,7 +174,7 @@ class Finetuner(Trainer[TaskBatch]):
                 yield next(prepared)
 
     def _batches(self, step: int) -> list[TaskBatch]:
-        """The micro-batches of an update, of several ranks those of this one's share of the items."""
+        """The micro-batches of an update; with several ranks, those of this rank's share of the items."""
         task_trainer = self.task_trainers[self.order.task(step)]
         items = self.order.items(step)
         begin, end = current().share(items.size)
@@ -196,7 +196,7 @@ class Finetuner(Trainer[TaskBatch]):
         return outcome
 
     def _set_trained(self, epoch: int) -> None:
-        """Let gradients reach what the method trains in an epoch and no group freezes."""
+        """Enable gradients for weights that the method trains in this epoch and that no group freezes."""
         self.recipe.method.set_trained(self.model, epoch)
         self.rates.freeze()
 
@@ -206,17 +206,17 @@ class Finetuner(Trainer[TaskBatch]):
         return {name: value for name, value in losses.items() if name not in alone}
 
     def target_tokens(self) -> int:
-        """Rows of the term with an accuracy that has most of them."""
+        """The number of predictions of the largest loss term with an accuracy."""
         terms = {name: total for name, total in self.meter.terms.items() if self.terms[0].has_accuracy(name)}
         return max((total.count for total in terms.values()), default=0)
 
     def evaluation_is_due(self) -> bool:
-        """At the end, and `evaluations_per_epoch` times an epoch, the last of them at the epoch's end."""
+        """At the end, and `evaluations_per_epoch` times per epoch, the last at the epoch's end."""
         number, per_epoch = self.recipe.optimisation.evaluations_per_epoch, self.order.steps_per_epoch
         return self.step == self.steps or self.step * number // per_epoch > (self.step - 1) * number // per_epoch
 
     def evaluate(self) -> None:
-        """Score the watched splits, and keep the weights where they are the best so far."""
+        """Score the watched splits, and keep the weights if they are the best so far."""
         if isinstance(self.recipe.method, Setfit):
             (task_trainer,), (texts,) = self.task_trainers, self.labelled_texts
             self.recipe.method.fit_head(task_trainer.model, task_trainer.task, texts, self.engine)
@@ -240,28 +240,28 @@ class Finetuner(Trainer[TaskBatch]):
         return task_trainer.predictions(split, self.engine, self.progress)
 
     def _labelled(self, by_task: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Values by split of each task, under the run's names of the splits."""
+        """Values of each task by split, under the run's names of the splits."""
         pairs = zip(self.task_trainers, by_task, strict=True)
         return {task_trainer.label(split): value for task_trainer, found in pairs for split, value in found.items()}
 
     def _primaries(self, evaluation: Evaluation) -> dict[str, float | None]:
-        """The score that selects, of each task."""
+        """The selecting score of each task."""
         return {
             each.label(each.primary): evaluation["scores"][each.label(each.prepared.selecting)][each.primary]
             for each in self.task_trainers
         }
 
     def _score_of(self, evaluation: Evaluation) -> float:
-        """The mean over the tasks, greater where the evaluation is better."""
+        """The mean over tasks; greater is better."""
         pairs = zip(self.task_trainers, self._primaries(evaluation).values(), strict=True)
         return sum(goodness(each.primary, score) for each, score in pairs) / len(self.task_trainers)
 
     def best_evaluation(self) -> Evaluation:
-        """The evaluation with the best score, the first of equal ones."""
+        """The evaluation with the best score, the first if tied."""
         return max(self.evaluations, key=self._score_of)
 
     def _stops_early(self) -> bool:
-        """Whether as many evaluations in a row were no better as early stopping allows."""
+        """Whether as many consecutive evaluations as early stopping allows were no better."""
         patience = self.recipe.optimisation.early_stopping
         if patience is None or not self.evaluations:
             return False
@@ -289,7 +289,7 @@ class Finetuner(Trainer[TaskBatch]):
         return self.results(predictions, self._labelled(tuned))
 
     def _save(self, models: Mapping[str, HeadedModel], tokenizer: Tokenizer, directory: Path) -> None:
-        """The model's directory; that of a sentence embedder has the files of one."""
+        """Write the model's directory; for a sentence embedder with its additional files."""
         save_joined(self.model, models, tokenizer, directory)
         for each in self.task_trainers:
             where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
@@ -299,7 +299,7 @@ class Finetuner(Trainer[TaskBatch]):
                 write_sentence_files(where, width=width, pooling=("mean",), normalise=False, max_tokens=each.max_tokens)
 
     def _write_predictions(self, task_trainer: TaskTrainer, predictions: Predictions) -> None:
-        """Those of each split, and the most confident mistakes on the selecting one."""
+        """Write the predictions of each split, and the most confident mistakes on the selecting one."""
         directory, prepared = self.run.path / "predictions", task_trainer.prepared
         for split, own in predictions.items():
             rows = [prediction_row(*pair) for pair in zip(own, prepared.others[split].examples, strict=True)]
@@ -372,7 +372,7 @@ class Finetuner(Trainer[TaskBatch]):
     def cannot_shard(self) -> str | None:
         method, optimizer = self.recipe.method, self.recipe.optimisation.optimizer
         if not isinstance(method, Full):
-            return f"method.name {method.name} reads or changes whole weights beside the updates, unlike full"
+            return f"method.name {method.name} reads or changes whole weights outside of updates, unlike full"
         assert optimizer is not None
         return refused_optimizer(optimizer)
 
@@ -405,18 +405,18 @@ class Finetuner(Trainer[TaskBatch]):
         if len(self.task_trainers) > 1:
             counts = zip(self.task_trainers, self.order.steps_by_task, strict=True)
             log.info(
-                "updates an epoch: %s", ", ".join(f"{task_trainer.name} {count:,}" for task_trainer, count in counts)
+                "updates per epoch: %s", ", ".join(f"{task_trainer.name} {count:,}" for task_trainer, count in counts)
             )
 
 
 def with_pairs(prepared: Prepared, method: Setfit, seed: int) -> Prepared:
-    """What is learnt from as pairs of texts."""
+    """The prepared data with pairs of texts as training examples."""
     train = replace(prepared.train, features=method.pairs(prepared.train.features, seed))
     return replace(prepared, train=train)
 
 
 def by_name(splits: dict[str, Scores], main: str) -> Scores:
-    """One score by name: the main split's under their own, others with their split behind a slash."""
+    """Scores by name: the main split's unchanged, others followed by a slash and their split."""
     others = {
         f"{name}/{split}": value for split, found in splits.items() if split != main for name, value in found.items()
     }
@@ -424,16 +424,16 @@ def by_name(splits: dict[str, Scores], main: str) -> Scores:
 
 
 def seed_summaries(scores: dict[int, Scores]) -> dict[str, Any]:
-    """Each score over the seeds."""
+    """Each score summarised over the seeds."""
     names = dict.fromkeys(name for found in scores.values() for name in found)
     return {name: summarise({seed: found.get(name) for seed, found in scores.items()}) for name in names}
 
 
 def in_words(scores: Scores) -> str:
-    """Scores as a person reads them."""
+    """Scores as readable text."""
     return ", ".join(f"{name} {'undefined' if value is None else f'{value:.4f}'}" for name, value in scores.items())
 
 
 def metric_fingerprints(task: Task) -> dict[str, str | None]:
-    """The additional metrics of a task by name, with the hash of each one's script; None of bertkit's own."""
+    """The additional metrics of a task by name, with the hash of each one's script; None for bertkit's own."""
     return {each.name: each.fingerprint for each in task.additional}

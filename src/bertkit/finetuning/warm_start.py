@@ -1,9 +1,9 @@
-"""Fine-tuning that starts from a fine-tuned model: the encoder is kept, and the head where its labels are the task's.
+"""Fine-tuning from a fine-tuned model: the encoder is kept, and also the head if its labels are the task's.
 
 Phang et al. 2018, STILTs, arXiv:1811.01088 (supplementary training on an intermediate task, then the target task); Liu
 et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1 (RTE, STS-B and MRPC start from the model of MNLI). Labels are
-matched by their names, never by their number or order. Which task a model was trained on is read from its run: a
-checkpoint from elsewhere is not judged here, and its head is refused where the labels are not the task's (data.py).
+matched by name, never by number or order. The task that a model was trained on is read from its run. Checkpoints from
+elsewhere are not checked here; their head is refused if its labels are not the task's (data.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bertkit.tasks.spec import TaskSpec
 log = logging.getLogger(__name__)
 
 _OF_TASKS = ("finetune", "distill")
-"""Kinds of runs whose recipes can be of tasks."""
+"""Kinds of runs whose recipes can have tasks."""
 
 
 def recipe_of(directory: Path) -> FinetuneRecipe | None:
-    """The recipe of the fine-tuning run that a model directory is the result of; None where it is of none.
+    """The recipe of the fine-tuning run that produced a model directory; None if there is none.
 
-    Of a run of several tasks: what the recipe is to one of them, in the directory of that one's head.
+    For the directory of one task's head from a run of several tasks: the recipe of that task.
     """
     directory = directory.resolve()
     recipe = run_recipe(directory.parent)
@@ -39,7 +39,7 @@ def recipe_of(directory: Path) -> FinetuneRecipe | None:
 
 
 def run_recipe(run: Path) -> FinetuneRecipe | None:
-    """The recipe of a run that learnt tasks, alone or from a teacher; None where the directory is of no such run."""
+    """The recipe of a fine-tuning run or a distillation on tasks; None if the directory is not such a run."""
     if not (run / RECORD).is_file() or RunDirectory.open(run).record["kind"] not in _OF_TASKS:
         return None
     recipe = load_any(str(run / RECIPE))
@@ -47,17 +47,17 @@ def run_recipe(run: Path) -> FinetuneRecipe | None:
 
 
 def head_directory(directory: Path, task: str) -> Path:
-    """Of a model that learnt several tasks, the directory with the head of this one; else the directory itself."""
+    """For a model of several tasks, the directory with this task's head; else the directory itself."""
     own = directory / task
     return own if is_model(own) else directory
 
 
 def with_start(recipe: FinetuneRecipe, labels: tuple[str, ...] | None, directory: Path) -> FinetuneRecipe:
-    """The recipe with `new_head` where it starts from a run on another task whose head does not fit; it is logged.
+    """The recipe, with `new_head` set (and logged) if it starts from a run on another task whose head does not fit.
 
     Args:
         recipe: of one task.
-        labels: the task's, None where it has none.
+        labels: the task's; None if it has none.
         directory: of the model.
     """
     source = recipe_of(directory)
@@ -66,24 +66,24 @@ def with_start(recipe: FinetuneRecipe, labels: tuple[str, ...] | None, directory
     spec, learnt = recipe.spec, source.specs
     names = " and ".join(each.name for each in learnt)
     if len(learnt) > 1 or learnt[0].head != spec.head:
-        log.info("%s: the encoder is that of the run on %s; the head for %s is new", directory, names, spec.name)
+        log.info("%s: keeping the encoder of the run on %s; the head for %s is new", directory, names, spec.name)
         return recipe
     if learnt[0].name == spec.name and isinstance(recipe.task, str):
         return recipe
     misfit = _misfit(learnt[0], spec, labels, directory)
     if misfit is None:
-        log.info("%s: encoder and head are those of the run on %s", directory, names)
+        log.info("%s: keeping encoder and head of the run on %s", directory, names)
         return recipe
     log.info(
-        "%s: the encoder is that of the run on %s; the head for %s is new, for %s", directory, names, spec.name, misfit
+        "%s: keeping the encoder of the run on %s; the head for %s is new: %s", directory, names, spec.name, misfit
     )
     return recipe.model_copy(update={"new_head": True})
 
 
 def _misfit(learnt: TaskSpec, spec: TaskSpec, labels: tuple[str, ...] | None, directory: Path) -> str | None:
-    """Why the head of one task cannot be that of another; None where it can."""
+    """Why the head of one task cannot be used for another; None if it can."""
     if learnt.kind != spec.kind:
-        return f"the run's is one of {learnt.kind}"
+        return f"that of the run is for {learnt.kind}"
     if labels is None:
         return None
     _, contents = read_config(directory)

@@ -1,6 +1,6 @@
 """Metrics: pure functions of predictions and references to fractions by name; a new one is one function and one entry.
 
-Imports numpy and scipy only; metrics/modules.py makes each an `evaluate.Metric`, through which tasks compute scores.
+Imports numpy and scipy only; metrics/modules.py wraps each in an `evaluate.Metric`, through which tasks compute scores.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ RESAMPLED: dict[tuple[str, str], Callable[[], Additive | Callable[[Any, Any], fl
     ("strict_iob2", "strict_f1"): lambda: tagging.ChunkF1(tagging.iob2_spans),
     ("tag_accuracy", "accuracy"): tagging.TagAccuracy,
 }
-"""By metric and score: what `statistics.paired_bootstrap` takes, on lists aligned by example."""
+"""By metric and score: the argument of `statistics.paired_bootstrap`, for lists aligned by example."""
 
 LOWER_IS_BETTER = frozenset({"mean_squared_error"})
-"""The scores that are better the lower they are; all others are better the higher they are."""
+"""Scores for which lower is better; for all others, higher is better."""
 
 
 def goodness(name: str, score: float | None) -> float:
-    """A score as a number by which the greatest is chosen: minus infinity where it is undefined, and minus the score
-    where the lowest is the best."""
+    """A number by which the best score is the greatest: minus infinity if undefined, and minus the score if lower is
+    better."""
     if score is None:
         return -math.inf
     return -score if name in LOWER_IS_BETTER else float(score)

@@ -1,7 +1,7 @@
-"""What metrics share: the checks on their input, and metrics that depend on the examples only through sums.
+"""Shared by metrics: checks of their input, and metrics that depend on the examples only through sums.
 
-Own design. A metric is a pure function of predictions and references (aligned lists, or mappings by question) to
-fractions by name, never percent and never NaN: a score that the data leave undefined is None, with a warning.
+Not from a paper. A metric is a pure function of predictions and references (aligned lists, or mappings by question) to
+fractions by name, never percent and never NaN: a score that is undefined on the data is None, with a warning.
 An `Additive` metric is written once, as one row of numbers per example and a value of the rows' total; the bootstrap of
 statistics.py can then resample totals instead of examples.
 
@@ -22,7 +22,7 @@ from bertkit.errors import DataError
 log = logging.getLogger(__name__)
 
 Scores = dict[str, float | None]
-"""Fractions by name; None where the data leave the score undefined."""
+"""Fractions by name; None if the score is undefined on the data."""
 
 Floats = NDArray[np.float64]
 
@@ -42,17 +42,17 @@ def check_aligned(predictions: Values, references: Values) -> None:
             "for each example, in the same order"
         )
     if len(references) == 0:
-        raise DataError("a metric of no examples is undefined; expected at least one prediction and its reference")
+        raise DataError("a metric is undefined without examples; expected at least one prediction and its reference")
 
 
 def ratio(part: Any, whole: Any) -> Floats:
-    """Elementwise quotient, 0 where the whole is 0: scikit-learn's, seqeval's and conlleval's way with P, R, F1."""
+    """Elementwise quotient, 0 where the whole is 0, as scikit-learn, seqeval and conlleval define P, R and F1."""
     part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
     return np.asarray(np.where(whole == 0, 0.0, part / np.where(whole == 0, 1.0, whole)))
 
 
 def defined(value: float, name: str, why: str) -> float | None:
-    """The value, or None with a warning where it is not a finite number."""
+    """The value, or None with a warning if it is not a finite number."""
     if np.isfinite(value):
         return float(value)
     log.warning("%s is undefined: %s", name, why)
@@ -70,11 +70,11 @@ class Additive(ABC):
 
     @abstractmethod
     def rows(self, predictions: Values, references: Values) -> Floats:
-        """One row of K numbers per example, (N, K); input as the metric's own function takes it."""
+        """One row of K numbers per example, (N, K); takes the input of the metric's own function."""
 
     @abstractmethod
     def value(self, totals: Floats) -> Floats:
-        """The score of each total, (..., K) to (...); NaN where undefined. The number of examples is a column."""
+        """The score of each total, (..., K) to (...); NaN if undefined. The number of examples is a column."""
 
     def score(self, predictions: Values, references: Values) -> float:
         """The score of all examples.

@@ -1,4 +1,4 @@
-"""Calibration of probabilities, and thresholds of labels: how sure a classifier is against how often it is right.
+"""Calibration of a classifier's probabilities, and decision thresholds of labels.
 
 Guo et al. 2017, arXiv:1706.04599: expected calibration error over equal bins of confidence (section 2), and one
 temperature for all logits that minimises the negative log-likelihood (section 4.2). Thresholds of labels: Yang 2001,
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 BINS = 15
-"""As in the paper."""
+"""Number of bins, as in the paper."""
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 0.1, 10.0
 _SMALLEST = np.finfo(np.float64).tiny
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 def expected_calibration_error(probability_IK: Floats, label_I: NDArray[np.int64], *, bins: int = BINS) -> float:
     """The mean over examples of |accuracy - confidence| of their bin, a fraction.
 
-    The confidence is the greatest probability; a bin holds confidences above its lower end, up to its upper one.
+    The confidence is the greatest probability; a bin contains confidences above its lower end, up to its upper end.
     """
     confidence_I = probability_IK.max(axis=1)
     correct_I = probability_IK.argmax(axis=1) == label_I
@@ -36,7 +36,7 @@ def expected_calibration_error(probability_IK: Floats, label_I: NDArray[np.int64
 def fit_temperature(probability_IK: Floats, label_I: NDArray[np.int64]) -> float:
     """The temperature with the least negative log-likelihood of the labels, between 0.1 and 10.
 
-    Probabilities serve as well as logits, from which their logarithms differ by a constant of the example.
+    Probabilities can replace logits, since their logarithms differ from these only by a constant per example.
     """
     log_IK = np.log(np.maximum(probability_IK, _SMALLEST))
 
@@ -58,10 +58,9 @@ def at_temperature(probability_IK: Floats, temperature: float) -> Floats:
 
 
 def best_threshold(probability_I: Floats, holds_I: NDArray[np.bool_]) -> float:
-    """The probability from which on a label is predicted with the greatest F1; of equally good ones the nearest to a
-    half.
+    """The threshold on a label's probability with the best F1; if tied, the one nearest to one half.
 
-    Candidates are halfway between neighbouring probabilities, so that a threshold does not depend on one example.
+    Candidates are halfway between neighbouring probabilities, so a threshold does not depend on a single example.
     """
     value_U = np.unique(probability_I)
     candidate_C = np.concatenate([[value_U[0] / 2], (value_U[:-1] + value_U[1:]) / 2, [0.5]])

@@ -1,9 +1,9 @@
 """Accuracy, F1 and Matthews correlation, for single labels and for sets of labels.
 
 GLUE's choice of metrics: Wang et al. 2018, arXiv:1804.07461, section 3. Matthews correlation of several classes:
-Gorodkin 2004, R_K, which is the ordinary coefficient for two. Where a class has neither predictions nor references its
-F1 is 0, and where predictions are constant the Matthews correlation is 0: scikit-learn's conventions.
-Labels are whole numbers or text; one kind within a call. Sibling of regression.py, whose references are numbers.
+Gorodkin 2004, R_K, which is the ordinary coefficient for two. As in scikit-learn, the F1 of a class with neither
+predictions nor references is 0, and the Matthews correlation of constant predictions is 0.
+Labels are whole numbers or text, not mixed within a call. Sibling of regression.py, whose references are numbers.
 
 Shapes: N examples, C classes, K numbers per example.
 """
@@ -26,7 +26,7 @@ def label_array(labels: Labels) -> NDArray[Any]:
     """Labels as an array of text or of whole numbers, (N,).
 
     Raises:
-        DataError: labels of several kinds, which numpy would silently make text, or logits instead of labels.
+        DataError: mixed labels, which numpy would silently convert to text, or logits instead of labels.
     """
     array = labels if isinstance(labels, np.ndarray) else np.asarray(list(labels))
     kinds = {isinstance(label, str) for label in labels} if array.dtype.kind == "U" else {False}
@@ -39,7 +39,7 @@ def label_array(labels: Labels) -> NDArray[Any]:
 
 
 def paired_labels(predictions: Labels, references: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both as arrays of one kind.
+    """Both as arrays of the same kind.
 
     Raises:
         DataError: text on one side and numbers on the other: every comparison would be false.
@@ -49,13 +49,13 @@ def paired_labels(predictions: Labels, references: Labels) -> tuple[NDArray[Any]
     if (prediction_N.dtype.kind == "U") != (reference_N.dtype.kind == "U"):
         raise DataError(
             f"predictions like {prediction_N[0]!r} cannot match references like {reference_N[0]!r}: one side is text, "
-            "the other numbers; map label ids to their names, or names to ids"
+            "the other numbers; map label ids to names, or names to ids"
         )
     return prediction_N, reference_N
 
 
 class Accuracy(MeanOf):
-    """The share of examples whose label is right."""
+    """The share of examples with the correct label."""
 
     name = "accuracy"
 
@@ -65,7 +65,7 @@ class Accuracy(MeanOf):
 
 
 class BinaryF1(Additive):
-    """F1 of one class: 2 TP / (2 TP + FP + FN); 0 where the class neither occurs nor is predicted."""
+    """F1 of one class: 2 TP / (2 TP + FP + FN); 0 if the class neither occurs nor is predicted."""
 
     name = "f1"
 
@@ -84,10 +84,10 @@ class BinaryF1(Additive):
 
 
 class ClassCounts(Additive):
-    """What depends on right, predicted and true counts of each class; a row is those three times C, and a one."""
+    """Scores of correct, predicted and true counts per class; a row has these three for C classes, and a one."""
 
     def __init__(self, classes: Sequence[int] | Sequence[str] | None = None) -> None:
-        """`classes` averaged over; by default all that occur among predictions or references."""
+        """`classes` to average over; by default all that occur among predictions or references."""
         self.classes = classes
 
     def rows(self, predictions: Labels, references: Labels) -> Floats:
@@ -102,7 +102,7 @@ class ClassCounts(Additive):
 
     @staticmethod
     def counts(totals: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Right, predicted and true counts per class, (..., C), and the number of examples, (...)."""
+        """Correct, predicted and true counts per class, (..., C), and the number of examples, (...)."""
         right_C, predicted_C, gold_C = np.split(totals[..., :-1], 3, axis=-1)
         return right_C, predicted_C, gold_C, totals[..., -1]
 
@@ -118,7 +118,7 @@ class MacroF1(ClassCounts):
 
 
 class MicroF1(ClassCounts):
-    """F1 of all classes' counts together; equal to accuracy unless `classes` leaves some out (a "none" class)."""
+    """F1 of the summed counts; equal to accuracy unless `classes` leaves some out (such as a "none" class)."""
 
     name = "micro_f1"
 
@@ -130,7 +130,8 @@ class MicroF1(ClassCounts):
 class Matthews(ClassCounts):
     """Matthews correlation R_K: (c s - sum p t) / sqrt((s^2 - sum p^2)(s^2 - sum t^2)).
 
-    c right examples of s, p and t a class's predicted and true counts. 0 where predictions or references are constant.
+    c of s examples are correct; p and t are a class's predicted and true counts. 0 if predictions or references are
+    constant.
     """
 
     name = "matthews_correlation"
@@ -144,12 +145,12 @@ class Matthews(ClassCounts):
 
 
 def accuracy(predictions: Labels, references: Labels) -> Scores:
-    """`{"accuracy"}`. Raises DataError for empty, unequal or unlike lists, as every metric here."""
+    """`{"accuracy"}`. Raises DataError for empty, unequal or mismatched lists, like all metrics here."""
     return {"accuracy": Accuracy().score(predictions, references)}
 
 
 def f1(predictions: Labels, references: Labels, positive: int | str = 1) -> Scores:
-    """`{"f1"}` of the class `positive` (GLUE: class 1 of MRPC and QQP)."""
+    """`{"f1"}` of the class `positive` (in GLUE, class 1 of MRPC and QQP)."""
     return {"f1": BinaryF1(positive).score(predictions, references)}
 
 
@@ -164,7 +165,7 @@ def micro_f1(predictions: Labels, references: Labels, classes: Sequence[Any] | N
 
 
 def matthews_correlation(predictions: Labels, references: Labels) -> Scores:
-    """`{"matthews_correlation"}`, of two classes (CoLA) or more (GLUE's diagnostic set)."""
+    """`{"matthews_correlation"}` of two classes (CoLA) or more (GLUE's diagnostic set)."""
     return {"matthews_correlation": Matthews().score(predictions, references)}
 
 
@@ -174,10 +175,10 @@ LabelSets = Sequence[Collection[Any]] | NDArray[Any]
 def indicators(
     predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which labels each example has, (N, C) twice, from collections of labels or from arrays of zeros and ones.
+    """The labels of each example, (N, C) twice, from collections of labels or from arrays of zeros and ones.
 
     Raises:
-        DataError: arrays of another shape or with other numbers, or a label that `labels` lacks.
+        DataError: arrays of different shapes or with other numbers, or a label that is not in `labels`.
     """
     check_aligned(predictions, references)
     if isinstance(predictions, np.ndarray) and isinstance(references, np.ndarray):
@@ -185,7 +186,7 @@ def indicators(
             if array.ndim != 2 or array.shape != references.shape or not np.isin(array, (0, 1)).all():
                 raise DataError(
                     f"label indicators of shapes {predictions.shape} and {references.shape}; expected two arrays of "
-                    "one shape (examples, labels) that hold 0 and 1 only (threshold probabilities first)"
+                    "the same shape (examples, labels) with only 0 and 1 (threshold probabilities first)"
                 )
         return predictions.astype(bool), references.astype(bool)
     for row in (*predictions, *references):
@@ -206,7 +207,7 @@ def indicators(
 
 
 class MultiLabel(Additive):
-    """Counts of each label over sets of labels; a row is right, predicted and true, each C long."""
+    """Counts of each label over sets of labels; a row is correct, predicted and true labels, each of length C."""
 
     def __init__(self, labels: Sequence[Any] | None = None) -> None:
         self.labels = labels
@@ -217,7 +218,7 @@ class MultiLabel(Additive):
 
 
 class MultiLabelMicroF1(MultiLabel):
-    """F1 of all labels' counts together."""
+    """F1 of the counts summed over labels."""
 
     name = "micro_f1"
 
@@ -227,7 +228,7 @@ class MultiLabelMicroF1(MultiLabel):
 
 
 class MultiLabelMacroF1(MultiLabel):
-    """The unweighted mean of the labels' F1; a label that no example has counts as 0 where `labels` names it."""
+    """The unweighted mean of the labels' F1; a label in `labels` that no example has counts as 0."""
 
     name = "macro_f1"
 
@@ -238,7 +239,7 @@ class MultiLabelMacroF1(MultiLabel):
 
 
 class SubsetAccuracy(MeanOf):
-    """The share of examples whose whole set of labels is right."""
+    """The share of examples with exactly the correct set of labels."""
 
     name = "subset_accuracy"
 
@@ -253,7 +254,7 @@ class SubsetAccuracy(MeanOf):
 def multi_label(predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None) -> Scores:
     """`{"micro_f1", "macro_f1", "subset_accuracy"}` of sets of labels.
 
-    `labels` names all of them; by default macro F1 averages over those that occur (of arrays: over all columns).
+    `labels` lists all labels; by default macro F1 averages over those that occur (for arrays: over all columns).
     """
     kinds = (MultiLabelMicroF1, MultiLabelMacroF1, SubsetAccuracy)
     return {kind.name: kind(labels).score(predictions, references) for kind in kinds}

@@ -1,9 +1,9 @@
-"""Metrics as `evaluate` modules: bertkit's own, a user's script by its path, and what `evaluate` has cached.
+"""Metrics as `evaluate` modules: bertkit's own, a user's script by its path, and metrics in `evaluate`'s cache.
 
 Hugging Face evaluate (von Werra et al. 2022, arXiv:2210.01970). Tasks compute their scores through these modules
-(bertkit.tasks.base). `evaluate.load("accuracy")` runs code from the Hub; here a name stands for bertkit's own metric or
-for one in evaluate's cache, and the Hub is used only for a name that begins with `hub:`. Scores are fractions, as
-everywhere in bertkit. evaluate and datasets are imported when a metric is first used: they take a second.
+(bertkit.tasks.base). `evaluate.load("accuracy")` runs code from the Hub; here a name means bertkit's own metric or one
+in evaluate's cache, and the Hub is used only for names that begin with `hub:`. Scores are fractions, as everywhere in
+bertkit. evaluate and datasets are imported when a metric is first used, since this takes a second.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bertkit.metrics.base import Scores, check_aligned, log
 from bertkit.metrics.spans import DEFAULT_THRESHOLD
 
 HUB = "hub:"
-"""What a name begins with that may be fetched from the Hub."""
+"""The prefix of names that may be fetched from the Hub."""
 
 
 @cache
 def _evaluate() -> Any:
-    """The library, without `transformers`: its pipelines import that where it is installed, in three seconds."""
+    """The library without `transformers`, which its pipelines would import if installed; this takes three seconds."""
     absent = "transformers" not in sys.modules
     if absent:
         sys.modules["transformers"] = None  # type: ignore[assignment]  # how Python marks a module as not importable
@@ -41,7 +41,7 @@ def _evaluate() -> Any:
     finally:
         if absent:
             del sys.modules["transformers"]
-    evaluate.logging.set_verbosity_error()  # it warns that a cached metric is not on the Hub, where it never looked
+    evaluate.logging.set_verbosity_error()  # it warns that a cached metric is not on the Hub without checking
     return evaluate
 
 
@@ -49,7 +49,7 @@ def _by_id(items: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]
     values = {str(item["id"]): read(item) for item in items}
     if len(values) < len(items):
         twice = Counter(str(item["id"]) for item in items).most_common(1)[0][0]
-        raise DataError(f"question {twice} is there twice; expected one item per id")
+        raise DataError(f"question {twice} occurs twice; expected one item per id")
     return values
 
 
@@ -73,13 +73,13 @@ def _squad_v2(
 
 
 _OF_ITEMS: dict[str, Callable[..., Scores]] = {"squad": _squad, "squad_v2": _squad_v2}
-"""Metrics whose function takes mappings by question, where evaluate has lists of items."""
+"""Metrics whose function takes mappings by question; evaluate uses lists of items."""
 _NUMBERS = ("pearson", "spearman", "mean_squared_error")
 _SENTENCES = ("conlleval", "strict_iob2", "tag_accuracy")
 
 
 def _features(name: str) -> Any:
-    """The shapes that evaluate accepts, tried in turn; text first, since evaluate would read "1" as a number."""
+    """The input types that evaluate accepts, in order; text first, since evaluate would read "1" as a number."""
     from datasets import Features, List, Value
 
     def both(feature: Any) -> Any:
@@ -111,7 +111,7 @@ def metric_class(name: str) -> type[Any]:
     evaluate = _evaluate()
 
     class LocalMetric(evaluate.Metric):  # type: ignore[misc, name-defined]  # evaluate has no types
-        """A metric of bertkit behind evaluate's interface; it keeps its inputs in memory and writes no file."""
+        """A metric of bertkit with evaluate's interface; it keeps its inputs in memory and writes no files."""
 
         def _info(self) -> Any:
             return evaluate.MetricInfo(
@@ -131,9 +131,10 @@ def metric_class(name: str) -> type[Any]:
 def local_metric(name: str) -> Any:
     """The `evaluate.Metric` of a metric of METRICS; `compute(predictions=..., references=...)` gives its scores.
 
-    Lists of label ids or names; numbers (pearson, spearman, mean_squared_error); lists of tags (conlleval, strict_iob2,
-    tag_accuracy) or of labels (multi_label: names or ids, not zeros and ones); items `{"id", "prediction_text"}` and
-    `{"id", "answers": {"text", "answer_start"}}` (squad; squad_v2 with "no_answer_probability" besides).
+    It takes lists of label ids or names; numbers (pearson, spearman, mean_squared_error); lists of tags (conlleval,
+    strict_iob2, tag_accuracy) or of labels (multi_label: names or ids, not zeros and ones); items
+    `{"id", "prediction_text"}` and `{"id", "answers": {"text", "answer_start"}}` (squad; squad_v2 also needs
+    "no_answer_probability").
 
     Raises:
         UsageError: there is no metric of that name.
@@ -143,7 +144,7 @@ def local_metric(name: str) -> Any:
 
 @dataclass(frozen=True)
 class AdditionalMetric:
-    """A metric that is reported beside a task's own.
+    """A metric that is reported in addition to a task's own.
 
     Attributes:
         name: as the user gave it.
@@ -155,7 +156,7 @@ class AdditionalMetric:
 
     @property
     def fingerprint(self) -> str | None:
-        """sha256 (hex) of the script; None of bertkit's own."""
+        """sha256 (hex) of the script; None for bertkit's own metrics."""
         digest: str | None = self.module._hash
         return digest
 
@@ -171,7 +172,7 @@ class AdditionalMetric:
         return features if isinstance(features, list) else [features]
 
     def _fitting(self, side: str, items: Sequence[Any]) -> list[Any]:
-        """The items; of items with fields those that it reads (squad has no `no_answer_probability`)."""
+        """The items, with only the fields that the metric reads (squad has no `no_answer_probability`)."""
         known = self._options[0][side]
         if not isinstance(known, dict):
             return list(items)
@@ -179,18 +180,18 @@ class AdditionalMetric:
 
     @property
     def takes_numbers(self) -> bool:
-        """Whether labels must be ids: nothing in the features that it accepts is text."""
+        """Whether labels must be ids: none of the features that it accepts is text."""
         return not any(_innermost(option["predictions"]) == "string" for option in self._options)
 
     def compute(self, predictions: Sequence[Any], references: Sequence[Any], **options: Any) -> Scores:
-        """Its scores that are numbers; None where one is not finite.
+        """The scores that are numbers; None if not finite.
 
         Args:
-            predictions, references: one each for every example.
+            predictions, references: one per example.
             options: further arguments of one of bertkit's own metrics.
 
         Raises:
-            DataError: it fails on these inputs, or gives no scores by name.
+            DataError: the metric fails on these inputs, or returns no scores by name.
         """
         check_aligned(predictions, references)
         try:
@@ -204,12 +205,12 @@ class AdditionalMetric:
         except Exception as error:  # a user's or the Hub's code, which may raise anything
             raise DataError(f"metric {self.name}: failed on {len(references)} predictions: {_where(error)}") from error
         if not isinstance(found, Mapping):
-            raise DataError(f"metric {self.name}: gave {found!r:.60}, expected a dictionary of scores by name")
+            raise DataError(f"metric {self.name}: returned {found!r:.60}; expected a dictionary of scores by name")
         scores = {str(name): _number(value) for name, value in found.items() if _is_number(value)}
         if not scores:
             raise DataError(f"metric {self.name}: none of its values is a number: {', '.join(map(str, found))}")
         if left_out := [str(name) for name in found if str(name) not in scores]:
-            log.info("metric %s: not numbers, and left out: %s", self.name, ", ".join(left_out))
+            log.info("metric %s: values that are not numbers are left out: %s", self.name, ", ".join(left_out))
         return scores
 
 
@@ -218,7 +219,7 @@ def load_metric(name: str, *, offline: bool = False) -> AdditionalMetric:
 
     Args:
         name: a metric of METRICS; the path of a script that defines an `evaluate.Metric`, or of a folder with a script
-            of its name; a metric that `evaluate` has cached; or `hub:NAME`, which is fetched from the Hub and run.
+            of the same name; a metric in `evaluate`'s cache; or `hub:NAME`, which is fetched from the Hub and run.
         offline: do not use the network, not even for `hub:`.
 
     Raises:
@@ -241,7 +242,7 @@ def load_metric(name: str, *, offline: bool = False) -> AdditionalMetric:
     inputs = set(metric._feature_names())
     if inputs != {"predictions", "references"}:
         raise DataError(
-            f"metric {name}: takes {', '.join(sorted(inputs))}; a metric is given predictions and references alone"
+            f"metric {name}: takes {', '.join(sorted(inputs))}; only predictions and references are supported"
         )
     return AdditionalMetric(name, metric)
 
@@ -262,17 +263,17 @@ def _module(loading: Any, name: str, *, offline: bool) -> Any:
             except FileNotFoundError:
                 continue
     if name.startswith(HUB):
-        raise DataError(f"metric {name}: not in the local cache while the network is off; go online once")
+        raise DataError(f"metric {name}: not in the local cache, and the network is off; run once with network access")
     near = get_close_matches(name, METRICS, n=1)
-    hint = f"did you mean {near[0]}? Else " if near else ""
+    hint = f"did you mean {near[0]}? Otherwise " if near else ""
     raise DataError(
-        f"metric {name}: none of bertkit's ({', '.join(METRICS)}), no script of this path, and not in evaluate's local"
-        f" cache; {hint}give the path of a script, or {HUB}{name} to fetch it from the Hub and run it"
+        f"metric {name}: not one of bertkit's ({', '.join(METRICS)}), not the path of a script, and not in evaluate's"
+        f" local cache; {hint}give the path of a script, or {HUB}{name} to fetch it from the Hub and run it"
     )
 
 
 def _innermost(feature: Any) -> str:
-    """The type at the bottom of nested lists."""
+    """The innermost type of nested lists."""
     while (inner := getattr(feature, "feature", None)) is not None:
         feature = inner
     return str(getattr(feature, "dtype", "string"))
@@ -291,7 +292,7 @@ def _number(value: Any) -> float | None:
 
 
 def _where(error: Exception) -> str:
-    """The kind and first line of what a script raised, with the last line of a file outside bertkit and evaluate."""
+    """Type and first line of an error that a script raised, with the script's line number."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "evaluate_modules" in frame.filename]
     line = f"line {frames[-1].lineno}: " if frames else ""
     return f"{line}{type(error).__name__}: {first_line(error)}"

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of each class, and the confusion of classes.
 
-Classes of an example are given as items `(class, ...)`: a label, a label that holds, or an entity with its place, so
-that an item counts as right where it is predicted and gold alike. Sibling classification.py has the averages.
+Classes of an example are given as items `(class, ...)`: a label, or an entity with its position. An item is correct if
+it is both predicted and gold. Sibling classification.py has the averages.
 
 Shapes: N examples, K labels.
 """
@@ -16,8 +16,8 @@ Items = frozenset[tuple[Hashable, ...]]
 
 
 def class_scores(predictions: Sequence[Items], references: Sequence[Items]) -> dict[str, dict[str, Any]]:
-    """For each class, the commonest gold one first: `count` of gold items, `predicted` ones, and fractions `precision`,
-    `recall`, `f1`, each None where it is a quotient of zeros."""
+    """For each class, the most common gold one first: `count` of gold items, `predicted` ones, and fractions
+    `precision`, `recall`, `f1`, each None if its denominator is zero."""
     right, predicted, gold = Counter[str](), Counter[str](), Counter[str]()
     for guess, reference in zip(predictions, references, strict=True):
         right.update(str(item[0]) for item in guess & reference)

@@ -1,8 +1,8 @@
 """Pearson and Spearman correlation, and the mean squared error.
 
 STS-B's two scores: Cer et al. 2017, arXiv:1708.00055, and GLUE (Wang et al. 2018, arXiv:1804.07461). A correlation
-with a constant does not exist: such a score is None with a warning, where scipy gives NaN, which JSON cannot hold and
-no comparison orders. Sibling of classification.py, whose references are labels.
+with a constant is undefined: the score is then None with a warning; scipy's NaN cannot be written to JSON or
+ordered. Sibling of classification.py, whose references are labels.
 
 Shapes: N examples, K numbers per example.
 """
@@ -37,8 +37,8 @@ def _numbers(values: Numbers, whose: str) -> Floats:
 def _standardised(value_N: Floats) -> Floats:
     """Deviations from the mean, at unit length; NaN throughout where values are constant or not finite.
 
-    Scaled by the largest deviation before squaring, so that neither 1e-200 nor 1e200 is lost. Constancy is that of
-    the values: the mean of equal numbers may differ from them in the last bit, and so correlate with rounding.
+    Values are scaled by the largest deviation before squaring, so neither 1e-200 nor 1e200 is lost. Constancy is tested
+    on the values: the mean of equal numbers may differ from them in the last bit, and rounding errors could correlate.
     """
     if not np.isfinite(value_N).all() or value_N.min() == value_N.max():
         return np.full_like(value_N, np.nan)
@@ -49,7 +49,7 @@ def _standardised(value_N: Floats) -> Floats:
 
 
 def correlation(prediction_N: Floats, reference_N: Floats) -> float:
-    """Pearson's r in [-1, 1], or NaN where it does not exist."""
+    """Pearson's r in [-1, 1], or NaN if undefined."""
     r = float(_standardised(prediction_N) @ _standardised(reference_N))
     return r if np.isnan(r) else min(1.0, max(-1.0, r))
 
@@ -68,14 +68,14 @@ class Pearson(Additive):
     def value(self, totals: Floats) -> Floats:
         count, x, y, xx, yy, xy = np.moveaxis(totals, -1, 0)
         spread_x, spread_y = xx - x * x / count, yy - y * y / count
-        # A resample may draw one example only: what is left of the spread is then rounding.
+        # A resample may contain only one distinct example: the remaining spread is then rounding.
         exists = (spread_x > 1e-12 * xx) & (spread_y > 1e-12 * yy)
         product = np.where(exists, spread_x * spread_y, 1.0)
         return np.where(exists, np.clip((xy - x * y / count) / np.sqrt(product), -1.0, 1.0), np.nan)
 
 
 def pearson(predictions: Numbers, references: Numbers) -> Scores:
-    """`{"pearson"}`; None where predictions or references are constant.
+    """`{"pearson"}`; None if predictions or references are constant.
 
     Raises:
         DataError: the lists are empty, of unequal length or not numbers.
@@ -86,7 +86,7 @@ def pearson(predictions: Numbers, references: Numbers) -> Scores:
 
 
 def spearman_value(predictions: Numbers, references: Numbers) -> float:
-    """Pearson correlation of ranks, ties at their mean rank; NaN where it does not exist."""
+    """Pearson correlation of ranks, ties at their mean rank; NaN if undefined."""
     check_aligned(predictions, references)
     prediction_N, reference_N = _numbers(predictions, "predictions"), _numbers(references, "references")
     if not (np.isfinite(prediction_N).all() and np.isfinite(reference_N).all()):
@@ -95,7 +95,7 @@ def spearman_value(predictions: Numbers, references: Numbers) -> float:
 
 
 def spearman(predictions: Numbers, references: Numbers) -> Scores:
-    """`{"spearman"}`; None where predictions or references are constant.
+    """`{"spearman"}`; None if predictions or references are constant.
 
     Raises:
         DataError: the lists are empty, of unequal length or not numbers.
@@ -104,7 +104,7 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
 
 
 class MeanSquaredError(Additive):
-    """The mean of squared differences; a row is an example's, and 1."""
+    """The mean of squared differences; a row is an example's squared difference, and 1."""
 
     name = "mean_squared_error"
 
@@ -117,7 +117,7 @@ class MeanSquaredError(Additive):
 
 
 def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
-    """`{"mean_squared_error"}`; less is better.
+    """`{"mean_squared_error"}`; lower is better.
 
     Raises:
         DataError: the lists are empty, of unequal length or not numbers.

@@ -1,8 +1,8 @@
-"""Exact match and token F1 of answers to questions, as SQuAD's official scripts define them, and the null threshold.
+"""Exact match and token F1 of answers to questions, as in SQuAD's official scripts, and the null threshold.
 
-Rajpurkar et al. 2016, SQuAD 1.1, arXiv:1606.05250, and 2018, SQuAD 2.0, arXiv:1806.03822. The two scripts differ where
-nothing is left of an answer: of two empty ones the F1 is 0 in 1.1 and 1 in 2.0. Scores here are fractions
-under the scripts' keys, which print percentages. Answers are text by question id.
+Rajpurkar et al. 2016, SQuAD 1.1, arXiv:1606.05250, and 2018, SQuAD 2.0, arXiv:1806.03822. The two scripts differ for
+answers that are empty after normalisation: the F1 of two empty ones is 0 in 1.1 and 1 in 2.0. Scores here are fractions
+under the scripts' keys; the scripts print percentages. Answers are text by question id.
 
 Shapes: Q questions.
 """
@@ -26,19 +26,19 @@ Answers = Mapping[str, Sequence[str]]
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 DEFAULT_THRESHOLD = 1.0
-"""The official script's: with probabilities of "no answer", no prediction is ever replaced."""
+"""The official script's default; with probabilities of "no answer", it never replaces a prediction."""
 
 
 def normalise(answer: str) -> str:
-    """Lower case, without ASCII punctuation, without a, an and the, single spaces: in this order.
+    """Lower the case, remove ASCII punctuation, remove a, an and the, and collapse spaces, in this order.
 
-    The order shows: "a-b" becomes the word "ab", and "the-cat" keeps its "the".
+    The order matters: "a-b" becomes the word "ab", and "the-cat" keeps its "the".
     """
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1 where both are the same after normalisation, else 0."""
+    """1 if both are the same after normalisation, else 0."""
     return float(normalise(prediction) == normalise(answer))
 
 
@@ -51,12 +51,12 @@ def _overlap_f1(prediction: str, answer: str, of_nothing: Callable[[bool], float
 
 
 def f1_v1(prediction: str, answer: str) -> float:
-    """F1 of two bags of words by SQuAD 1.1: 0 where either is empty."""
+    """F1 of two bags of words as in SQuAD 1.1: 0 if either is empty."""
     return _overlap_f1(prediction, answer, lambda both_empty: 0.0)
 
 
 def f1_v2(prediction: str, answer: str) -> float:
-    """F1 of two bags of words by SQuAD 2.0: where either is empty, whether both are."""
+    """F1 of two bags of words as in SQuAD 2.0: if either is empty, 1 if both are, else 0."""
     return _overlap_f1(prediction, answer, float)
 
 
@@ -66,7 +66,7 @@ def best_over(score: Callable[[str, str], float], prediction: str, answers: Sequ
 
 
 def accepted_v2(answers: Sequence[str]) -> list[str]:
-    """The answers of which something is left after normalisation; where there is none, the empty answer alone."""
+    """The answers that are not empty after normalisation; if there are none, only the empty answer."""
     return [answer for answer in answers if normalise(answer)] or [""]
 
 
@@ -76,7 +76,7 @@ class AnswerScore(MeanOf):
     Args:
         name: the key of the score.
         score: of a prediction and an answer.
-        accepted: the answers that count, of a reference; by SQuAD 2.0 an empty list is a question without an answer.
+        accepted: selects the answers of a reference that count; in SQuAD 2.0 an empty list means no answer.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ EXACT_V2, F1_V2 = AnswerScore("exact", exact_match, accepted_v2), AnswerScore("f
 
 
 def squad(predictions: Texts, references: Answers) -> Scores:
-    """`{"exact_match", "f1"}` by SQuAD 1.1's script. A question without a prediction scores 0, with a warning.
+    """`{"exact_match", "f1"}` as in SQuAD 1.1's script. A question without a prediction scores 0, with a warning.
 
     Raises:
         DataError: there are no questions, or one has no answer at all (data for SQuAD 2.0).
@@ -126,11 +126,11 @@ def squad_v2(
     """The official script's keys for SQuAD 2.0: `exact f1 total HasAns_* NoAns_*`, and `best_*` given `no_answer`.
 
     Args:
-        predictions: the answer by question; "" where there is none.
-        references: the accepted answers by question; none at all where the question cannot be answered.
-        no_answer: how likely the question has no answer, a probability or any other number that grows with it.
-        threshold: above it a prediction is taken as "". The default is meant for probabilities; given differences of
-            scores (null_odds.json) it turns some into "", in `exact` and `f1` but not in `best_*`.
+        predictions: the answer by question; "" for no answer.
+        references: the accepted answers by question; an empty list if the question cannot be answered.
+        no_answer: how likely it is that the question has no answer: a probability or any number that grows with it.
+        threshold: above it a prediction counts as "". The default is for probabilities; with differences of scores
+            (null_odds.json) it turns some predictions into "", in `exact` and `f1` but not in `best_*`.
 
     Raises:
         DataError: there are no questions, or a question has no prediction or no number in `no_answer`.
@@ -159,7 +159,7 @@ def squad_v2(
 
 
 def apply_null_threshold(predictions: Texts, null_odds: Mapping[str, float], threshold: float) -> dict[str, str]:
-    """The predictions with "" where `null_odds` is above the threshold.
+    """The predictions, with "" if `null_odds` is above the threshold.
 
     Raises:
         DataError: a prediction has no number.
@@ -176,9 +176,9 @@ def choose_null_threshold(
 ) -> tuple[float, float]:
     """The threshold on `null_odds` with the best `score` ("exact" or "f1") on these data, and that score.
 
-    The score is the one that `squad_v2` gives to the predictions after `apply_null_threshold`. The official script's
-    `best_*` can be above it: where questions share one number, the script also counts cuts between them, which no
-    threshold makes. Of equally good thresholds the lowest is taken.
+    The score is that of `squad_v2` for the predictions after `apply_null_threshold`. The official script's `best_*` can
+    be higher: if questions share a number, the script also counts cuts between them, which no threshold can make. If
+    tied, the lowest threshold is used.
 
     Raises:
         DataError: as `squad_v2`.
@@ -188,7 +188,7 @@ def choose_null_threshold(
     odds_Q = _values_of(null_odds, references)
     order_Q = np.argsort(odds_Q, kind="stable")
     sorted_Q = odds_Q[order_Q]
-    # What "" scores, which is 1 also where only articles or punctuation are accepted.
+    # The score of "", which is also 1 if only articles or punctuation are accepted.
     emptied_Q = EXACT_V2.per_example([""] * len(references), list(references.values()))
     gain_Q = ({"exact": exact_Q, "f1": f1_Q}[score] - emptied_Q)[order_Q]
     gained = np.concatenate([[0.0], np.cumsum(gain_Q)])
@@ -200,9 +200,9 @@ def choose_null_threshold(
 
 
 def _official_threshold(score_Q: Floats, odds_Q: Floats, answerable_Q: Any, empty_Q: Any) -> tuple[float, float]:
-    """The script's search: from "all empty" on, admit predictions by rising odds; the first best, and its odds.
+    """The script's search: starting from "all empty", admit predictions by rising odds; the first best, and its odds.
 
-    An unanswerable question costs 1 once a text is admitted. Where "all empty" is best the script's threshold is 0.
+    An unanswerable question costs 1 if a text is admitted. If "all empty" is best, the script's threshold is 0.
     """
     order_Q = np.argsort(odds_Q, kind="stable")
     gain_Q = np.where(answerable_Q, score_Q, np.where(empty_Q, 0.0, -1.0))[order_Q]
@@ -213,7 +213,7 @@ def _official_threshold(score_Q: Floats, odds_Q: Floats, answerable_Q: Any, empt
 
 
 def _raw_v2(predictions: Texts, references: Answers) -> tuple[Floats, Floats, Any]:
-    """Exact match, F1, and whether there is an answer, in the order of `references`, (Q,) each."""
+    """Exact match, F1 and answerability, in the order of `references`, (Q,) each."""
     missing = [question for question in references if question not in predictions]
     if missing:
         raise DataError("{} of {} questions have no prediction, such as {}".format(*_shown(missing, references)))
@@ -239,4 +239,4 @@ def _shown(missing: Sequence[str], among: Mapping[str, Any]) -> tuple[int, int, 
 
 def _some(references: Answers) -> None:
     if not references:
-        raise DataError("a metric of no questions is undefined; expected at least one question with its answers")
+        raise DataError("a metric is undefined without questions; expected at least one question with its answers")

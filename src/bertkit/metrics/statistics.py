@@ -1,10 +1,10 @@
-"""Statistics over runs: summary over seeds, runs that learned nothing, and whether two models differ.
+"""Statistics over runs: summary over seeds, detection of failed runs, and comparison of two models.
 
 Failed runs: Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1 (some fine-tuning runs on small data fail);
-Mosbach et al. 2021, arXiv:2006.04884, calls a run failed whose accuracy is at most the majority class's; here that
-may be exceeded by one standard error, sqrt(a (1 - a) / N) of the accuracy a, which chance alone exceeds often. Paired
+Mosbach et al. 2021, arXiv:2006.04884, calls a run failed if its accuracy is at most the majority class's; here it may
+also be up to one standard error above, sqrt(a (1 - a) / N) for accuracy a, which chance often reaches. Paired
 bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
-no difference. It draws from the examples of one test set: what another seed would give is the summary's matter.
+no difference. It resamples the examples of one test set; variation between seeds is shown by the summary.
 
 Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U distinct rows, R resamples.
 """
@@ -23,15 +23,14 @@ from bertkit.errors import DataError, UsageError
 from bertkit.metrics.base import Additive, Floats, check_aligned, log
 
 _CELLS_AT_ONCE = 4_000_000
-"""Counts drawn in one go: 32 MB."""
+"""Number of counts drawn at once: 32 MB."""
 
 
 def summarise(scores: Mapping[int, float | None]) -> dict[str, Any]:
     """One score over runs that differ by their seed: `{"mean", "std", "median", "n", "seeds": [score, ...]}`.
 
-    `seeds` is in rising order of the seeds, with None where a score is not a finite number; `n` counts the others, and
-    the figures are theirs. `std` is the sample standard deviation (divided by n - 1). A figure that does not exist is
-    None.
+    `seeds` is in ascending order of the seeds, with None for scores that are not finite; the figures are computed over
+    the `n` others. `std` is the sample standard deviation (divided by n - 1). Undefined figures are None.
 
     Raises:
         DataError: there is no run.
@@ -40,7 +39,7 @@ def summarise(scores: Mapping[int, float | None]) -> dict[str, Any]:
         raise DataError("no runs to summarise; expected the score of at least one seed")
     known = np.array([float(score) for score in scores.values() if score is not None and np.isfinite(score)])
     if absent := len(scores) - len(known):
-        log.warning("%d of %d runs have no defined score; mean and median are of the others", absent, len(scores))
+        log.warning("%d of %d runs have no defined score; mean and median are over the others", absent, len(scores))
     ordered = [scores[seed] for seed in sorted(scores)]
     return {
         "mean": float(known.mean()) if len(known) else None,
@@ -71,13 +70,13 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 @dataclass(frozen=True)
 class ConstantBaseline:
-    """Always predicting one label.
+    """The baseline of always predicting one label.
 
     Attributes:
-        label: the commonest of the references.
+        label: the most common reference.
         metric: the score's name.
-        score: of always predicting it.
-        standard_error: of the model's score, as far as it is known; 0 where it is not.
+        score: of always predicting this label.
+        standard_error: of the model's score; 0 if not known.
     """
 
     label: str
@@ -92,17 +91,17 @@ NO_BETTER = "the model does no better than always predicting"
 def no_better_than_constant(
     predictions: Sequence[Any], references: Sequence[Any], score: float | None, baseline: ConstantBaseline | None = None
 ) -> str | None:
-    """That a model does no better than a constant prediction, and why, as a sentence; None where it does better.
+    """A sentence that a model does no better than a constant prediction, and why; None if it does better.
 
-    Every prediction is the same though the references differ (numbers: the same to six digits), its score is not above
-    the baseline's by more than a standard error, its squared error in numbers is not below the variance of the
-    references, which is the error of always predicting their mean, or its score does not exist.
+    The conditions: all predictions are the same although the references differ (numbers: the same to six digits); the
+    score is not above the baseline's by more than a standard error; the squared error of numbers is not below the
+    variance of the references, which is the error of always predicting their mean; or the score is undefined.
 
     Args:
         predictions: labels, numbers or texts, one per example. For tags, those of all words in one list.
         references: likewise.
         score: the run's score; greater is better.
-        baseline: of always predicting the most frequent label; None where that is meaningless.
+        baseline: of always predicting the most frequent label; None if that is meaningless.
 
     Raises:
         DataError: the lists are empty or of unequal length.
@@ -157,8 +156,8 @@ class PairedBootstrap:
         difference: score_b - score_a.
         low, high: the percentile interval of the difference at `confidence`.
         p_value: two-sided, of the hypothesis that the models are equally good; at least 1 / (resamples + 1).
-        resamples: those on which both scores exist.
-        undefined: those drawn on which one does not; they are ignored.
+        resamples: number of resamples on which both scores are defined.
+        undefined: number of resamples on which one is not; they are ignored.
     """
 
     score_a: float
@@ -185,24 +184,26 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> PairedBootstrap:
-    """Compare two models on the same examples by resampling the examples, the same ones for both.
+    """Compare two models by resampling the examples, using the same resamples for both.
 
     Args:
         predictions_a: model A's, one item per example (for tagging a sentence's tags, for SQuAD a text).
         predictions_b: model B's.
         references: one item per example.
         metric: an `Additive` (all resamples at once, by totals), or any function of two lists to a score, called
-            2 R times; None or NaN where undefined.
+            2 R times; None or NaN if undefined.
         resamples: R.
         confidence: of the interval.
         seed: the same seed gives the same figures.
 
     Raises:
-        DataError: lists of unequal length, or a score that does not exist on all examples or on any resample.
+        DataError: lists of unequal length, or a score that is undefined on all examples or on every resample.
         UsageError: a confidence outside (0, 1) or no resamples.
     """
     if not 0 < confidence < 1 or resamples < 1:
-        raise UsageError(f"confidence {confidence} and {resamples} resamples; expected one in (0, 1) and at least 1")
+        raise UsageError(
+            f"confidence {confidence} and {resamples} resamples; expected confidence in (0, 1) and at least 1"
+        )
     check_aligned(predictions_a, references)
     check_aligned(predictions_b, references)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -214,11 +215,11 @@ def paired_bootstrap(
     difference_R = score_R2[:, 1] - score_R2[:, 0]
     difference_R = difference_R[np.isfinite(difference_R)]
     if not len(difference_R):
-        raise DataError(f"the metric is undefined on each of {resamples} resamples; there are too few examples")
+        raise DataError(f"the metric is undefined on each of {resamples} resamples; use more examples")
     difference = score_b - score_a
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(difference_R, [tail, 100 - tail])
-    # A resample of equal difference must count although rounding may part the two.
+    # A resample with an equal difference must count despite rounding.
     as_far = np.abs(difference_R - difference) >= abs(difference) - 1e-12
     return PairedBootstrap(
         score_a=score_a,
@@ -241,7 +242,7 @@ def bootstrap_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float] | None:
-    """The percentile interval of a score over other examples of the same kind (Efron and Tibshirani 1993, chapter 13).
+    """The bootstrap percentile interval of a score over examples (Efron and Tibshirani 1993, chapter 13).
 
     Args:
         predictions, references: one item per example.
@@ -250,7 +251,7 @@ def bootstrap_interval(
         seed: the same seed gives the same figures.
 
     Returns:
-        Its two ends; None where the score exists on no resample.
+        Its two ends; None if the score is undefined on every resample.
 
     Raises:
         DataError: lists of unequal length, or empty ones.
@@ -279,9 +280,9 @@ def _by_totals(
 ) -> tuple[Floats, Floats]:
     """Scores on all examples (2,) and on each resample (R, 2), from the totals of rows.
 
-    Equal rows are interchangeable, so that a resample is a multinomial draw of how often each distinct row occurs:
-    accuracy has four of them, however many examples there are. The two widths may differ: the classes that macro F1
-    averages over are those that occur in the whole sample, for each model as when it is scored alone.
+    Equal rows are interchangeable, so a resample is a multinomial draw of how often each distinct row occurs; accuracy
+    has four of them for any number of examples. The two widths may differ: macro F1 averages over the classes that
+    occur in the whole sample, for each model as when it is scored separately.
     """
     row_NK, row_NL = metric.rows(predictions_a, references), metric.rows(predictions_b, references)
     width = row_NK.shape[1]

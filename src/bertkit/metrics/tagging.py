@@ -1,9 +1,9 @@
-"""Entities and chunks from tags, and their F1, in two flavours that differ on ill-formed sequences.
+"""Entities and chunks from tags, and their F1, in two variants that differ on ill-formed sequences.
 
 `conlleval`: the script of CoNLL-2000 and 2003 (Tjong Kim Sang and Buchholz 2000): any I- that does not continue a chunk
-opens one, so that IOB1, IOB2 and BIOES are read alike. `strict_iob2`: a chunk begins with B-, only I- of its type
-continues it, and any other I- belongs to no chunk. On well-formed IOB2 the two agree. Published NER scores are
-conlleval's; report the flavour with the figure.
+opens one, so IOB1, IOB2 and BIOES are read alike. `strict_iob2`: a chunk begins with B-, only I- of its type continues
+it, and any other I- belongs to no chunk. On well-formed IOB2 the two agree. Published NER scores are from conlleval;
+report the variant with the figure.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bertkit.metrics.base import Additive, Floats, Scores, check_aligned, ratio
 Tags = Sequence[str]
 
 NO_TYPE = "_"
-"""The type of a chunk whose tags name none, such as "B"."""
+"""The type of a chunk whose tags have none, such as "B"."""
 _BIOES_OF = {"U": "S", "L": "E"}
 
 
 class TaggedSpan(NamedTuple):
-    """A chunk of the tokens `start` to `stop`, the latter not included."""
+    """A chunk of the tokens from `start` up to, but not including, `stop`."""
 
     type: str
     start: int
@@ -32,7 +32,7 @@ class TaggedSpan(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix, one of B, I, O, E and S, and type; BILOU's U and L are read as S and E.
+    """Prefix (one of B, I, O, E and S) and type; BILOU's U and L are read as S and E.
 
     Raises:
         DataError: anything else, such as a type without prefix.
@@ -41,16 +41,16 @@ def split_tag(tag: str) -> tuple[str, str]:
     prefix = _BIOES_OF.get(prefix, prefix)
     if prefix not in ("B", "I", "O", "E", "S") or (prefix == "O" and dash):
         raise DataError(
-            f"tag {tag!r} is not O or a prefix of B, I, E, S with a type, such as B-PER; tags that mark no chunks, such"
-            " as parts of speech, are scored by accuracy: --set 'task.metrics=[accuracy]'"
+            f"tag {tag!r} is neither O nor a prefix B, I, E or S with a type, such as B-PER; tags that mark no chunks,"
+            " such as parts of speech, are scored by accuracy: --set 'task.metrics=[accuracy]'"
         )
     return prefix, "" if prefix == "O" else kind or NO_TYPE
 
 
 def conlleval_spans(tags: Tags) -> list[TaggedSpan]:
-    """Chunks by conlleval's rules, with S- as a chunk of one token.
+    """Chunks by the rules of conlleval, with S- as a chunk of one token.
 
-    A chunk continues only while its type stays and the prefix is I or E; it ends with an E or S.
+    A chunk continues only if the type is the same and the prefix is I or E; it ends with an E or S.
     """
     spans: list[TaggedSpan] = []
     start, previous, current = 0, "O", ""
@@ -66,7 +66,7 @@ def conlleval_spans(tags: Tags) -> list[TaggedSpan]:
 
 
 def iob2_spans(tags: Tags) -> list[TaggedSpan]:
-    """Chunks of well-formed IOB2 alone: a B- and the I- of its type that follow. Any other I- is no part of a chunk.
+    """Chunks of well-formed IOB2 only: a B- and the I- of its type that follow. Any other I- is ignored.
 
     Raises:
         DataError: a prefix that IOB2 does not have.
@@ -76,7 +76,7 @@ def iob2_spans(tags: Tags) -> list[TaggedSpan]:
     for index, tag in enumerate(tags):
         prefix, kind = split_tag(tag)
         if prefix in ("E", "S"):
-            raise DataError(f"tag {tag!r} is not of the scheme IOB2; score with conlleval")
+            raise DataError(f"tag {tag!r} does not belong to IOB2; score with conlleval")
         if prefix == "I" and open_span is not None and kind == open_span.type:
             open_span = open_span._replace(stop=index + 1)
             continue
@@ -87,10 +87,10 @@ def iob2_spans(tags: Tags) -> list[TaggedSpan]:
 
 
 def check_sentences(predictions: Sequence[Tags], references: Sequence[Tags]) -> None:
-    """Refuse lists that do not hold one tag for each word. Words that truncation cut off need the tag O.
+    """Refuse lists without exactly one tag per word. Words that are truncated need the tag O.
 
     Raises:
-        DataError: another number of sentences, or of tags in one of them.
+        DataError: a different number of sentences, or of tags in one of them.
     """
     check_aligned(predictions, references)
     for index, (predicted, gold) in enumerate(zip(predictions, references, strict=True)):
@@ -104,7 +104,7 @@ def check_sentences(predictions: Sequence[Tags], references: Sequence[Tags]) -> 
 
 
 class ChunkF1(Additive):
-    """F1 of chunks; a row is a sentence's right, predicted and gold chunks."""
+    """F1 of chunks; a row is a sentence's counts of correct, predicted and gold chunks."""
 
     name = "f1"
 
@@ -124,14 +124,14 @@ class ChunkF1(Additive):
         return ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
     def precision_recall_f1(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> tuple[float, ...]:
-        """All three, each 0 where it is a quotient of zeros."""
+        """All three, each 0 if its denominator is zero."""
         totals = self.rows(predictions, references).sum(axis=0)
         right, predicted, gold = totals
         return float(ratio(right, predicted)), float(ratio(right, gold)), float(self.value(totals))
 
 
 class ChunkPrecision(ChunkF1):
-    """The share of predicted chunks that are right."""
+    """The share of predicted chunks that are correct."""
 
     name = "precision"
 
@@ -149,7 +149,7 @@ class ChunkRecall(ChunkF1):
 
 
 class TagAccuracy(Additive):
-    """The share of words whose tag is right; a row is a sentence's right words and all of them."""
+    """The share of words with the correct tag; a row is a sentence's number of correct words and of all words."""
 
     name = "accuracy"
 
@@ -163,17 +163,17 @@ class TagAccuracy(Additive):
 
 
 def conlleval(predictions: Sequence[Tags], references: Sequence[Tags]) -> Scores:
-    """`{"precision", "recall", "f1", "accuracy"}` over all types, by conlleval's rules."""
+    """`{"precision", "recall", "f1", "accuracy"}` over all types, by the rules of conlleval."""
     precision, recall, f1 = ChunkF1().precision_recall_f1(predictions, references)
     return {"precision": precision, "recall": recall, "f1": f1, **tag_accuracy(predictions, references)}
 
 
 def strict_iob2(predictions: Sequence[Tags], references: Sequence[Tags]) -> Scores:
-    """`{"strict_precision", "strict_recall", "strict_f1"}` over all types, of well-formed IOB2 alone."""
+    """`{"strict_precision", "strict_recall", "strict_f1"}` over all types, for well-formed IOB2 only."""
     precision, recall, f1 = ChunkF1(iob2_spans).precision_recall_f1(predictions, references)
     return {"strict_precision": precision, "strict_recall": recall, "strict_f1": f1}
 
 
 def tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> Scores:
-    """`{"accuracy"}`: the share of words whose whole tag is right, whatever the tags mean."""
+    """`{"accuracy"}`: the share of words whose whole tag is correct, for any kind of tags."""
     return {"accuracy": TagAccuracy().score(predictions, references)}

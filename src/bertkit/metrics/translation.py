@@ -1,7 +1,7 @@
-"""Translations against their references: BLEU, chrF, and the share that is equal.
+"""Scores of translations against references: BLEU, chrF, and the share of exact matches.
 
-Papineni et al. 2002 (BLEU) and Popović 2015 (chrF), by sacrebleu (Post 2018, arXiv:1804.08771): its tokenisation is a
-part of the score, and its signature says which one it was. Shares, not percent.
+Papineni et al. 2002 (BLEU) and Popović 2015 (chrF), by sacrebleu (Post 2018, arXiv:1804.08771): the tokenisation is
+part of the score and is recorded in the signature. Fractions, not percent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bertkit.errors import DataError
 
 @dataclass(frozen=True)
 class TranslationScores:
-    """Of a whole test set.
+    """Scores of a whole test set.
 
     Attributes:
         bleu, chrf: from 0 to 1.
@@ -34,13 +34,13 @@ class TranslationScores:
 
 
 def translation_scores(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
-    """Of translations with one reference each.
+    """Scores of translations with one reference each.
 
     Raises:
-        DataError: there are none, or their numbers differ.
+        DataError: there are no translations, or the numbers differ.
     """
     if not translations or len(translations) != len(references):
-        raise DataError(f"{len(translations)} translations and {len(references)} references; one of each is needed")
+        raise DataError(f"{len(translations)} translations and {len(references)} references; give one reference each")
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 

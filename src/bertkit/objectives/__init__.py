@@ -1,4 +1,4 @@
-"""Objectives: one file each; corruption in numpy on the way in, a sum and a count on the way out."""
+"""Objectives, one file each: corruption in numpy, and a loss as a sum and a count."""
 
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective

@@ -1,10 +1,10 @@
-"""What an objective is: a corruption of samples in a data worker, and a loss over the encoder's states in the step.
+"""Base of the objectives: a corruption of samples in a data worker, and a loss on the encoder's states in the step.
 
-An objective declares what it needs: what kind of target it has, which states it reads, and which head predicts.
-`show-batch`, the cost model, the metrics and the forward pass read these declarations and name no objective.
+An objective declares the kind of its target, the states that it reads, and the head that predicts. `show-batch`, the
+cost model, the metrics and the forward pass rely on these declarations and never name an objective.
 
-A loss is a sum and a count, never a mean: the step divides once, by the count over all micro-batches and ranks, so that
-gradient accumulation and world size change nothing. Sibling forward.py decides which model reads what for an objective.
+A loss is a sum and a count, never a mean: the step divides once, by the count over all micro-batches and ranks, so
+gradient accumulation and world size do not change it. Sibling forward.py decides which model computes the states.
 
 Shapes: T packed tokens, B sequences, D width, M targets, K classes.
 """
@@ -38,102 +38,102 @@ States = Literal["targets", "tokens", "sequences"]
 """The states that a loss reads: those at its targets (`Targets.index_M`), of all tokens, or one of each sequence."""
 
 _PLAN_POINTS = 16
-"""Points of a part of the run over which the expected count of an objective that changes is averaged."""
+"""Number of points in a part of the run over which a changing objective's expected count is averaged."""
 
 
 class Objective(Settings, ABC):
-    """One term of the loss. An objective is its own settings: plain data that travels to workers."""
+    """One term of the loss. An objective consists of its settings: plain data that is sent to workers."""
 
     weight: float = Field(1.0, ge=0, description="Weight of this term's mean in the total loss.")
 
     term: ClassVar[str]
-    """Its name in the recipe and in the metrics, and of its targets and labels in a batch."""
+    """Its name in recipes and metrics, and the name of its targets and labels in a batch."""
 
     target: ClassVar[Target | None] = None
     """What it predicts. Token targets are in `batch.targets[term]`: in `id_M`, a number in `columns["number"]`.
-    Sequence labels are in `batch.labels[term]`. None: the batch has no target, as where a teacher gives it."""
+    Sequence labels are in `batch.labels[term]`. None: the batch has no target, as when a teacher provides it."""
 
     states: ClassVar[States] = "tokens"
     """The states that its loss reads."""
 
     outputs: ClassVar[int] = 0
-    """Outputs of a head of its own, named as the term, which registration gives to every family: 1 for a mark or a
-    number, K for a class. 0: it reads heads that exist, see `heads`."""
+    """Number of outputs of its own head, which is named like the term and which registration adds to every family: 1
+    for a mark or a number, K for a class. 0: it uses existing heads, see `heads`."""
 
     label_names: ClassVar[tuple[str, ...]] = ()
-    """What its classes, or the two values of its mark, are called."""
+    """The names of its classes, or of the two values of its mark."""
 
     in_place: ClassVar[bool] = False
-    """Whether a target token is the text's at the position of the state, rather than another one's."""
+    """Whether a target is the text's token at the position of the state, not at another position."""
 
     change: ClassVar[str] = "replaced"
-    """What `show-batch` calls a target token that this objective changed, unless it became [MASK]."""
+    """The word that `show-batch` displays for a token that this objective changed, unless it became [MASK]."""
 
     is_shown: ClassVar[bool] = True
-    """Whether `show-batch` can show its targets; false where they belong to a text of other tokens."""
+    """Whether `show-batch` can show its targets; false if they belong to a text of other tokens."""
 
     has_accuracy: ClassVar[bool] = True
-    """Whether its predictions are right or wrong; of a number or a distance there is only the loss."""
+    """Whether its predictions can be right or wrong; for a number or a distance there is only the loss."""
 
     fills_masks: ClassVar[bool] = False
-    """Whether it trains the masked-LM head to predict, at a [MASK], the token of the text: then a model has a
+    """Whether it trains the masked-LM head to predict the text's token at a [MASK]. If so, evaluations report a
     perplexity, a pseudo-perplexity and examples of filled masks."""
 
     has_perplexity: ClassVar[bool] = False
-    """Whether the exponential of its mean loss is a perplexity of the text, which an evaluation reports by its name."""
+    """Whether the exponential of its mean loss is a perplexity of the text, which evaluations report under its name."""
 
     learnt_by: ClassVar[str | None] = None
-    """The companion that learns it in place of the model, where the model has a companion of that name."""
+    """The companion that is trained on it in place of the model, if the model has one of that name."""
 
     rank: ClassVar[int] = 0
-    """Objectives corrupt a sample in ascending rank: one of higher rank chooses among the tokens that are left."""
+    """Objectives corrupt a sample in ascending rank: one of higher rank chooses among the remaining tokens."""
 
     @property
     def leaves_no_tokens(self) -> bool:
-        """Whether it takes all tokens of every sample, so that objectives of higher rank find none."""
+        """Whether it takes all tokens of every sample and leaves none to objectives of higher rank."""
         return False
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         taking = [each for each in getattr(recipe, "objectives", ()) if each.leaves_no_tokens]
         if taking and self.rank > taking[0].rank and self.target in ("token", "mark"):
-            why = f"objective.{taking[0].term} takes all sequences, and no token is left to predict"
+            why = f"objective.{taking[0].term} takes all sequences, so no token is left to predict"
             yield UnreadKey("", why, f"lower objective.{taking[0].term}.share")
 
     @property
     def draws(self) -> bool:
-        """Whether its corruption draws random numbers, so that epochs or static copies differ."""
+        """Whether its corruption is random, so that epochs or static copies differ."""
         return True
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads of the model that it reads, by their names in `bertkit.models.heads.HEAD_KINDS`."""
+        """The heads of the model that it uses, by their names in `bertkit.models.heads.HEAD_KINDS`."""
         return (self.term,)
 
     @property
     def scoring_rule(self) -> str | None:
-        """The rule of `bertkit.models.scoring_rules` by which a model that it trains is scored; None: any other
-        objective's."""
+        """The rule of `bertkit.models.scoring_rules` for scoring text with a model that it trains; None: that of
+        another objective."""
         return None
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        """Why it cannot be trained on these data or with this model: one sentence each, with the key and the remedy."""
+        """Why it cannot be trained on these data or with this model: one sentence each, with key and remedy."""
         return []
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
-        """Why it cannot be among these objectives, itself included: one sentence each, with key and remedy."""
+        """Why it cannot be combined with these objectives (including itself): one sentence each, with key and fix."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        """The objective with what it needs of the vocabulary and the corpus, computed once before the first step.
+        """The objective with what it needs from the vocabulary and the corpus, computed once before the first step.
 
         Raises:
-            UsageError: if the tokenizer cannot serve it.
-            DataError: if a file that it names is invalid.
+            UsageError: if the tokenizer does not have what it needs.
+            DataError: if a file in its settings is invalid.
         """
         return self
 
     def at(self, progress: float) -> Self:
-        """The objective as it is at a point of the run; itself where nothing changes along the run.
+        """The objective at a point of the run; itself if nothing changes during the run.
 
         Args:
             progress: share of the run's steps that have been taken, from 0 to 1: a pure function of the step.
@@ -142,32 +142,32 @@ class Objective(Settings, ABC):
         return self.model_copy(update=changing) if changing else self
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Corrupt samples and mark targets; the default leaves them as they are."""
+        """Corrupt samples and mark targets; the default changes nothing."""
         return samples
 
     @abstractmethod
     def expected_count(self, length: int) -> float:
-        """How many predictions a sequence of this many tokens holds, for estimates."""
+        """The number of predictions in a sequence of this many tokens, for estimates."""
 
     def sample_tokens(self, length: int) -> float:
-        """How many tokens the sample has that it makes of one of this many, for estimates."""
+        """The number of tokens of a sample after corruption, given the number before, for estimates."""
         return float(length)
 
     def mean_expected_count(self, length: int, start: float, end: float) -> float:
-        """`expected_count` on average over a part of the run, given by its progress at both ends."""
+        """The mean of `expected_count` over a part of the run, given by the progress at both ends."""
         if self.at(start) is self:
             return self.expected_count(length)
         points = [start + (end - start) * (number + 0.5) / _PLAN_POINTS for number in range(_PLAN_POINTS)]
         return sum(self.at(progress).expected_count(length) for progress in points) / _PLAN_POINTS
 
     def count(self, batch: PackedBatch) -> int:
-        """How many predictions a micro-batch holds, known before the step."""
+        """The number of predictions in a micro-batch, known before the step."""
         if self.states == "targets":
             return batch.targets[self.term].count
         return batch.num_tokens if self.states == "tokens" else batch.num_sequences
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
-        """The tokens whose states its loss reads, in any order, repeated or not; None where it reads them all."""
+        """The tokens whose states its loss reads, in any order and possibly repeated; None if it reads all."""
         if self.states == "targets":
             return batch.targets[self.term].index_M
         summary = "mean" if self.states == "tokens" else model.plans[self.heads[0]].summary
@@ -175,19 +175,19 @@ class Objective(Settings, ABC):
 
     @abstractmethod
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """The term over one micro-batch."""
+        """The loss term of one micro-batch."""
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """What an evaluation reports beside loss and accuracy, by name.
+        """Figures that an evaluation reports in addition to loss and accuracy, by name.
 
         Args:
-            counters: those of its losses, summed over all micro-batches.
-            count: of predictions.
+            counters: of its losses, summed over all micro-batches.
+            count: number of predictions.
         """
         return {}
 
     def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
-        """Its token targets as text, for `show-batch`; None where there is nothing to show, as for a mark not set."""
+        """Its token targets as text, for `show-batch`; None if there is nothing to show, such as for an unset mark."""
         if self.target == "token":
             return [tokenizer.token(target) for target in targets.id_M.tolist()]
         if self.target == "number":
@@ -200,7 +200,7 @@ class Objective(Settings, ABC):
 
 
 class TokenPrediction(Objective):
-    """An objective that predicts tokens, each from the state at its index, by one head over the vocabulary."""
+    """An objective that predicts tokens, each from the state at its index, with a head over the vocabulary."""
 
     z_loss: float = Field(
         0.0,
@@ -214,16 +214,16 @@ class TokenPrediction(Objective):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The masked LM's head, which objectives of this kind share."""
+        """The masked-LM head, which objectives of this kind share."""
         return ("masked_lm",)
 
     @model_serializer(mode="wrap")
     def _without_idle_z_loss(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A recipe from before the key keeps its hash.
+        # A recipe from before this key existed keeps its hash.
         return {key: value for key, value in handler(self).items() if key != "z_loss" or value}
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy at the targets, in nats; the vocabulary projection runs on these alone."""
+        """Summed cross-entropy at the targets, in nats; the vocabulary projection is computed only there."""
         targets = batch.targets[self.term]
         (head,) = self.heads
         projection = model.projection(head, hidden_TD.index_select(0, targets.index_M))
@@ -231,14 +231,14 @@ class TokenPrediction(Objective):
 
 
 class SequenceClassification(Objective):
-    """An objective that predicts one of several classes of each sequence: `batch.labels[term]`."""
+    """An objective that predicts one of several classes per sequence: `batch.labels[term]`."""
 
     target: ClassVar[Target | None] = "class"
     states: ClassVar[States] = "sequences"
 
     @property
     def draws(self) -> bool:
-        """Its labels are the layout's."""
+        """False: its labels come from the layout."""
         return False
 
     def expected_count(self, length: int) -> float:
@@ -251,7 +251,7 @@ class SequenceClassification(Objective):
 
 
 class TokenDetection(Objective):
-    """An objective that predicts a binary mark of each token, or of each of its targets, by a head of one output."""
+    """An objective that predicts a binary mark of each token, or of each target, with a head of one output."""
 
     target: ClassVar[Target | None] = "mark"
     states: ClassVar[States] = "targets"
@@ -270,7 +270,7 @@ class TokenDetection(Objective):
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed binary cross-entropy, in nats; a positive logit predicts the mark.
 
-        Counters: tokens that are `marked`, that are `predicted` to be, and that are `both`.
+        Counters: tokens that are `marked`, that are `predicted` to be marked, and that are `both`.
         """
         logits_M = self.logits_M(model, hidden_TD, batch)
         marks_M = self.marks_M(batch)
@@ -280,10 +280,10 @@ class TokenDetection(Objective):
         return LossSum(loss, self.count(batch), (predicted_M == marks_M).sum(), counters)
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """What the accuracy is worth where marks are rare.
+        """Figures that put the accuracy in context if marks are rare.
 
-        `baseline/TERM` is the accuracy of the commoner value for all tokens; precision and recall are those of the
-        mark, 0 where it is never predicted, or never there.
+        `baseline/TERM` is the accuracy of predicting the more common value for all tokens. Precision and recall are
+        those of the mark; they are 0 if it is never predicted or never present.
         """
         marked, predicted, both = (counters.get(name, 0) for name in ("marked", "predicted", "both"))
         return {
@@ -294,8 +294,8 @@ class TokenDetection(Objective):
 
 
 class CompanionObjective(Objective):
-    """An objective that needs a second model beside the first: a companion, which learns the objectives whose
-    `learnt_by` is its name, reads each batch first, and makes the batch that the model reads."""
+    """An objective that needs a second model, a companion. The companion is trained on the objectives with its name in
+    `learnt_by`; it processes each batch first and produces the batch that the model reads."""
 
     companion: ClassVar[str]
     """The companion's name among `HeadedModel.companions`."""
@@ -303,16 +303,16 @@ class CompanionObjective(Objective):
     @property
     @abstractmethod
     def companion_settings(self) -> Mapping[str, object]:
-        """The settings, by their keys, that decide what companion it is; all stages must agree on them."""
+        """The settings, by key, that define the companion; all stages must agree on them."""
 
     @property
     def takes_over(self) -> bool:
-        """Whether the model starts from the companion's weights, which stay as they are."""
+        """Whether the model starts from the companion's weights, which are then not trained."""
         return False
 
     @abstractmethod
     def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
-        """The companion of a model, with uninitialised weights but for those that it shares with the model.
+        """The companion of a model, with uninitialised weights except those that it shares with the model.
 
         Raises:
             UsageError: if it cannot be built.
@@ -320,4 +320,4 @@ class CompanionObjective(Objective):
 
     @abstractmethod
     def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
-        """The batch that the model reads, from the companion's states of the batch."""
+        """The batch that the model reads, given the companion's states of the batch."""

@@ -1,13 +1,12 @@
 """Capitalisation: which words of a lowercased text began with a capital letter?
 
 Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1 (capitalization prediction): a model that reads lowercased
-text learns what a cased one reads off it. The corpus's own case is kept beside the tokens, as marks that the text
-itself makes (`data.reading.mark_capitals`, text/annotated.py), so that masked words have their label, too. Sibling of
-token_document.py.
+text is trained on the case information that a cased model sees. The case of the corpus is stored with the tokens as
+marks (`data.reading.mark_capitals`, text/annotated.py), so masked words have a label too. Sibling of token_document.py.
 
-What the paper leaves open: the target is each token that is not special, a word's later pieces too; a word is
-capitalised if its first letter is a capital one. Of a word that a sample cuts through, nothing counts as capitalised.
-With a cased tokenizer the answer stands in the input.
+Not specified in the paper: the targets are all tokens that are not special, including a word's later subwords; a word
+is capitalised if its first letter is a capital. No token of a word that a sample cuts counts as capitalised. With a
+cased tokenizer the answer is in the input.
 
 Shapes: T packed tokens, M tokens that are not special.
 """
@@ -41,7 +40,7 @@ class Capitalisation(TokenDetection):
     outputs: ClassVar[int] = 1
     label_names: ClassVar[tuple[str, ...]] = ("lower", "capital")
     rank: ClassVar[int] = MaskedLM.rank + 3
-    """After all that choose among the tokens; it changes none."""
+    """After all objectives that choose tokens; it changes none."""
 
     reads_capitals: ClassVar[bool] = True
 
@@ -57,15 +56,17 @@ class Capitalisation(TokenDetection):
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         return [
-            f"objective.{self.term} marks the words of the text, which objective.{each.term} moves; leave one of the"
-            " two out"
+            f"objective.{self.term} marks the words of the text, but objective.{each.term} moves them; leave one of"
+            " the two out"
             for each in objectives
             if each.change == "moved"
         ]
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if CAPITALS not in shards.span_fields:
-            raise UsageError(f"objective.{self.term}: {shards.directory} does not have the case of its text; {_REMEDY}")
+            raise UsageError(
+                f"objective.{self.term}: {shards.directory} does not contain the case of its text; {_REMEDY}"
+            )
         prepared = self.model_copy()
         prepared._number = shards.span_fields.index(CAPITALS)
         return prepared

@@ -1,10 +1,10 @@
-"""What a model carries from a step's sequences to those that continue them: a memory, or the states of an LSTM.
+"""State that a model carries from a step's sequences to those that continue them: a memory, or an LSTM's states.
 
 Dai et al. 2019, Transformer-XL, arXiv:1901.02860, section 3.2; Peters et al. 2018, ELMo, arXiv:1802.05365 (its released
-code keeps the LSTM's states between batches). It is part of the state of training, without gradient, and is saved with
-it; an update that is skipped leaves it as it was. Each sequence finds its own by its lane.
+code keeps the LSTM's states between batches). It has no gradient and is saved as part of the training state; a skipped
+update does not change it. Each sequence has the state of its lane.
 
-Shapes: B sequences of a micro-batch, all tensors with the lanes in front.
+Shapes: B sequences of a micro-batch; lanes are the first axis of all tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from bertkit.data.batch import BatchLanes
 
 State = Mapping[str, Tensor]
-"""By name, tensors with one row for each lane."""
+"""Tensors with one row per lane, by name."""
 
 
 class CarriedState:
-    """The state of all lanes. Micro-batches of a step ask for it and add to it lane by lane; `commit` ends the step."""
+    """The state of all lanes. Micro-batches of a step read it and add to it lane by lane; `commit` ends the step."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -31,7 +31,7 @@ class CarriedState:
     def of(self, lanes: BatchLanes) -> State | None:
         """The state that these sequences continue; None at the beginning.
 
-        A lane that has had its turn begins the next step.
+        A lane that was already read in this step begins the next step.
         """
         first = int(lanes.number_B[0])
         if first <= self._last_lane:
@@ -44,21 +44,21 @@ class CarriedState:
         }
 
     def add(self, state: State) -> None:
-        """What the sequences just asked for leave behind."""
+        """Add the new state of the sequences that were last read."""
         self._following.append({name: tensor.detach() for name, tensor in state.items()})
 
     def commit(self) -> None:
-        """The step is made: what its sequences left behind is the state."""
+        """End a successful step: its sequences' new states become the state."""
         if self._following:
             names = self._following[0]
             self.tensors = {name: torch.cat([part[name] for part in self._following]) for name in names}
         self.drop()
 
     def drop(self) -> None:
-        """The step is not made: the state stays as it was."""
+        """End a skipped step: the state is unchanged."""
         self._following, self._last_lane = [], -1
 
     def clear(self) -> None:
-        """Other text begins."""
+        """Reset the state before other text."""
         self.drop()
         self.tensors = {}

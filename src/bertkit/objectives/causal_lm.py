@@ -1,11 +1,11 @@
-"""Causal language modelling: predict each token from those before it, in a share of the sequences.
+"""Causal language modelling: predict each token from those before it, in all or a share of the sequences.
 
 Radford et al. 2018, GPT (no arXiv id), section 3.1, for all sequences; Devlin et al. 2019, BERT, arXiv:1810.04805,
 section 5.1, for the left-to-right ablation; Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, for a
-share of them beside the masked LM. Sibling of masked_lm.py, which leaves causal sequences alone.
+share of them along with the masked LM. Sibling of masked_lm.py, which does not change causal sequences.
 
-Quirk left: GPT-BERT assigns the two kinds to ranks, so that the mixture depends on the number of processors; here
-each sample draws its own kind, and any number of workers and ranks sees the same mixture.
+Quirk left: GPT-BERT assigns the two kinds to ranks, so the mixture depends on the number of processes; here the kind is
+drawn per sample, and the mixture is the same for any number of workers and ranks.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 """
@@ -51,20 +51,18 @@ class CausalLM(TokenPrediction):
 
     @property
     def scoring_rule(self) -> str | None:
-        """From left to right with an encoder's head; a causal family's own head needs no rule."""
+        """Left to right with an encoder's head; a causal family's own head needs no rule."""
         return "encoder_left_to_right" if self.head == "masked_lm" else None
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if not model.causal_attention:
             return [
-                f"objective.causal_lm cannot train model.family {model.model_type!r}, whose attention has no causal"
-                " form; take another family, such as bert"
+                f"objective.causal_lm cannot train model.family {model.model_type!r}, which has no causal attention;"
+                " use another family, such as bert"
             ]
         if self.head not in model.all_heads():
             other = "causal_lm" if self.head == "masked_lm" else "masked_lm"
-            return [
-                f"objective.causal_lm.head: model.family {model.model_type!r} has no head {self.head}; write {other}"
-            ]
+            return [f"objective.causal_lm.head: model.family {model.model_type!r} has no head {self.head}; set {other}"]
         return []
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:

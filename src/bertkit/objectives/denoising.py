@@ -1,15 +1,15 @@
-"""Denoising: write a text out of one whose sentences are in another order and whose spans are filled by a mask.
+"""Denoising: reconstruct a text from one with shuffled sentences and with masks in place of spans.
 
-Lewis et al. 2020, BART, arXiv:1910.13461, section 2.2 (text infilling and sentence permutation, which section 5 trains
-the large model with); details as in fairseq's DenoisingDataset. Spans have lengths of a Poisson distribution, each is
-replaced by one [MASK], and a span of length 0 inserts one. Lengths are counted in words, where the vocabulary marks
-their beginnings.
+Lewis et al. 2020, BART, arXiv:1910.13461, section 2.2 (text infilling and sentence permutation, used for the large
+model in section 5); details as in fairseq's DenoisingDataset. Span lengths have a Poisson distribution; each span is
+replaced by one [MASK], and a span of length 0 inserts one. Lengths are counted in words if the vocabulary marks their
+beginnings.
 
-Quirks kept: spans may overlap and reach the text's end, so that somewhat fewer words than the rate are masked; the last
-length is cut to what is left of the rate. Quirks left: fairseq's sentences end at full stops of GPT-2's vocabulary,
-here they are the corpus' segments; its decoder begins with </s> and predicts <s> first; it can fill a share of the
+Quirks honoured: spans may overlap and reach the text's end, so somewhat fewer words than the rate are masked; the last
+length is cut to the remainder of the rate. Quirks left: fairseq's sentences end at full stops of GPT-2's vocabulary,
+here they are the corpus's segments; its decoder begins with </s> and predicts <s> first; it can fill a share of the
 masks with random tokens (`--mask-random`), which the paper does not mention. A source never becomes longer than its
-text, which many spans of no word would make it.
+text, as it could with many spans of length 0.
 
 Shapes: S tokens of a text without special ones, K spans.
 """
@@ -31,7 +31,7 @@ from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
 from bertkit.text.tokenizer import Tokenizer
 
 _LONGEST = 128
-"""Lengths from here on have a probability that counts as zero."""
+"""The probability of lengths from here on is treated as zero."""
 
 
 class Denoising(DocumentRecovery):
@@ -53,8 +53,8 @@ class Denoising(DocumentRecovery):
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if "mask" not in tokenizer.roles:
             raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, and the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); take another tokenizer"
+                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer"
             )
         prepared = self.model_copy()
         prepared._shards = shards
@@ -65,7 +65,7 @@ class Denoising(DocumentRecovery):
         return max(1.0, length - 1.0)
 
     def sample_tokens(self, length: int) -> float:
-        """The text, and what is left of it with a mask for each span."""
+        """The text, and its remainder with one mask per span."""
         return 2.0 * length - self.rate * length * (1 - 1 / max(1.0, self.mean_span))
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
@@ -86,7 +86,7 @@ class Denoising(DocumentRecovery):
         return self.paired(samples, vocabulary, sides)
 
     def _infilled(self, ids_S: Integers, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Integers:
-        """The text with spans of words replaced by a mask each, and masks inserted for spans of no word."""
+        """The text with each span of words replaced by a mask, and masks inserted for spans of length 0."""
         starts_word_S = vocabulary.word_start_V[ids_S].copy()
         starts_word_S[:1] = True
         word_starts = np.flatnonzero(starts_word_S)
@@ -106,7 +106,7 @@ class Denoising(DocumentRecovery):
         return np.insert(source, np.sort(gap_K), vocabulary.mask_id)
 
     def span_lengths(self, words: int, draw: Draw, at: dict[str, Any]) -> Integers:
-        """Lengths of spans, (K,), that are `words` together; the last is cut."""
+        """Lengths of spans, (K,), that add up to `words`; the last is cut."""
         drawn = np.zeros(0, dtype=np.int64)
         chance = np.cumsum(_poisson(self.mean_span))
         while drawn.sum() < words:

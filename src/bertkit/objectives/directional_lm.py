@@ -1,9 +1,8 @@
-"""Language modelling of a text that is read on: predict the token that follows each token of a lane, the last one's,
-too.
+"""Language modelling of continuous text: predict the token after each token of a lane, including the last one.
 
-Dai et al. 2019, Transformer-XL, arXiv:1901.02860; Peters et al. 2018, ELMo, arXiv:1802.05365, section 3.1, whose two
-directions share the softmax. `ForwardLM` has the lanes that are read from left to right, `BackwardLM` those from right
-to left, in which the token that follows is the one before in the text. Sibling causal_lm.py predicts within single
+Dai et al. 2019, Transformer-XL, arXiv:1901.02860; Peters et al. 2018, ELMo, arXiv:1802.05365, section 3.1, where both
+directions share the softmax. `ForwardLM` is for lanes that are read from left to right, `BackwardLM` for those from
+right to left, where the next token is the previous one in the text. Sibling causal_lm.py predicts within single
 sequences, whose first tokens have no context.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
@@ -32,7 +31,7 @@ from bertkit.objectives.base import TokenPrediction
 
 
 class DirectionalLM(TokenPrediction):
-    """The next token of each token of the lanes that are read in one direction."""
+    """Predict the token after each token of the lanes that are read in one direction."""
 
     negatives: int | None = Field(
         None,
@@ -56,31 +55,31 @@ class DirectionalLM(TokenPrediction):
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         name = f"objective.{self.term}"
         if not isinstance(data.layout, ContinuousText):
-            return [f"{name} predicts a text that is read on; write data.layout.name: continuous"]
+            return [f"{name} needs continuous text; set data.layout.name: continuous"]
         if "causal_lm" not in model.heads():
-            return [f"{name}: model.family {model.model_type!r} has no head causal_lm; take transfo-xl or elmo"]
+            return [f"{name}: model.family {model.model_type!r} has no head causal_lm; use transfo-xl or elmo"]
         if self.is_backward and not data.layout.bidirectional:
-            return [f"{name} has no text that is read from right to left; write data.layout.bidirectional: true"]
+            return [f"{name} needs text that is read from right to left; set data.layout.bidirectional: true"]
         if self.is_backward != data.layout.bidirectional and not model.reads_backward:
             return [
-                f"data.layout.bidirectional: model.family {model.model_type!r} reads from left to right alone; write"
-                " false"
+                f"data.layout.bidirectional: model.family {model.model_type!r} reads only from left to right; set it"
+                " to false"
             ]
         return []
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy in nats; in training against a sample of words, where there are `negatives`."""
+        """Summed cross-entropy in nats; in training against a sample of words if `negatives` is set."""
         if self.negatives is None or not model.training:
             return super().loss(model, hidden_TD, batch)
         targets = batch.targets[self.term]
         projection = model.projection(self.heads[0], hidden_TD.index_select(0, targets.index_M))
         if isinstance(projection, AdaptiveProjection):
-            raise UsageError(f"objective.{self.term}.negatives: the softmax is adaptive; write model.cutoffs: []")
+            raise UsageError(f"objective.{self.term}.negatives: the softmax is adaptive; set model.cutoffs: []")
         loss, correct = sampled_cross_entropy(projection, targets.id_M, self.negatives)
         return LossSum(loss, targets.count, correct)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Mark what follows each token; ids stay as they are."""
+        """Mark the token after each token; ids are unchanged."""
         lanes = samples.lanes
         assert lanes is not None, "the layout is of lanes"
         following_T = np.roll(samples.ids_T, -1)

@@ -1,8 +1,8 @@
-"""The model that a list of objectives needs, and its forward passes over a batch.
+"""Builds the model that a list of objectives needs, and runs its forward passes over a batch.
 
-Most objectives share one pass of the encoder. One with a companion has two: ELECTRA's generator (Clark et al. 2020,
-arXiv:2003.10555, section 2) reads the masked batch, and the model reads the batch that the generator filled. In its
-two-stage form (section 3.2) the model starts the second stage from the generator's weights.
+Most objectives share one pass of the encoder. An objective with a companion has two: ELECTRA's generator (Clark et al.
+2020, arXiv:2003.10555, section 2) reads the masked batch, and the model reads the batch that the generator filled. In
+the two-stage form (section 3.2), the model starts the second stage from the generator's weights.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from bertkit.objectives.carried import CarriedState
 from bertkit.objectives.masked_lm import MaskedLM
 
 _HEADS_TELL = MaskedLM().scoring_rule
-"""The scoring rule that a model with a masked-LM head has where its directory names none."""
+"""The scoring rule of a model with a masked-LM head if its directory names none."""
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What one model made of one batch: the states that an objective's loss is computed from."""
+    """The output of one model for one batch: the states from which an objective's loss is computed."""
 
     model: HeadedModel
     hidden_TD: Tensor
     batch: PackedBatch
 
     def loss(self, objective: Objective) -> LossSum:
-        """An objective's term over the batch."""
+        """An objective's loss term of the batch."""
         return objective.loss(self.model, self.hidden_TD, self.batch)
 
 
 def pretraining_model(
     config: EncoderConfig, objectives: Sequence[Objective], vocab_size: int, *, pad_id: int = 0
 ) -> HeadedModel:
-    """The model that these objectives train, with its companions, with uninitialised weights.
+    """The model that these objectives train, with its companions and uninitialised weights.
 
     Args:
         config: of the encoder.
-        objectives: of all stages; one of each kind for every stage that has it.
+        objectives: of all stages; one of each kind per stage that has it.
         vocab_size: V.
         pad_id: the tokenizer's.
 
     Raises:
-        UsageError: if the family lacks a head, or a companion cannot be built.
+        UsageError: if the family does not have a head, or a companion cannot be built.
     """
     model = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads_of(objectives))
     add_companions(model, objectives, pad_id=pad_id)
@@ -61,7 +61,7 @@ def pretraining_model(
 
 
 def add_companions(model: HeadedModel, objectives: Sequence[Objective], *, pad_id: int = 0) -> None:
-    """Put the companions that these objectives need beside the model, with uninitialised weights.
+    """Add the companions that these objectives need to the model, with uninitialised weights.
 
     Raises:
         UsageError: if one cannot be built, or two stages need different ones.
@@ -72,21 +72,21 @@ def add_companions(model: HeadedModel, objectives: Sequence[Objective], *, pad_i
         if len(kinds) > 1:
             keys = " and ".join(leader.companion_settings)
             raise UsageError(
-                f"objective.{leader.term}: {keys} must be the same in all stages, found {' and '.join(sorted(kinds))}"
+                f"objective.{leader.term}: {keys} must be the same in all stages; found {' and '.join(sorted(kinds))}"
             )
         if leader.companion not in model.companions:
             model.companions[leader.companion] = leader.build_companion(model, pad_id=pad_id)
 
 
 def heads_of(objectives: Sequence[Objective]) -> list[str]:
-    """The heads of the model itself, each once; those of objectives that a companion learns are the companion's."""
+    """The heads of the model itself, each once; objectives that train a companion use the companion's heads."""
     companions = {leader.companion for leader in _leaders(objectives)}
     own = [each for each in objectives if each.learnt_by not in companions]
     return list(dict.fromkeys(head for objective in own for head in objective.heads))
 
 
 def masked_lm_of(model: HeadedModel) -> HeadedModel:
-    """The model that learns the masked LM: its companion where it has one for it."""
+    """The model that is trained on the masked LM: its companion if it has one for it."""
     return _learner(model, MaskedLM())
 
 
@@ -101,16 +101,16 @@ def encode(
     recorder: Recorder | None = None,
     carried: CarriedState | None = None,
 ) -> Mapping[str, EncoderOutput]:
-    """For each objective's term, what its loss is computed from.
+    """For each objective's term, the output from which its loss is computed.
 
-    A companion reads the batch for the objectives that it learns, and the model then reads the batch that it filled.
+    A companion reads the batch for the objectives that train it; the model then reads the batch that it filled.
 
     Args:
-        model: that is trained.
+        model: the model that is trained.
         objectives: of the stage.
         batch: one micro-batch.
         recorder: of the model's own pass, not of a companion's.
-        carried: what the model carries from batch to batch, where the batch has lanes; a companion carries nothing.
+        carried: state that the model carries from batch to batch, if the batch has lanes; a companion has none.
     """
     outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
@@ -125,7 +125,7 @@ def encode(
 
 
 def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[HeadedModel, list[Objective]]]:
-    """Which model reads for which objectives, in the order in which they read: companions first."""
+    """The models and the objectives that each computes states for, in order: companions first."""
     models = [*model.named_companions().values(), model]
     learnt = [(each, [own for own in objectives if _learner(model, own) is each]) for each in models]
     return [(reader, own) for reader, own in learnt if own]
@@ -140,8 +140,8 @@ def states(
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
-    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. A model
-    that is recorded computes all of it, and one that goes on where it stopped.
+    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. With a
+    recorder or a carried state, all of it is computed.
     """
     if carried is not None and batch.lanes is not None:
         hidden_TD, following = model.encoder.forward_carried(batch, carried.of(batch.lanes), recorder)
@@ -156,9 +156,9 @@ def states(
 
 
 def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: PackedBatch) -> Tensor | None:
-    """The tokens whose states these objectives read of this model, each once, in order; None for all of them.
+    """The tokens of this model whose states these objectives read, each once, in order; None for all of them.
 
-    Found where the batch was prepared: how many they are is not known before, and a GPU would be waited for.
+    Computed on the host: their number is not known before, and computing it on a GPU would synchronise.
     """
     declared = [objective.reads(model, batch.host or batch) for objective in objectives]
     some = [index_M for index_M in declared if index_M is not None]
@@ -168,22 +168,22 @@ def read_rows(model: HeadedModel, objectives: Sequence[Objective], batch: Packed
 
 
 def takes_over(objectives: Sequence[Objective]) -> CompanionObjective | None:
-    """The objective that trains the model alone, from the weights that its companion learnt before; None without."""
+    """The objective that trains only the model, from the previously trained weights of its companion; else None."""
     return next((leader for leader in _leaders(objectives) if leader.takes_over), None)
 
 
 @torch.no_grad()
 def take_over(model: HeadedModel, leader: CompanionObjective) -> None:
-    """Give the model's encoder the weights of its companion's, to the bit; its heads stay as they are."""
+    """Copy the companion's encoder weights to the model's encoder, bit for bit; its heads are unchanged."""
     companion = model.companion(leader.companion)
     assert companion is not None, "add_companions built it"
     model.encoder.load_state_dict(companion.encoder.state_dict())
 
 
 def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
-    """Let gradients reach what these objectives train: all of the model, and a companion unless it stays as it is.
+    """Enable gradients for what these objectives train: all of the model, and a companion unless it is frozen.
 
-    What has no gradient is not decayed either: optimisers pass it over.
+    Weights without gradient are not decayed either: optimisers skip them.
     """
     leader = takes_over(objectives)
     for name, companion in model.named_companions().items():
@@ -191,9 +191,9 @@ def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
 
 
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
-    """The rule of `bertkit.models.scoring_rules` that reads the head as these objectives trained it.
+    """The rule of `bertkit.models.scoring_rules` that fits the head as trained by these objectives.
 
-    It is that of the highest rank. None where the heads decide it: those of a masked LM and of a causal family.
+    It is that of the highest rank. None if the heads determine it: those of a masked LM and of a causal family.
     """
     ranked = sorted(objectives, key=lambda objective: -objective.rank)
     rule = next((each.scoring_rule for each in ranked if each.scoring_rule is not None), None)

@@ -1,12 +1,12 @@
-"""Masked diffusion: mask a share of the tokens that is drawn for each sample, and predict them all.
+"""Masked diffusion: mask a random share of each sample's tokens, and predict them all.
 
 Nie et al. 2025, LLaDA, arXiv:2502.09992, section 2.2 and algorithm 1: with t uniform in (0, 1), every token is masked
 with probability t, and the summed cross-entropy over t, divided by the tokens of the sequence, is in expectation an
 upper bound of the negative log-likelihood per token (Sahoo et al. 2024, MDLM, arXiv:2406.07524; Ou et al. 2024,
 arXiv:2406.03736). As in the code in GUIDELINES.md of ML-GSAI/LLaDA, the rate is p = (1 - eps) t + eps with eps = 1e-3,
-so that no weight is beyond 1000. Sibling masked_lm.py masks one share of every sample and weighs predictions alike.
+so no weight exceeds 1000. Sibling masked_lm.py masks the same share of every sample and weights predictions equally.
 
-Quirks left: LLaDA cuts one sample in a hundred to a random length, and its separators can be masked.
+Quirks left: LLaDA truncates one sample in a hundred to a random length, and its separators can be masked.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width.
 """
@@ -34,7 +34,7 @@ _WEIGHT = "weight"
 
 
 class MaskedDiffusion(TokenPrediction):
-    """Mask every ordinary token with a probability drawn for its sample; the loss is the bound in nats per token.
+    """Mask every ordinary token with a probability drawn per sample; the loss is the bound in nats per token.
 
     The label of a sequence is its masking rate, which `show-batch` shows.
     """
@@ -55,7 +55,7 @@ class MaskedDiffusion(TokenPrediction):
 
     @property
     def tokens_label(self) -> str:
-        """The label that has each sequence's ordinary tokens, over which the mean is taken."""
+        """The label with each sequence's number of ordinary tokens, over which the mean is taken."""
         return f"{self.term}/tokens"
 
     @property
@@ -64,7 +64,7 @@ class MaskedDiffusion(TokenPrediction):
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         others = [each.term for each in objectives if each.term in ("masked_lm", "masked_next_token")]
-        found = [f"objective.{self.term} and objective.{each} would mask the same tokens; take one" for each in others]
+        found = [f"objective.{self.term} and objective.{each} would mask the same tokens; use one" for each in others]
         leaders = [each for each in objectives if isinstance(each, CompanionObjective)]
         return found + [
             f"objective.{each.term} needs objective.masked_lm, not {self.term}, to choose the tokens"
@@ -75,8 +75,8 @@ class MaskedDiffusion(TokenPrediction):
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if "mask" not in tokenizer.roles:
             raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, and the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); take another tokenizer"
+                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer"
             )
         return self
 
@@ -96,7 +96,7 @@ class MaskedDiffusion(TokenPrediction):
         return samples.with_targets(self.term, targets, ids_T=ids_T, labels={**samples.labels, **labels})
 
     def expected_count(self, length: int) -> float:
-        """Predicted tokens: half of them, on average over the rates."""
+        """The number of predicted tokens: half of all, on average over the rates."""
         return (1 + self.smallest_rate) / 2 * max(1, length - 2)
 
     def count(self, batch: PackedBatch) -> int:
@@ -105,8 +105,8 @@ class MaskedDiffusion(TokenPrediction):
         return int(batch.labels[self.tokens_label].sum())
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """The summed cross-entropy at the masks, in nats, each over its sample's rate; the count is of all ordinary
-        tokens.
+        """The summed cross-entropy at the masks, in nats, each divided by its sample's rate; the count is that of all
+        ordinary tokens.
 
         Counters: tokens that are `predicted`, and those that are `right`.
         """
@@ -120,5 +120,5 @@ class MaskedDiffusion(TokenPrediction):
         return LossSum(found.sum, self.count(batch), found.correct, counters)
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """`accuracy/masked_diffusion`: of the masked tokens, over all masking rates."""
+        """`accuracy/masked_diffusion`: accuracy at the masked tokens, over all masking rates."""
         return {f"accuracy/{self.term}": counters.get("right", 0) / max(1, counters.get("predicted", 0))}

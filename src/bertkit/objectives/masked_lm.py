@@ -1,18 +1,17 @@
-"""Masked language modelling: predict a few tokens that were masked, replaced or kept.
+"""Masked language modelling: predict a few tokens that are masked, replaced or kept.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1 and appendix A.1; counts and draws as in the released
-create_pretraining_data.py. Which tokens are masked together is chosen by a masking strategy (masking/): single tokens
-here as in BERT, whole words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's
-generator is `mask_share: 0.85, random_share: 0`. GPT-BERT's masking rate falls along the run: `rate: {start: 0.3, end:
-0.15}`.
+create_pretraining_data.py. A masking strategy (masking/) chooses the tokens that are masked together: single tokens as
+in BERT, whole words, ALBERT's n-grams, SpanBERT's spans, ERNIE's phrases and annotated spans. ELECTRA's generator is
+`mask_share: 0.85, random_share: 0`. GPT-BERT's masking rate falls during the run: `rate: {start: 0.3, end: 0.15}`.
 
-Quirks honoured: the masking rate is of the whole length, [CLS] and [SEP] included, though these two are never chosen;
-the count is exact, not a draw for each token; a random word is drawn from the whole vocabulary, special tokens
-included. SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`. Quirks
-left: RoBERTa's can hide <s> and </s>, draws no special token at random, and rounds its count up or down by chance;
-ELECTRA's draws positions with replacement, so that some are fewer.
-Whether masks are static or dynamic (drawn again each epoch) is set by `data.static_copies`; with a
-masking rate that changes, static copies have the same draws and not the same number of masks.
+Quirks honoured: the masking rate is a share of the whole length, including [CLS] and [SEP], although these two are
+never chosen; the count is exact, not a draw for each token; a random word is drawn from the whole vocabulary, including
+special tokens. SpanBERT's released code draws random words by their frequency in the corpus: `random_from: corpus`.
+Quirks left: RoBERTa's code can mask <s> and </s>, draws no special token at random, and rounds its count up or down at
+random; ELECTRA's draws positions with replacement, so some sequences have fewer.
+`data.static_copies` determines whether masks are static or dynamic (redrawn each epoch). With a changing masking rate,
+static copies have the same draws but different numbers of masks.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 """
@@ -42,7 +41,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class CorpusFrequencies:
-    """How often each token occurs in the corpus, as the greatest uniform number that draws it."""
+    """How often each token occurs in the corpus, as the upper end of its interval for a uniform number."""
 
     upper_V: NDArray[np.float64]
 
@@ -56,7 +55,7 @@ class CorpusFrequencies:
 
 
 class MaskedLM(TokenPrediction):
-    """Predict an exact number of masked tokens per sequence, or as many as whole units allow."""
+    """Predict an exact number of masked tokens per sequence, as far as whole units allow."""
 
     rate: Rate = Field(
         0.15,
@@ -90,7 +89,7 @@ class MaskedLM(TokenPrediction):
     def _shares_fit(self) -> MaskedLM:
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
-                f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not exceed 1 together"
+                f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not add up to more than 1"
             )
         return self
 
@@ -100,7 +99,7 @@ class MaskedLM(TokenPrediction):
 
     @property
     def reads_annotated_spans(self) -> bool:
-        """Whether it masks spans that the corpus has annotated."""
+        """Whether it masks spans that are annotated in the corpus."""
         return self.units.reads_annotated_spans
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -115,8 +114,8 @@ class MaskedLM(TokenPrediction):
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.mask_share > 0 and "mask" not in tokenizer.roles:
             raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, and the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); take another tokenizer, or write"
+                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer, or set"
                 f" mask_share: 0 for {self.term}"
             )
         prepared = self.model_copy(update={"units": self.units.prepared(tokenizer, shards)})
@@ -125,12 +124,12 @@ class MaskedLM(TokenPrediction):
         return prepared
 
     def counts_B(self, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """How many tokens of each sequence are predicted, if whole units allow; at the rate of the run's first step
-        where the rate changes and `at` has not set it.
+        """The number of tokens of each sequence to predict, if whole units allow; if the rate changes and `at` has not
+        set it, at the rate of the run's first step.
 
         Args:
             lengths_B: tokens of each sequence.
-            ordinary_B: those among them that may be predicted.
+            ordinary_B: those that may be predicted.
         """
         counts_B = np.minimum(self.units.counts_B(rate_at(self.rate, 0), lengths_B, ordinary_B), ordinary_B)
         return counts_B if self.max_predictions is None else np.minimum(counts_B, self.max_predictions)
@@ -138,7 +137,7 @@ class MaskedLM(TokenPrediction):
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Choose the units and replace their tokens.
 
-        Where one draw decides for a whole unit, `places["unit"]` of the targets has the first token of each one's unit.
+        If one draw decides for a whole unit, `places["unit"]` of the targets has the first token of each target's unit.
         """
         ordinary_B = np.bincount(samples.sequence_T[~samples.fixed_T], minlength=samples.lengths_B.size)
         counts_B = self.counts_B(samples.lengths_B, ordinary_B)
@@ -165,7 +164,7 @@ class MaskedLM(TokenPrediction):
 
 
 def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:
-    """The address of the draws for these tokens."""
+    """The address of these tokens' random draws."""
     sequence_M = samples.sequence_T[index_M]
     return {
         "epoch": samples.epoch_B[sequence_M],

@@ -1,11 +1,11 @@
-"""Masked next-token prediction: a masked token is predicted from the state before it, as a causal model's next one.
+"""Masked next-token prediction: a masked token is predicted from the state before it, like a causal model's next token.
 
-Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2, so that masked and causal examples share one head
-(sibling causal_lm.py). Tokens are chosen and masked as in masked_lm.py; only the state that predicts is another one.
-A score of a model trained like this must be read at the state before a token, too.
+Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159, section 2: masked and causal examples share one head (sibling
+causal_lm.py). Tokens are chosen and masked as in masked_lm.py; only the predicting state differs. Scores of a model
+trained like this must also be read at the state before a token.
 
-Quirk left: the released code's documents that share a sample each begin with <s>; here a separator is between them,
-and its state predicts what follows it.
+Quirk left: in the released code, documents that share a sample each begin with <s>; here a separator is between them,
+and its state predicts the token after it.
 
 Shapes: T packed tokens, M predicted tokens.
 """
@@ -21,7 +21,7 @@ from bertkit.errors import UsageError
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
-_BOTH_MASK = "objective.masked_next_token and objective.masked_lm would mask the same tokens; take one of the two"
+_BOTH_MASK = "objective.masked_next_token and objective.masked_lm would mask the same tokens; leave one of them out"
 
 
 class MaskedNextToken(MaskedLM):
@@ -48,12 +48,12 @@ class MaskedNextToken(MaskedLM):
         ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """As the masked LM, with every target one place earlier.
+        """As the masked LM, with every target one position earlier.
 
-        A sample begins with a special token, which is never chosen, so that the place before is in the same sample.
+        A sample begins with a special token, which is never chosen, so the position before is in the same sample.
 
         Raises:
-            UsageError: if a masked LM has masked tokens before.
+            UsageError: if a masked LM has already masked tokens.
         """
         if MaskedLM.term in samples.targets:
             raise UsageError(_BOTH_MASK)

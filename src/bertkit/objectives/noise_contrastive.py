@@ -1,20 +1,20 @@
-"""Noise-contrastive estimation of an energy for every token: which tokens are the text's own, and which are noise?
+"""Noise-contrastive estimation of an energy per token: which tokens are the text's own, and which are noise?
 
 Clark et al. 2020, "Pre-Training Transformers as Energy-Based Cloze Models" (Electric), arXiv:2012.08561, sections 2.2
-and 2.3; details as in google-research/electra (electric_objective). The model gives each token x_t an energy E_t, the
-cloze model beside it (two_tower_cloze.py) a probability q(x_t) given all other tokens of the text. A share r of the
-tokens becomes noise drawn from q. The log-odds that a token is noise are then
+and 2.3; details as in google-research/electra (electric_objective). The model assigns each token x_t an energy E_t; its
+companion, the cloze model (two_tower_cloze.py), a probability q(x_t) given all other tokens of the text. A share r of
+the tokens becomes noise drawn from q. The log-odds that a token is noise are then
 
     E_t + log q(x_t) + log(r / (1 - r)),
 
-and the loss is the binary cross-entropy of all tokens. Trained so, -E_t estimates log p(x_t | the others) without a
-softmax, and one pass scores a text: rule `energy` of models/scoring_rules.py. Sibling of replaced_token.py, whose
-log-odds are the head's own.
+and the loss is the binary cross-entropy of all tokens. After training, -E_t estimates log p(x_t | the others) without a
+softmax, and one pass scores a text: rule `energy` of models/scoring_rules.py. Sibling of replaced_token.py, where the
+log-odds are the head's output.
 
-Quirks honoured: q is that of the unchanged text, at the token that the model reads; it gets no gradient, nor does the
-drawing; a noise token that is the text's own counts as noise; the loss is the mean over all tokens, [CLS] and [SEP]
-included, times 50; r is the setting, not the sequence's own share (the paper's ceil(0.15 n) / n). Quirks left: as of
-replaced_token.py, positions are chosen without replacement, and drawn by numbers of the worker's.
+Quirks honoured: q is that of the unchanged text, at the token that the model reads; neither q nor the drawing gets a
+gradient; a noise token that equals the text's own counts as noise; the loss is the mean over all tokens, including
+[CLS] and [SEP], times 50; r is the setting, not the sequence's actual share (the paper's ceil(0.15 n) / n). Quirks
+left: as in replaced_token.py, positions are chosen without replacement, with random numbers of the worker.
 
 Shapes: T packed tokens, m tokens of one part, M noise tokens, D width of the two towers together.
 """
@@ -45,7 +45,7 @@ from bertkit.objectives.replaced_token import drawn_ids
 from bertkit.objectives.two_tower_cloze import COMPANION, TwoTowerCloze
 
 _ROWS_AT_ONCE = 256
-"""Tokens whose distributions are held at a time: 31 MB with 30,522 words, and the draw's copies."""
+"""Number of tokens whose distributions are in memory at once: 31 MB with 30,522 words, plus the draw's copies."""
 
 
 class NoiseContrastive(CompanionObjective, TokenDetection):
@@ -69,7 +69,7 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """ELECTRA's: its logit is the energy."""
+        """ELECTRA's head: its logit is the energy."""
         return ("replaced_token",)
 
     @property
@@ -83,30 +83,30 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if not isinstance(model, ElectraConfig):
             return [
-                f"objective.{self.term} needs model.family electra, of which its two towers are made, not"
+                f"objective.{self.term} needs model.family electra, from which its two towers are built, not"
                 f" {model.model_type!r}"
             ]
         try:
             model.generator(self.generator_size)
         except ValueError as error:
             at = f"objective.{self.term}.generator_size"
-            return [f"{at} ({self.generator_size:g}) makes no cloze model: {error}; take another size"]
+            return [f"{at} ({self.generator_size:g}) gives no valid cloze model: {error}; use another size"]
         return []
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         at = f"objective.{self.term}"
         errors = []
         if not any(isinstance(each, TwoTowerCloze) for each in objectives):
-            errors.append(f"{at} needs two_tower_cloze beside it, for its noise; add `- two_tower_cloze`")
+            errors.append(f"{at} needs two_tower_cloze for its noise; add `- two_tower_cloze`")
         return errors + [
-            f"{at} reads the text as it is, and objective.{each.term} would change or predict its tokens; leave one of"
+            f"{at} needs the unchanged text, but objective.{each.term} would change or predict its tokens; leave one of"
             " the two out"
             for each in objectives
             if each.target in ("token", "mark") and each is not self and not isinstance(each, TwoTowerCloze)
         ]
 
     def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
-        """The cloze model of a model, with uninitialised weights, but for those that are the model's."""
+        """The cloze model of a model, with uninitialised weights except those shared with the model."""
         config = model.encoder.config.generator(self.generator_size)
         two_tower = TwoTower(config, model.encoder.vocab_size, pad_id=pad_id)
         if self.tie == "embeddings":
@@ -115,11 +115,11 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
         return HeadedModel(two_tower, [MaskedLM.term])
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Mark the tokens that become noise and give each the number by which it will be drawn; nothing changes yet.
+        """Mark the tokens that become noise, each with the random number for drawing it; nothing changes yet.
 
-        Every token is a target: 1 at noise, with its uniform number as `columns["uniform"]`, 0 elsewhere.
+        Every token is a target: 1 for noise, with its uniform number as `columns["uniform"]`, 0 otherwise.
         """
-        # As many as a masked LM would mask, chosen alike.
+        # As many as a masked LM would mask, chosen in the same way.
         choosing = MaskedLM(rate=self.rate, mask_share=0.0, random_share=0.0)
         index_M = choosing.corrupt(samples.with_changes(targets={}), vocabulary, draw).targets[choosing.term].index_M
         noise_T = np.zeros(samples.ids_T.size, dtype=np.int64)

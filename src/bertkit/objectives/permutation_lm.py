@@ -1,9 +1,9 @@
 """Permutation language modelling: predict tokens in a random order, each from those before it in that order.
 
 Yang et al. 2019, XLNet, arXiv:1906.08237, sections 2.2, 2.3 (partial prediction) and 3.1; spans and orders as in
-`_sample_mask` and `_local_perm` of the released data_utils.py. One token in K is predicted, the last of the order: the
-others are seen by all. No token is replaced by a mask: the query stream of models/xlnet.py does not read the token that
-it predicts. Sibling of masked_lm.py, whose targets do not see one another.
+`_sample_mask` and `_local_perm` of the released data_utils.py. One token in K is predicted, those last in the order;
+the others are visible to all. No token is replaced by a mask: the query stream of models/xlnet.py does not read the
+token that it predicts. Sibling of masked_lm.py, whose targets are not visible to one another.
 
 Shapes: T packed tokens, S tokens of a part, M predicted tokens.
 """
@@ -25,14 +25,14 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import Objective, TokenPrediction
 
 _DRAWS_OF_SPAN = 2
-"""Random numbers of each span: its length, and its place in its context."""
+"""Random numbers per span: its length, and its position in its context."""
 
 
 class PermutationLM(TokenPrediction):
     """Predict spans of tokens in a random order.
 
-    Where a layout has sequences of which only a first part is read on from, that part and the rest have spans and
-    orders of their own, and the first part does not see the rest, which it will be the memory of.
+    If only the first part of a sequence is reused as memory by the next one, that part and the rest have separate spans
+    and orders, and the rest is not visible to the first part.
     """
 
     k: int = Field(6, ge=1, description="K of partial prediction: one token in K is predicted.")
@@ -61,8 +61,7 @@ class PermutationLM(TokenPrediction):
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if self.term not in model.heads():
             return [
-                f"objective.{self.term}: model.family {model.model_type!r} has no query stream; write model.family:"
-                " xlnet"
+                f"objective.{self.term}: model.family {model.model_type!r} has no query stream; set model.family: xlnet"
             ]
         if isinstance(data.layout, ReusedSegments) and self.order_tokens is not None:
             reused = data.layout.advance(data.sequence_length)
@@ -77,8 +76,8 @@ class PermutationLM(TokenPrediction):
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         others = [each.term for each in objectives if each.term != self.term and each.states != "sequences"]
         return [
-            f"objective.{other} reads states of tokens, of which objective.{self.term} makes those of its query stream;"
-            " leave one of them out"
+            f"objective.{other} needs ordinary token states, but objective.{self.term} computes states of its query"
+            " stream; leave one of them out"
             for other in others
         ]
 
@@ -86,7 +85,7 @@ class PermutationLM(TokenPrediction):
         return float(length // self.k)
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Choose the targets and the order; ids stay as they are."""
+        """Choose the targets and the order; ids are unchanged."""
         uniform_T = samples.uniform_T(draw, "permutation/order")
         fill_T = samples.uniform_T(draw, "permutation/fill")
         chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
@@ -105,7 +104,7 @@ class PermutationLM(TokenPrediction):
             lowest = 0
             parts = self._parts(samples, first, end)
             for place, (low, high) in enumerate(parts):
-                # The released code gives the first of two parts the odd one.
+                # As in the released code, an odd one goes to the first of two parts.
                 wanted = goal if len(parts) == 1 else (goal + 1 - place) // 2
                 ids_S = samples.ids_T[low:high]
                 starts_S = vocabulary.word_start_V[ids_S]
@@ -127,11 +126,11 @@ class PermutationLM(TokenPrediction):
         return [(first, end)] if not 0 < reused < end - first else [(first, first + reused), (first + reused, end)]
 
     def _spans(self, starts_S: NDArray[np.bool_], wanted: int, uniform_SU: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tokens of spans of 1 to N tokens or words, each in a context of K times as many.
+        """Tokens of spans of 1 to N tokens or words, each in a context K times as long.
 
         Args:
-            starts_S: tokens that begin a word, in the order of the text.
-            wanted: most tokens.
+            starts_S: tokens that begin a word, in text order.
+            wanted: maximum number of tokens.
             uniform_SU: random numbers of each span.
         """
         length_N = np.arange(1, self.longest_span + 1)
@@ -163,14 +162,14 @@ class PermutationLM(TokenPrediction):
         return chosen_S
 
     def _fill(self, chosen_S: NDArray[np.bool_], wanted: int, uniform_S: NDArray[np.float64]) -> None:
-        """Further tokens at random, until there are as many as wanted; in place."""
+        """Add random tokens, in place, until there are as many as requested."""
         missing = wanted - int(chosen_S.sum())
         if missing > 0:
             left = np.flatnonzero(~chosen_S)
             chosen_S[left[np.argsort(uniform_S[left], kind="stable")[:missing]]] = True
 
     def _order(self, uniform_S: NDArray[np.float64]) -> Integers:
-        """Each token's place in the order: blocks one after the other, at random within each."""
+        """Each token's position in the order: blocks one after the other, random within each."""
         size = self.order_tokens or uniform_S.size
         block_S = np.arange(uniform_S.size) // size
         order_S = np.empty(uniform_S.size, dtype=np.int64)

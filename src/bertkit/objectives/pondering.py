@@ -1,11 +1,11 @@
-"""Pondering: what a model that halts adaptively pays for each step that a token takes.
+"""Pondering: the cost, for a model with adaptive halting, of each step that a token takes.
 
-Graves 2016, arXiv:1603.08983, section 2.1: the steps N(t) of a token and its remainder R(t), of which the remainder has
-a gradient. Dehghani et al. 2019, arXiv:1807.03819, add their mean with a factor of 0.01 for each side (tensor2tensor,
-universal_transformer.py). Sibling seq2seq_lm.py is the term beside which it stands.
+Graves 2016, arXiv:1603.08983, section 2.1: the number of steps N(t) of a token and its remainder R(t); only the
+remainder has a gradient. Dehghani et al. 2019, arXiv:1807.03819, add their mean with a factor of 0.01 for each side
+(tensor2tensor, universal_transformer.py). It is used together with its sibling seq2seq_lm.py.
 
-Quirk left: the code has the sum of two means, one for each side, and counts padding; here one mean is over the tokens
-of both, so that twice the weight is the same where both sides are equally long.
+Quirk left: the code has the sum of two means, one per side, and counts padding; here there is one mean over the tokens
+of both, so twice the weight is equivalent if both sides are equally long.
 
 Shapes: T packed tokens, D width.
 """
@@ -46,15 +46,15 @@ class Pondering(Objective):
         if isinstance(model, UniversalTransformerConfig) and model.halting:
             return []
         return [
-            f"objective.{self.term} is of models whose tokens halt; write model.family: universal-transformer with"
-            " model.halting: true, or leave it out"
+            f"objective.{self.term} needs a model with adaptive halting; set model.family: universal-transformer and"
+            " model.halting: true, or leave the objective out"
         ]
 
     def expected_count(self, length: int) -> float:
         return float(length)
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed steps and remainders of the pass that gave these states."""
+        """Summed steps and remainders of the pass that computed these states."""
         assert isinstance(model.encoder, UniversalTransformer)
         pondered_T = model.encoder.take_pondering()
         assert pondered_T is not None, "errors() refuses other models"

@@ -1,13 +1,13 @@
-"""Random-token detection: some tokens are replaced by random ones, and the model predicts which.
+"""Random-token detection: predict which tokens were replaced by random ones.
 
 Di Liello et al. 2022, "Effective pretraining objectives for transformer-based autoencoders", arXiv:2210.13536, Random
-Token Substitution: ELECTRA's binary target with random tokens in place of a generator, so that there is neither a
-second model nor a projection to the vocabulary. Sibling of replaced_token.py, whose head it shares. It is used alone or
-beside masked_lm, whose targets it leaves as they are.
+Token Substitution: ELECTRA's binary target with random tokens in place of a generator, without a second model or a
+projection to the vocabulary. Sibling of replaced_token.py, whose head it shares. It is used alone or together with
+masked_lm, whose targets it does not change.
 
-As in the authors' code (lucadiliello/transformers-lightning, random_token_substitution.py): 15% of the tokens, special
-ones never replaced and left out of the loss, random tokens drawn from the whole vocabulary; a token that is drawn in
-its own place counts as replaced. Quirk left: there each token is chosen by chance, here the count of each sequence is
+As in the authors' code (lucadiliello/transformers-lightning, random_token_substitution.py): 15% of the tokens; special
+tokens are never replaced and left out of the loss; random tokens are drawn from the whole vocabulary; a token that is
+replaced by itself counts as replaced. Quirk left: there each token is chosen at random, here the count per sequence is
 exact.
 
 Shapes: T packed tokens, B sequences, M tokens that are not special, R replaced tokens.
@@ -40,34 +40,34 @@ class RandomTokenDetection(TokenDetection):
     term: ClassVar[str] = "random_token_detection"
     label_names: ClassVar[tuple[str, ...]] = ("original", "replaced")
     rank: ClassVar[int] = MaskedLM.rank + 2
-    """After all others: their targets are left as they are."""
+    """After all others, so that their targets are unchanged."""
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """ELECTRA's: the model can be read as an ELECTRA discriminator."""
+        """ELECTRA's head: the model can be loaded as an ELECTRA discriminator."""
         return ("replaced_token",)
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         errors = [
-            f"objective.{self.term} and objective.{each.term} would train one head on different tokens; take one of the"
-            " two"
+            f"objective.{self.term} and objective.{each.term} would train one head on different tokens; leave one of"
+            " them out"
             for each in objectives
             if isinstance(each, CompanionObjective) and set(each.heads) & set(self.heads)
         ]
         return errors + [
-            f"objective.{self.term} could replace what objective.{each.term} has masked; take masked_lm beside it"
+            f"objective.{self.term} could replace tokens that objective.{each.term} has masked; use masked_lm with it"
             for each in objectives
             if isinstance(each, MaskedLM) and not each.in_place
         ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Replace an exact share of the tokens that no other objective predicts; the target is 1 where it did."""
+        """Replace an exact share of the tokens that no other objective predicts; the target is 1 if replaced."""
         index_M = np.flatnonzero(samples.free_T)
         sequence_M = samples.sequence_T[index_M]
         order_M = np.lexsort((samples.uniform_T(draw, "random-token/choose")[index_M], sequence_M))
         total_B = np.bincount(sequence_M, minlength=samples.lengths_B.size)
         count_B = np.minimum(np.maximum(1, np.rint(rate_at(self.rate, 0) * total_B)), total_B)
-        # Sequences stay in order under the sort, so a token's place among its sequence's is its rank in the draw.
+        # The sort keeps sequences in order, so a token's position within its sequence is its rank in the draw.
         rank_M = np.arange(index_M.size) - (np.cumsum(total_B) - total_B)[sequence_M]
         replaced_M = np.zeros(index_M.size, dtype=np.bool_)
         replaced_M[order_M[rank_M < count_B[sequence_M]]] = True

@@ -1,4 +1,4 @@
-"""The objectives by the name that a recipe gives them. A new one is one file beside this one and one entry here.
+"""The objectives by their name in recipes. A new one is one file next to this one and one entry here.
 
 docs/add-an-objective.md is a worked example.
 """
@@ -31,7 +31,7 @@ OBJECTIVES: dict[str, type[Objective]] = {}
 
 
 def register(kind: type[Objective]) -> None:
-    """Give recipes an objective, and every encoder family the head that it declares."""
+    """Make an objective available to recipes, and its head to every encoder family."""
     OBJECTIVES[kind.term] = kind
     if kind.outputs:
         add_head(kind.term, "sequences" if kind.states == "sequences" else "tokens", kind.outputs)

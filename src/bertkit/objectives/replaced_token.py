@@ -1,23 +1,23 @@
 """Replaced-token detection: which tokens are the text's own, and which were predicted by a small masked LM?
 
 Clark et al. 2020, ELECTRA, arXiv:2003.10555, sections 2 and 3.2 and table 6; details as in google-research/electra.
-It needs `masked_lm`, which belongs to the generator: a smaller model that trains with the first, reads the
-masked batch and fills its masks by drawing from its own predictions. The model itself reads the filled text, and
-predicts of every token whether it was replaced. Siblings: masked_lm.py, whose loss is at the masked tokens alone;
+It needs `masked_lm`, which trains the generator: a smaller model that is trained along with the main model, reads the
+masked batch and fills its masks by sampling from its own predictions. The main model reads the filled text and predicts
+for every token whether it was replaced. Siblings: masked_lm.py, whose loss is only at the masked tokens;
 random_token_detection.py, which needs no generator.
 
-Quirks honoured: the loss is the mean over all tokens, [CLS] and [SEP] included, times 50; a token drawn that is the
-text's own counts as such; tokens that were chosen but not masked are sampled too; no gradient passes the drawing,
-which is at temperature 1; the embeddings are shared with their norm (in the released code one scope holds them all).
-Quirks left: the released code chooses the masked positions with replacement, so that a few are chosen twice and fewer
-than 15% are masked; masked_lm chooses without. It draws by the Gumbel trick from the framework's generator; here one
-uniform number a target goes through the inverse of the distribution function, which gives the same distribution, and
-the number is the worker's, addressed by sample and position, so that evaluation and resumes change nothing.
+Quirks honoured: the loss is the mean over all tokens, including [CLS] and [SEP], times 50; a sampled token that equals
+the text's own counts as original; tokens that were chosen but not masked are sampled too; no gradient flows through the
+sampling, which is at temperature 1; the embeddings are shared with their norm (one scope in the released code).
+Quirks left: the released code chooses the masked positions with replacement, so a few are chosen twice and fewer than
+15% are masked; masked_lm chooses without. It samples by the Gumbel trick with the framework's generator. Here one
+uniform number per target goes through the inverse of the distribution function, which gives the same distribution. The
+number comes from the worker and depends on sample and position, so evaluation and resuming do not change it.
 
-Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator trains
-alone, the model of the same size starts from its weights, then the model trains alone (`training: two-stage`, in a
-stage behind one with masked_lm alone). What the paper leaves open: the optimiser's state is reset in between, the
-head of the model is new, and the generator draws with its dropout on, as in joint training.
+Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator is
+trained alone, the model of the same size starts from its weights, and is then trained alone (`training: two-stage`, in
+a stage after one with only masked_lm). Not specified in the paper: the optimiser's state is reset in between, the
+head of the model is new, and the generator samples with its dropout on, as in joint training.
 
 Shapes: T packed tokens, M masked tokens, V vocabulary, D width.
 """
@@ -44,13 +44,13 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.text.tokenizer import Tokenizer
 
 _ROWS_AT_ONCE = 256
-"""Targets whose distribution functions are held at a time: 60 MB with 30,522 words."""
+"""Number of targets whose distribution functions are in memory at once: 60 MB with 30,522 words."""
 
-_NEEDS_MASKED_LM = "objective.replaced_token needs masked_lm beside it, for its generator; add `- masked_lm`"
+_NEEDS_MASKED_LM = "objective.replaced_token needs masked_lm for its generator; add `- masked_lm`"
 
 
 class ReplacedToken(CompanionObjective, TokenDetection):
-    """Binary classification of every token: original, or drawn by the generator."""
+    """Binary classification of every token: original, or sampled from the generator."""
 
     weight: float = Field(50.0, ge=0, description="Weight of this term's mean in the total loss.")
     generator_size: float = Field(
@@ -83,13 +83,15 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         try:
             generator = model.generator(self.generator_size)
         except ValueError as error:
-            return [f"{at}.generator_size ({self.generator_size:g}) makes no generator: {error}; take another size"]
+            return [
+                f"{at}.generator_size ({self.generator_size:g}) gives no valid generator: {error}; use another size"
+            ]
         if self.tie == "all" and generator != model:
             return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
         if self.training == "two-stage" and (self.tie != "none" or generator != model):
             return [
-                f"{at}.training is two-stage, where the model starts from all weights of its generator and then trains"
-                f" alone; set {at}.generator_size to 1 and {at}.tie to none"
+                f"{at}.training is two-stage, in which the model starts from all weights of its generator and is then"
+                f" trained alone; set {at}.generator_size to 1 and {at}.tie to none"
             ]
         return []
 
@@ -99,8 +101,8 @@ class ReplacedToken(CompanionObjective, TokenDetection):
             return [_NEEDS_MASKED_LM]
         if self.training == "two-stage" and masked_lm.weight:
             return [
-                "objective.replaced_token.training is two-stage, where the generator learns nothing more, but"
-                f" objective.masked_lm.weight is {masked_lm.weight:g}; set it to 0, and it only chooses the tokens"
+                "objective.replaced_token.training is two-stage, in which the generator is not trained further, but"
+                f" objective.masked_lm.weight is {masked_lm.weight:g}; set it to 0, so that it only chooses the tokens"
             ]
         return []
 
@@ -113,10 +115,10 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         return self.training == "two-stage"
 
     def build_companion(self, model: HeadedModel, *, pad_id: int = 0) -> HeadedModel:
-        """The generator of a model: a masked LM with uninitialised weights, but for those that are the model's.
+        """The generator of a model: a masked LM with uninitialised weights except those shared with the model.
 
         Raises:
-            UsageError: if its embeddings are to be the model's and have another shape.
+            UsageError: if its embeddings are to be shared with the model but have another shape.
         """
         encoder = model.encoder
         if self.tie != "all":
@@ -126,10 +128,10 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         return HeadedModel(encoder, [MaskedLM.term])
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Give every masked token the uniform number by which the generator will draw; nothing is replaced yet.
+        """Give every masked token the uniform number for the generator's sampling; nothing is replaced yet.
 
         Raises:
-            UsageError: if no masked LM chose tokens before.
+            UsageError: if no masked LM has chosen tokens.
         """
         masked = samples.targets.get(MaskedLM.term)
         if masked is None:
@@ -145,12 +147,12 @@ class ReplacedToken(CompanionObjective, TokenDetection):
 
     @torch.no_grad()
     def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
-        """The batch with its masked tokens drawn from the generator's predictions.
+        """The batch with its masked tokens sampled from the generator's predictions.
 
         Args:
             companion: the generator.
             hidden_TD: its states of the masked batch.
-            batch: masked.
+            batch: the masked batch.
         """
         targets = batch.targets[self.term]
         rows = zip(
@@ -168,18 +170,18 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         return float(length)
 
     def marks_M(self, batch: PackedBatch) -> Tensor:
-        """Of a filled batch: whether each token is another than the text's own."""
+        """For a filled batch, whether each token differs from the text's own."""
         targets = batch.targets[self.term]
         replaced_M = batch.ids_T.index_select(0, targets.index_M) != targets.id_M
         return torch.zeros_like(batch.ids_T, dtype=torch.bool).index_copy(0, targets.index_M, replaced_M)
 
     def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
-        """The text's own tokens: what the generator draws in their place depends on its weights."""
+        """The text's own tokens, since the sampled ones depend on the generator's weights."""
         return [tokenizer.token(target) for target in targets.id_M.tolist()]
 
 
 def drawn_ids(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """One id a row from the softmax of its logits, (M,): the first at which the distribution function exceeds u.
+    """One id per row from the softmax of its logits, (M,): the first at which the distribution function exceeds u.
 
     Args:
         logits_MV: any floating-point type.

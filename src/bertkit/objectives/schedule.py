@@ -1,7 +1,7 @@
-"""A rate that changes along the run: masking starts high and ends low, or the other way round.
+"""A rate that changes during the run, such as a masking rate that falls or rises.
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; in the released pretraining/dataset.py the masking rate is
-`start + (end - start) * step / steps`, with 0.3 and 0.15. Learning rates have schedules of their own
+`start + (end - start) * step / steps`, with 0.3 and 0.15. Learning rates have their own schedules
 (training/schedules.py); this one belongs to an objective and depends only on the progress of the run.
 """
 
@@ -16,7 +16,7 @@ from bertkit.settings import Settings, UnreadKey
 
 
 class LinearRate(Settings):
-    """A rate that changes linearly along the run: `rate: {start: 0.3, end: 0.15}`."""
+    """A rate that changes linearly during the run: `rate: {start: 0.3, end: 0.15}`."""
 
     start: float = Field(gt=0, lt=1, description="Value at the first step of the run.")
     end: float = Field(gt=0, lt=1, description="Value when the change is complete.")
@@ -25,7 +25,7 @@ class LinearRate(Settings):
     )
 
     def at(self, progress: float) -> float:
-        """The rate where this share of the run's steps has been taken."""
+        """The rate after this share of the run's steps."""
         return self.start + (self.end - self.start) * min(1.0, progress / self.until)
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

@@ -1,12 +1,12 @@
-"""Classification of pairs by the relation of their segments: the three sentence objectives.
+"""The three sentence objectives: classification of pairs by the relation of their segments.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1, task 2 (next or random); Lan et al. 2020, ALBERT,
-arXiv:1909.11942, section 3.1 (next or previous: both come from one document, so that topic alone does not solve it);
+arXiv:1909.11942, section 3.1 (next or previous: both come from one document, so topic alone does not solve it);
 Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2 (next, previous or random, a third each; no code was released,
-the order of the classes is ours). Each predicts from the pooled [CLS] state.
+the order of the classes is our own). Each predicts from the pooled [CLS] state.
 
-A pair layout makes the pairs and their labels (data/layouts/pairs.py), before truncation and segment types: these go by
-position in the sample, so that nothing but the text tells the order. Quirk left to the layout: ALBERT's released code
+A pair layout makes the pairs and their labels (data/layouts/pairs.py) before truncation and segment types. These depend
+on the position in the sample, so only the text reveals the order. Quirk left to the layout: ALBERT's released code
 gives a lone segment a random partner and label 1 (`lone_segment: random`); with `cut`, half of the labels are 1, as in
 the paper.
 """
@@ -35,7 +35,7 @@ class PairRelation(SequenceClassification):
     )
 
     relations: ClassVar[tuple[Relation, ...]]
-    """Those that the pairs must have, or there is nothing to learn."""
+    """The relations that must all occur among the pairs."""
 
     layout_remedy: ClassVar[str]
     """Settings of a pair layout that give the paper's pairs."""
@@ -49,14 +49,14 @@ class PairRelation(SequenceClassification):
         errors, layout = [], data.layout
         if self.term not in layout.labels:
             errors.append(
-                f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not make;"
-                " take another layout, such as segment-pair, or leave the objective out"
+                f"objective.{self.term} needs a label that data.layout {layout.choice!r} does not provide;"
+                " use another layout, such as segment-pair, or leave the objective out"
             )
         if self.told_apart_by == "embeddings" and not model.reads_token_types:
             raises = "type_vocab_size" in type(model).model_fields
-            remedy = "set model.type_vocab_size to 2" if raises else "take a family that has them, such as bert"
+            remedy = "set model.type_vocab_size to 2" if raises else "use a family that has them, such as bert"
             errors.append(
-                f"objective.{self.term} needs segment embeddings, which tell the two segments apart, and"
+                f"objective.{self.term} needs segment embeddings to distinguish the two segments, but"
                 f" model.family {model.model_type!r} has none{' here' if raises else ''}; {remedy}, or set"
                 f" objective.{self.term}.told_apart_by to separator"
             )
@@ -64,14 +64,14 @@ class PairRelation(SequenceClassification):
             missing = [relation.name.lower() for relation in self.relations if not layout.shares[relation]]
             if missing:
                 errors.append(
-                    f"objective.{self.term} needs pairs whose second segment is {' and '.join(missing)}, and"
+                    f"objective.{self.term} needs pairs whose second segment is {' and '.join(missing)}, but"
                     f" data.layout makes none; set {self.layout_remedy} there"
                 )
         return errors
 
 
 class NextSentence(PairRelation):
-    """Whether the second segment follows the first or comes from another document; 1 is random, as in BERT's released
+    """Whether the second segment follows the first (0) or comes from another document (1), as in BERT's released
     code."""
 
     term: ClassVar[str] = "next_sentence"

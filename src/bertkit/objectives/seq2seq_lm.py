@@ -1,9 +1,9 @@
 """Sequence to sequence: predict each token of a target from its source and the target's tokens before it.
 
 Vaswani et al. 2017, arXiv:1706.03762, section 5.4, with the label smoothing of Szegedy et al. 2016, arXiv:1512.00567,
-section 7: a share of the target's probability is spread over all words alike. Sibling causal_lm.py has no source.
+section 7: a share of the target's probability is spread evenly over all words. Sibling causal_lm.py has no source.
 
-Quirk left: tensor2tensor spreads that share over the words other than the target's own, a factor of V / (V - 1).
+Quirk left: tensor2tensor spreads that share over the words other than the target, a factor of V / (V - 1).
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
 """
@@ -36,7 +36,7 @@ class Sides:
 
     Attributes:
         source, target: ids.
-        target_places: of each of the target's tokens the place in the corpus, -1 of none.
+        target_places: position in the corpus of each of the target's tokens; -1 if it has none.
     """
 
     source: Integers
@@ -45,7 +45,7 @@ class Sides:
 
 
 class TargetPrediction(TokenPrediction):
-    """An objective of a decoder: each token of the target but its first is predicted by the state before it."""
+    """An objective of a decoder: each token of the target except its first is predicted from the state before it."""
 
     label_smoothing: float = Field(
         0.0,
@@ -64,13 +64,13 @@ class TargetPrediction(TokenPrediction):
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if not model.is_encoder_decoder:
             return [
-                f"objective.{self.term} needs an encoder-decoder, which model.family {model.model_type!r} is not; take"
+                f"objective.{self.term} needs an encoder-decoder, which model.family {model.model_type!r} is not; set"
                 " model.family: transformer"
             ]
         return []
 
     def paired(self, samples: Samples, vocabulary: Vocabulary, sides: Sequence[Sides]) -> Samples:
-        """Pairs in place of the texts of these samples, each side in its special tokens, with their targets marked."""
+        """Pairs in place of the texts of these samples, with special tokens around each side and targets marked."""
         cls_id, sep_id, outside = [vocabulary.cls_id], [vocabulary.sep_id], [-1]
         ids_T = np.concatenate(
             [part for each in sides for part in (cls_id, each.source, sep_id, cls_id, each.target, sep_id)]
@@ -98,13 +98,13 @@ class TargetPrediction(TokenPrediction):
         )
 
     def with_decoder_targets(self, samples: Samples) -> Samples:
-        """The samples with the targets of their decoder's side marked."""
+        """The samples with the targets on the decoder's side marked."""
         assert samples.decoder_start_B is not None
         index_M = np.flatnonzero(samples.position_T > samples.decoder_start_B[samples.sequence_T])
         return samples.with_targets(self.term, Targets(index_M - 1, samples.ids_T[index_M]))
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy of the targets, in nats, in training against their smoothed distributions."""
+        """Summed cross-entropy of the targets, in nats; in training against their smoothed distributions."""
         targets = batch.targets[self.term]
         projection = model.projection(SEQ2SEQ, hidden_TD.index_select(0, targets.index_M))
         z_loss, smoothing = (self.z_loss, self.label_smoothing) if model.training else (0.0, 0.0)
@@ -112,14 +112,14 @@ class TargetPrediction(TokenPrediction):
 
 
 class DocumentRecovery(TargetPrediction):
-    """The target is what a source, made of a text of one document, has lost."""
+    """An objective that recovers what was removed from a source, which is made from the text of one document."""
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         found = super().errors(data, model)
         if not isinstance(data.layout, DocSentences):
             found.append(
-                f"objective.{self.term} corrupts the text of one document, and data.layout {data.layout.choice} gives"
-                " others; write data.layout: {name: doc-sentences}"
+                f"objective.{self.term} needs the text of one document, but data.layout {data.layout.choice} gives"
+                " other samples; set data.layout: {name: doc-sentences}"
             )
         return found
 
@@ -137,8 +137,8 @@ class Seq2SeqLM(TargetPrediction):
         found = super().errors(data, model)
         if not isinstance(data.layout, ParallelText):
             found.append(
-                f"objective.{self.term} reads pairs of a source and a target, and data.layout {data.layout.choice} has"
-                " none; write data.layout: {name: parallel}"
+                f"objective.{self.term} needs pairs of source and target, but data.layout {data.layout.choice} has"
+                " none; set data.layout: {name: parallel}"
             )
         return found
 

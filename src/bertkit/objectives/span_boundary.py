@@ -1,13 +1,12 @@
-"""Span boundary: predict each token of a masked span from the two tokens beside the span.
+"""Span boundary: predict each token of a masked span from the two tokens next to the span.
 
 Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.2; as in the released pair_bert.py and masking.py. The spans
-are those that the masked LM chose, whose rank is lower; a token's prediction reads the states of the nearest tokens
-outside of its span and the token's number in it, and nothing inside. Its mean is added to the masked LM's with a weight
-of its own.
+are those chosen by the masked LM, which has a lower rank. A token is predicted only from the states of the nearest
+tokens outside its span and the token's number in the span. The mean is added to the masked LM's with its own weight.
 
-Quirks honoured: spans that overlap or touch count as one; a span at the edge of the text, with a special token beside
-it, is not predicted; of a long one the first `max_targets` tokens are. Special tokens inside a sample, which the
-released code never has, are edges as well.
+Quirks honoured: spans that overlap or touch count as one; a span at the edge of the text, next to a special token, is
+not predicted; for a long span, only the first `max_targets` tokens are. Special tokens inside a sample, which do not
+occur in the released code, are edges as well.
 
 Shapes: T packed tokens, M predicted tokens, V vocabulary, D width.
 """
@@ -56,21 +55,21 @@ class SpanBoundary(Objective):
         if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
             return []
         return [
-            "objective.span_boundary needs masked_lm beside it with spans; add `- masked_lm: {units: {name: spans}}`"
+            "objective.span_boundary needs masked_lm with spans in addition; add `- masked_lm: {units: {name: spans}}`"
         ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Mark the targets with what predicts them: `places` `left` and `right`, and `columns` `offset`, the token's
-        number in its span.
+        """Mark the targets, with the inputs of their prediction: `places` `left` and `right`, and `columns` `offset`,
+        the token's number in its span.
 
         Raises:
-            UsageError: if no masked LM chose spans before.
+            UsageError: if no masked LM has chosen spans.
         """
         masked = samples.targets.get(MaskedLM.term)
         if masked is None or "unit" not in masked.places:
             raise UsageError(
-                "objective.span_boundary predicts the spans that masked_lm masks, and there are none; write"
-                " `masked_lm: {units: {name: spans}}` beside it"
+                "objective.span_boundary predicts the spans that masked_lm masks, but there are none; add"
+                " `masked_lm: {units: {name: spans}}`"
             )
         index_M, first_M = masked.index_M, masked.places["unit"]
         offset_M = index_M - first_M
@@ -89,7 +88,7 @@ class SpanBoundary(Objective):
         return samples.with_targets(self.term, targets)
 
     def expected_count(self, length: int) -> float:
-        """At SpanBERT's rate, if no span were at an edge."""
+        """At SpanBERT's rate, assuming no span is at an edge."""
         return _TYPICAL_RATE * length
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
@@ -97,12 +96,12 @@ class SpanBoundary(Objective):
         return torch.cat([places["left"], places["right"]])
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """Summed cross-entropy of the spans' tokens over the whole vocabulary."""
+        """Summed cross-entropy of the spans' tokens, over the whole vocabulary."""
         return LossSum.of_words(span_boundary_projection(model, hidden_TD, batch), batch.targets[self.term].id_M)
 
 
 def span_boundary_projection(model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> VocabularyProjection:
-    """The logits of the batch's targets, which are computed when they are read."""
+    """The logits of the batch's targets, computed when they are read."""
     targets = batch.targets[SpanBoundary.term]
     left_MD = hidden_TD.index_select(0, targets.places["left"])
     right_MD = hidden_TD.index_select(0, targets.places["right"])
@@ -112,7 +111,7 @@ def span_boundary_projection(model: HeadedModel, hidden_TD: Tensor, batch: Packe
 
 
 def _is_text(samples: Samples, place_M: Integers, index_M: Integers) -> NDArray[np.bool_]:
-    """Whether a place is an ordinary token of the same sequence."""
+    """Whether a position is an ordinary token of the same sequence."""
     inside_M = (place_M >= 0) & (place_M < samples.ids_T.size)
     place_M = np.where(inside_M, place_M, index_M)
     same_M = samples.sequence_T[place_M] == samples.sequence_T[index_M]

@@ -1,16 +1,16 @@
-"""Span corruption: write the spans that are missing from a text, each behind the token that stands in its place.
+"""Span corruption: generate the spans that are missing from a text, each after the sentinel token in its place.
 
 Raffel et al. 2020, T5, arXiv:1910.10683, section 3.1.4 and figure 2; counts and draws as in the released code's
 `random_spans_noise_mask`, `noise_span_to_unique_sentinel` and `nonnoise_span_to_unique_sentinel`
 (google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py): 15% of the tokens in spans of 3 tokens on
-average, all ways to divide them equally likely, text first and a span last. The first span's token is the vocabulary's
-last, <extra_id_0>.
+average, all divisions equally likely, starting with text and ending with a span. The first span's sentinel is the
+vocabulary's last token, <extra_id_0>.
 
     source    [CLS] Thank you <extra_id_0> me to your party <extra_id_1> [SEP]
     target    [CLS] <extra_id_0> for inviting <extra_id_1> last week [SEP]
 
-Quirk kept: there is no token behind the last span's, which figure 2 has, since a span always ends the text. Quirks
-left: T5's sides end in </s>, and its target begins with [PAD]; here both are in [CLS] and [SEP].
+Quirk honoured: there is no sentinel after the last span, unlike in figure 2, since a span always ends the text. Quirks
+left: T5's sides end in </s>, and its target begins with [PAD]; here both are enclosed in [CLS] and [SEP].
 
 Shapes: S tokens of a text without special ones, K spans.
 """
@@ -31,7 +31,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 
 class SpanCorruption(DocumentRecovery):
-    """Predict the spans that are removed from the text."""
+    """Predict the spans that were removed from the text."""
 
     rate: float = Field(0.15, gt=0, lt=1, description="Share of a text's tokens that is removed.")
     mean_span: float = Field(3.0, ge=1, le=1000, description="Mean span length in tokens.")
@@ -43,24 +43,24 @@ class SpanCorruption(DocumentRecovery):
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if not tokenizer.sentinel_ids:
             raise UsageError(
-                f"objective.{self.term} needs tokens that stand for a span (<extra_id_0>, ...), and the tokenizer has"
-                " none; write tokenizer.sentinels: 100, or take a T5 tokenizer"
+                f"objective.{self.term} needs sentinel tokens for its spans (<extra_id_0>, ...), but the tokenizer has"
+                " none; set tokenizer.sentinels: 100, or use a T5 tokenizer"
             )
         prepared = self.model_copy()
         prepared._sentinels = tokenizer.sentinel_ids
         return prepared
 
     def expected_count(self, length: int) -> float:
-        """The missing tokens, one for each span, and the one that ends the target."""
+        """The missing tokens, one sentinel per span, and the token that ends the target."""
         missing = self.rate * length
         return max(1.0, missing + missing / self.mean_span + 1)
 
     def sample_tokens(self, length: int) -> float:
-        """The text, and for each span a token on either side, with the special ones of the target."""
+        """The text, two sentinels per span (one on each side), and the special tokens of the target."""
         return length + 2 * self.rate * length / self.mean_span + 2
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Each sample as what is left of the text, and the spans."""
+        """Each sample as the remaining text and the missing spans."""
         assert samples.source_T is not None
         bounds, sides = samples.cu_seqlens_B1, []
         for row in range(samples.lengths_B.size):
@@ -87,8 +87,8 @@ class SpanCorruption(DocumentRecovery):
         )
 
     def span_lengths(self, length: int, draw: Draw, at: dict[str, Any]) -> tuple[Integers, Integers]:
-        """Lengths of the missing spans and of the text before each, (K,), for a text of so many tokens; of one token,
-        which cannot be divided, the span has none of it.
+        """Lengths of the missing spans and of the text before each, (K,), for a text of this many tokens.
+        A text of one token cannot be divided, so its span is empty.
         """
         if length < 2:
             return np.zeros(1, dtype=np.int64), np.array([length])
@@ -103,7 +103,7 @@ class SpanCorruption(DocumentRecovery):
 
 
 def _divided(items: int, parts: int, draw: Draw, purpose: str, at: dict[str, Any]) -> Integers:
-    """Lengths of so many parts, each of one item at least, all divisions equally likely: (K,)."""
+    """Lengths of this many parts, each with at least one item, all divisions equally likely, (K,)."""
     key = draw.uniform(purpose, **at, position=np.arange(items - 1))
     ends = np.sort(np.argsort(key, kind="stable")[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], ends, [items]]))

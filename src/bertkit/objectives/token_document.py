@@ -1,11 +1,11 @@
-"""Token-document relation: which tokens appear in other segments of their document, too?
+"""Token-document relation: which tokens also occur in other segments of their document?
 
-Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1: words that recur in a document are its key words or those
-of every text, and the model learns to tell them from the rest. Sibling of capitalisation.py.
+Sun et al. 2019, ERNIE 2.0, arXiv:1907.12412, section 4.2.1: words that recur in a document are its key words or common
+to all texts, and the model is trained to distinguish them from the rest. Sibling of capitalisation.py.
 
-A segment is the corpus's (`data.reading.segments`): a sentence, or a line. The label is looked up in the whole document
-when a batch is made, however little of it the sample holds, and of the text's own tokens, masked ones too. What the
-paper leaves open: the target is each token that is not special, by its id, a word's pieces each for itself.
+A segment is one of the corpus (`data.reading.segments`): a sentence, or a line. Labels are computed over the whole
+document when a batch is made, even if the sample contains only a part, and from the text's own tokens, also at masks.
+Not specified in the paper: the targets are all tokens that are not special, compared by id; subwords count separately.
 
 Shapes: T packed tokens, M tokens that are not special, N tokens of one document, U different ones.
 """
@@ -43,8 +43,8 @@ class TokenDocument(TokenDetection):
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         return [
-            f"objective.{self.term} marks the tokens of the text, which objective.{each.term} moves; leave one of the"
-            " two out"
+            f"objective.{self.term} marks the tokens of the text, but objective.{each.term} moves them; leave one of"
+            " the two out"
             for each in objectives
             if each.change == "moved"
         ]
@@ -55,7 +55,7 @@ class TokenDocument(TokenDetection):
         return prepared
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Mark the tokens; none changes."""
+        """Mark the tokens; no token changes."""
         shards = self._shards
         assert shards is not None, "prepared() gives the corpus"
         assert samples.source_T is not None, "layouts tell where tokens stand"
@@ -75,11 +75,11 @@ class TokenDocument(TokenDetection):
 
 
 def recurring(shards: TokenShards, start: int, end: int) -> NDArray[np.bool_]:
-    """For each token of a document, which has the corpus's tokens from start to end: does it stand in another segment
-    of the document, too? (N,)"""
+    """Whether each token of a document (the corpus's tokens from start to end) also occurs in another of its segments,
+    (N,)."""
     _, kind_N = np.unique(shards.tokens_between(start, end), return_inverse=True)
     segment_N: Integers = np.searchsorted(shards.segment_start_S1, np.arange(start, end), side="right")
-    # A kind stands in as many segments as it has different pairs of kind and segment.
+    # The number of distinct pairs of kind and segment is the number of segments of a kind.
     pairs = np.unique(np.stack([kind_N.ravel(), segment_N]), axis=1)
     segments_U = np.bincount(pairs[0])
     return np.asarray(segments_U[kind_N.ravel()] > 1)

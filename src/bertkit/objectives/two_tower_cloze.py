@@ -1,8 +1,8 @@
-"""Two-tower cloze model: every token is predicted from the tokens to its left and, apart, those to its right.
+"""Two-tower cloze model: every token is predicted from the tokens to its left and, separately, those to its right.
 
-Clark et al. 2020, Electric, arXiv:2012.08561, section 2.3; as `_get_cloze_outputs` of google-research/electra. It is
-what the companion of noise_contrastive.py learns, whose distribution the noise is drawn from. Sibling of masked_lm.py,
-which hides the tokens that it predicts; here nothing is hidden, since no state that predicts a token has read it
+Clark et al. 2020, Electric, arXiv:2012.08561, section 2.3; as `_get_cloze_outputs` of google-research/electra. It
+trains the companion of noise_contrastive.py, from whose distribution the noise is drawn. Sibling of masked_lm.py, which
+masks the tokens that it predicts; here nothing is masked, since no state that predicts a token has read it
 (models/two_tower.py).
 
 Shapes: T packed tokens, M tokens that are not special.
@@ -24,11 +24,11 @@ from bertkit.objectives.base import CompanionObjective, Objective, TokenPredicti
 from bertkit.text.tokenizer import Tokenizer
 
 COMPANION = "cloze_model"
-"""Name of the companion that learns it."""
+"""Name of the companion that it trains."""
 
 
 class TwoTowerCloze(TokenPrediction):
-    """Predict every token that is not special from both sides of it, by a companion with two towers."""
+    """Predict every token that is not special from both sides, by a companion with two towers."""
 
     term: ClassVar[str] = "two_tower_cloze"
     learnt_by: ClassVar[str | None] = COMPANION
@@ -41,7 +41,7 @@ class TwoTowerCloze(TokenPrediction):
         if any(isinstance(each, CompanionObjective) and each.companion == COMPANION for each in objectives):
             return []
         return [
-            "objective.two_tower_cloze needs noise_contrastive beside it, whose noise it learns to draw; add"
+            "objective.two_tower_cloze trains the model that draws the noise of noise_contrastive; add"
             " `- noise_contrastive`"
         ]
 
@@ -50,12 +50,12 @@ class TwoTowerCloze(TokenPrediction):
         return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]))
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
-        """All tokens: the noise is scored at special ones, too."""
+        """All tokens: the noise is also scored at special ones."""
         return None
 
     def expected_count(self, length: int) -> float:
         return max(0.0, length - 2.0)
 
     def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
-        """Nothing: every token is predicted as it stands."""
+        """Nothing: every token is its own target."""
         return [None] * targets.id_M.size

@@ -1,19 +1,19 @@
 """Word order: put shuffled trigrams back in order.
 
-Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2, the word structural objective. Beside the masked LM, 5% of
-the trigrams of unmasked tokens are shuffled, and the masked LM's head predicts at each of their positions the token
-that stood there. No code for it was released; what the paper leaves open is decided here:
+Wang et al. 2019, StructBERT, arXiv:1908.04577, section 2, the word structural objective. In addition to the masked LM,
+5% of the trigrams of unmasked tokens are shuffled, and the masked-LM head predicts the original token at each of their
+positions. No code for it was released; what the paper does not specify is decided here:
 
 - A trigram is any three consecutive tokens of a sequence, none of them special, causal, or predicted by an objective of
-  lower rank (a masked-LM target is masked even where its token was left as it was). Overlapping ones count each; a
-  sequence of n free tokens in a row has n - 2.
-- Of a sequence's t trigrams, 0.05 t are shuffled, rounded up or down by a draw so that the share is 5% on average at
-  any length. They are a uniform choice one after another among those that overlap none chosen before. So with 15% of
-  the tokens masked, about 9% are shuffled.
-- A shuffle is a uniform permutation, the identity included, and all its tokens are predicted. As with the masked LM's
-  kept tokens, the model must consider that a token is in its place.
+  lower rank (a masked-LM target counts as masked even if its token was kept). Overlapping ones count separately; n
+  consecutive free tokens have n - 2.
+- Of a sequence's t trigrams, 0.05 t are shuffled, rounded up or down at random so that the share is 5% on average at
+  any length. They are chosen uniformly, one after the other, among those that overlap none chosen before. With 15% of
+  the tokens masked, about 9% are therefore shuffled.
+- A shuffle is a uniform permutation, including the identity, and all its tokens are predicted. As with the masked LM's
+  kept tokens, the model must consider that a token may be in its place.
 
-Sibling of masked_lm.py, whose loss and head these are; the two means have equal weight.
+Sibling of masked_lm.py, whose loss and head it uses; the two means have equal weight.
 
 Shapes: T packed tokens, B sequences, W trigrams, S shuffled trigrams, K tokens of one, M predicted tokens, V
 vocabulary.
@@ -32,7 +32,7 @@ from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
 from bertkit.objectives.base import TokenPrediction
 
 _USUALLY_FREE = 0.85
-"""Share of the tokens that the masked LM leaves alone, for estimates."""
+"""Share of the tokens that the masked LM does not choose, for estimates."""
 
 
 class WordOrder(TokenPrediction):
@@ -50,12 +50,12 @@ class WordOrder(TokenPrediction):
 
     @model_validator(mode="after")
     def _has_room(self) -> WordOrder:
-        # One that is chosen rules out at most length - 1 others on either side.
+        # A chosen run excludes at most length - 1 others on either side.
         most = 1 / (2 * self.length - 1)
         if self.share > most:
             raise ValueError(
-                f"share ({self.share:g}) must not exceed {most:.3g}, or so many runs of {self.length} may not fit"
-                " beside one another"
+                f"share ({self.share:g}) must not exceed {most:.3g}; otherwise so many runs of {self.length} tokens"
+                " may not fit without overlap"
             )
         return self
 
@@ -91,7 +91,7 @@ class WordOrder(TokenPrediction):
         return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]), ids_T=ids_T)
 
     def _trigrams(self, samples: Samples) -> Integers:
-        """Where each run of `length` free tokens of one sequence starts, overlapping ones included."""
+        """The start of each run of `length` free tokens of one sequence, including overlapping ones."""
         free_T = samples.free_T
         last = self.length - 1
         room = max(free_T.size - last, 0)
@@ -107,8 +107,8 @@ class WordOrder(TokenPrediction):
 def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
     """Which runs are chosen in the order of their priority, when those that overlap a chosen one are skipped.
 
-    A run that comes before all that overlap it is chosen in any case, so all of these are chosen at once and the rest
-    is visited again: a few rounds in place of W steps. The earlier of two equal priorities comes first.
+    A run with precedence over all that overlap it is always chosen, so all of these are chosen at once and the rest is
+    visited again: a few rounds in place of W steps. With equal priorities, the earlier run comes first.
     """
     chosen_W = np.zeros(start_W.size, dtype=np.bool_)
     left = np.arange(start_W.size)

@@ -1,1 +1,1 @@
-"""Fine-tuning tasks: what a file of examples holds, where published tasks are found, how each kind is learned."""
+"""Fine-tuning tasks: the examples in a file, the published tasks, and how each kind of task is trained."""

@@ -1,10 +1,10 @@
-"""A kind of task: from examples to sequences with labels, from hidden states to a loss, predictions and scores.
+"""Base of the kinds of task: examples to labelled sequences, and hidden states to a loss, predictions and scores.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: one head on the encoder, everything is trained. A task is to
-fine-tuning what an objective is to pretraining; one file per kind of task, encoding.py lays out its sequences.
+fine-tuning what an objective is to pretraining. There is one file per kind of task; encoding.py lays out the sequences.
 
-A training example is what the optimiser counts and what is never split: an example of the data with all its sequences
-(classification, choice), or one sequence of it (spans, tags).
+A training example is the unit that the optimiser counts and that is never split: an example of the data with all its
+sequences (classification, choice), or one of its sequences (spans, tags).
 
     sequences   [CLS] a b [SEP] | [CLS] c [SEP] | [CLS] d e f [SEP]
     examples    0               | 0             | 1                     two windows of a long text, and a short text
@@ -44,9 +44,9 @@ class Account:
 
     Attributes:
         examples, sequences, tokens: how many there are, special tokens included.
-        examples_cut: examples of which tokens are in no sequence.
-        tokens_dropped: those tokens.
-        lost: what cannot be trained on or predicted because of it, by name (`answers`, `entities`).
+        examples_cut: examples with tokens that are in no sequence.
+        tokens_dropped: how many such tokens there are.
+        lost: what cannot be trained on or predicted as a result, by name (`answers`, `entities`).
     """
 
     examples: int
@@ -70,10 +70,10 @@ class TaskBatch:
     Attributes:
         packed: their sequences.
         example_B: the training example (from 0) that each sequence belongs to.
-        example_labels: by name, one row a training example.
-        token_labels: by name, one number a token.
-        parts: the same examples in micro-batches, in this order, where a loss compares the examples of a batch that is
-            larger than one; empty else.
+        example_labels: by name, one row per training example.
+        token_labels: by name, one number per token.
+        parts: the same examples in micro-batches, in this order, if the loss compares the examples of a batch that is
+            larger than one micro-batch; otherwise empty.
     """
 
     packed: PackedBatch
@@ -92,7 +92,7 @@ class TaskBatch:
 
     @property
     def num_items(self) -> int:
-        """A batch is cut between examples; one that is read as a whole has been."""
+        """The number of examples at which the batch can be cut; that of its largest part if it is already in parts."""
         return max((part.num_items for part in self.parts), default=self.num_examples)
 
     def to(self, device: torch.device) -> TaskBatch:
@@ -109,18 +109,18 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class Features:
-    """Encoded examples, end to end.
+    """Encoded examples, concatenated.
 
     Attributes:
         ids_T, token_types_T: of all sequences.
-        starts_S1: where each sequence begins, and T.
+        starts_S1: the first token of each sequence, and T.
         example_starts_I1: each training example's first sequence, and S.
-        origin_I: the number of the example of the data that each one is of.
+        origin_I: the number of the data example that each training example comes from.
         account: what was cut.
         labelled: whether all examples have a label.
-        example_labels: by name, one row a training example.
-        token_labels: by name, one number a token.
-        extra: whatever the task needs again for its predictions, one entry a sequence.
+        example_labels: by name, one row per training example.
+        token_labels: by name, one number per token.
+        extra: anything else the task needs for its predictions, one entry per sequence.
     """
 
     ids_T: NDArray[np.int32]
@@ -161,9 +161,9 @@ class Features:
         )
 
     def cut(self, examples: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-        """Micro-batches of at most `max_tokens` tokens (a larger example is one of its own), the longest first.
+        """Micro-batches of at most `max_tokens` tokens (a larger example is one by itself), the longest first.
 
-        Sorted by length, so that attention's rectangles hold little padding.
+        Sorted by length, so that attention's rectangles contain little padding.
         """
         ordered = examples[np.argsort(-self.tokens_I[examples], kind="stable")]
         parts: list[NDArray[np.int64]] = []
@@ -176,7 +176,7 @@ class Features:
         return [*parts, ordered[first:]] if ordered.size else []
 
     def joined_batch(self, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
-        """The examples of several micro-batches as one batch that has them as its parts."""
+        """The examples of several micro-batches as one batch with these as its parts."""
         whole = self.batch(np.concatenate(parts))
         return whole if len(parts) == 1 else replace(whole, parts=tuple(self.batch(items) for items in parts))
 
@@ -192,12 +192,12 @@ class FeatureWriter:
         self.extra: list[Any] = []
 
     def add(self, ids: list[int], types: list[int]) -> None:
-        """A sequence of the training example that the next `close` ends."""
+        """Add a sequence to the training example that the next `close` ends."""
         self._ids.append(ids)
         self._types.append(types)
 
     def close(self, example: int) -> None:
-        """End a training example that is of this example of the data."""
+        """End a training example that comes from this example of the data."""
         self._example_starts.append(len(self._ids))
         self._examples.append(example)
 
@@ -209,7 +209,7 @@ class FeatureWriter:
         *,
         labelled: bool,
     ) -> Features:
-        """All of it; the account's sequences and tokens are counted here."""
+        """All of it as `Features`; the account's sequences and tokens are counted here."""
         starts = np.cumsum([0, *(len(ids) for ids in self._ids)], dtype=np.int64)
         total = int(starts[-1])
         return Features(
@@ -232,9 +232,9 @@ class Prediction:
 
     Attributes:
         id: the example's.
-        prediction: a label, a number, labels, tags, a text or an index, as the task has it.
+        prediction: a label, a number, labels, tags, a text or an index, depending on the task.
         scores: what it is based on, such as a probability by label.
-        candidates: what else may be right, of a task that lists it; not saved.
+        candidates: other possible predictions, for tasks that list them; not saved.
     """
 
     id: str
@@ -252,12 +252,12 @@ class Task(ABC):
     """One kind of task with its labels.
 
     Args:
-        labels: names of the head's outputs in their order.
-        metrics: names of the scores that are reported, of those in `metric_of`.
+        labels: names of the head's outputs, in order.
+        metrics: names of the scores to report, from those in `metric_of`.
 
     Attributes:
-        label_order: the labels in the task's own order, by which metrics that take label ids number them.
-        additional: metrics that are reported beside the task's own.
+        label_order: the labels in the task's own order, which gives the ids for metrics that take label ids.
+        additional: metrics that are reported in addition to the task's own.
 
     Raises:
         UsageError: a score that this kind of task does not have.
@@ -268,7 +268,7 @@ class Task(ABC):
     metric_of: ClassVar[Mapping[str, str]]
     """Each score that this kind of task can report, and the metric (of `bertkit.metrics.METRICS`) that computes it."""
     tuned_keys: ClassVar[tuple[str, ...]] = ()
-    """The keys of config.json under which `tune`'s findings are stored with the model."""
+    """The keys of config.json under which the results of `tune` are stored with the model."""
     gold_scores: ClassVar[Mapping[str, Any] | None] = None
     """The `scores` of a prediction that is final, such as a gold one."""
 
@@ -276,8 +276,8 @@ class Task(ABC):
         for name in metrics:
             if name not in self.metric_of:
                 raise UsageError(
-                    f"metrics: {name}: a task of this kind reports {', '.join(self.metric_of)}; any other metric is"
-                    " added by --metric NAME-OR-PATH"
+                    f"metrics: {name}: a task of this kind reports {', '.join(self.metric_of)}; add any other metric"
+                    " with --metric NAME-OR-PATH"
                 )
         self.labels = labels
         self.metrics = tuple(metrics)
@@ -286,52 +286,52 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], encoder: SequenceEncoder) -> Features:
-        """Sequences and labels; labels are left out where an example has none.
+        """Sequences and labels; without labels if any example has none.
 
         Raises:
-            DataError: an example that cannot be encoded, or whose label is none of the task's.
+            DataError: an example that cannot be encoded, or whose label is not one of the task's.
         """
 
     @abstractmethod
     def count(self, batch: TaskBatch) -> int:
-        """How many predictions the loss over a micro-batch sums, known before the step."""
+        """How many predictions the loss of a micro-batch sums over; known before the step."""
 
     @property
     def reads_whole_batch(self) -> bool:
-        """Whether an example's loss depends on the others of its batch, so that a batch is not cut for the loss."""
+        """Whether an example's loss depends on the others in its batch; if so, batches are not cut for the loss."""
         return False
 
     @property
     def config_keys(self) -> dict[str, Any]:
-        """What config.json holds of how the outputs are read; nothing for most tasks."""
+        """Keys of config.json that describe how to read the outputs; none for most tasks."""
         return {}
 
     def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
-        """What the loss trains beside the model, and drops behind the training, by the name of the companion that it
-        becomes; nothing for most tasks."""
+        """Modules that the loss trains along with the model and that are dropped after training, by companion name;
+        none for most tasks."""
         return {}
 
     def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
-        """A training batch as the model reads it in this epoch: as it is, of most tasks.
+        """A training batch as the model reads it in this epoch; unchanged for most tasks.
 
         Args:
-            batch: of these training examples.
+            batch: of the training examples `items`.
             items: their numbers.
-            seed, epoch: address the draws.
+            seed, epoch: determine the random draws.
         """
         return batch
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> LossSum:
-        """The summed loss over one micro-batch."""
+        """The summed loss of one micro-batch."""
         return self.loss_with(model, self.logits(model, hidden_TD, batch), batch)
 
     def loss_with(self, model: HeadedModel, logits: Tensor, batch: TaskBatch) -> LossSum:
-        """The summed loss of the logits, with what `modules` has added to the model."""
+        """The summed loss of the logits, using the modules that `modules` has added to the model."""
         return self.loss_of(logits, batch)
 
     @abstractmethod
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """The head's logits for a batch, in float32; each kind of task has its own last axes."""
+        """The head's logits for a batch, in float32; the last axes depend on the kind of task."""
 
     @abstractmethod
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
@@ -339,9 +339,9 @@ class Task(ABC):
 
     @abstractmethod
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """The logits as rows of classes, (M, K), by which one model can be compared with another.
+        """The logits as rows of classes, (M, K), for comparing one model with another.
 
-        The rows are in the order of the examples; a class that a row does not have is minus infinity, and comes last.
+        The rows are in the order of the examples. Classes that a row does not have come last and are minus infinity.
         """
 
     @abstractmethod
@@ -349,30 +349,30 @@ class Task(ABC):
         """How many rows of `imitated` each training example has; known without labels."""
 
     def row_tokens(self, batch: TaskBatch) -> Tensor | None:
-        """The tokens that the rows of `imitated` are of, bool (T,), where equal sequences may have different ones; else
-        None."""
+        """The tokens that the rows of `imitated` belong to, bool (T,), if these may differ between equal sequences;
+        else None."""
         return None
 
     @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """What the head gives for each training example of a batch."""
+        """The head's output for each training example of a batch."""
 
     @abstractmethod
     def predictions(
         self, examples: Sequence[Any], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        """One for each example, in their order.
+        """One prediction per example, in order.
 
         Args:
-            examples: what `features` was encoded from.
+            examples: the examples that `features` was encoded from.
             features: of all of them.
-            outputs: of `decode`, one a training example.
+            outputs: of `decode`, one per training example.
         """
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> Scores:
         """The task's metrics as fractions, then the additional ones; examples without a label do not count.
 
-        A score of an additional metric whose name is taken has the metric's name in front: `my_metric_accuracy`.
+        If the name of an additional score is taken, it is prefixed with the metric's name: `my_metric_accuracy`.
 
         Raises:
             DataError: an additional metric fails.
@@ -386,7 +386,7 @@ class Task(ABC):
         return scores
 
     def own_scores(self, predictions: list[Any], references: list[Any]) -> Scores:
-        """The task's own metrics, of `metric_inputs`."""
+        """The task's own metrics, from `metric_inputs`."""
         found: Scores = {}
         for name in self.metrics:
             if name not in found:
@@ -396,11 +396,11 @@ class Task(ABC):
         return {name: found[name] for name in self.metrics}
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        """Arguments of one of bertkit's own metrics, by its name, besides predictions and references."""
+        """Arguments of one of bertkit's own metrics in addition to predictions and references."""
         return {}
 
     def metric_inputs(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Predictions and references of the examples with a label, as the metrics take them."""
+        """Predictions and references of the labelled examples, in the form that the metrics take."""
         pairs = [
             (prediction.prediction, gold)
             for prediction, example in zip(predictions, examples, strict=True)
@@ -409,22 +409,22 @@ class Task(ABC):
         return [guess for guess, _ in pairs], [gold for _, gold in pairs]
 
     def gold(self, example: Any) -> Any:
-        """What a right prediction of the example is; None where that is not known."""
+        """The correct prediction for the example; None if unknown."""
         return example.label
 
     def classes(self, value: Any) -> frozenset[tuple[Hashable, ...]]:
-        """The items `(class, place)` of a prediction or gold value that are scored by class; none for most tasks."""
+        """The items `(class, place)` of a prediction or gold value, for scores by class; none for most tasks."""
         return frozenset()
 
     def numbered(self, labels: list[Any]) -> list[Any]:
-        """Predictions or references for metrics that take label ids."""
+        """Predictions or references as label ids, for metrics that take these."""
         return labels
 
     def check_additional(self, examples: Sequence[Any]) -> None:
-        """Compute the additional metrics on the gold labels, so that one that fails does so before anything is trained.
+        """Compute the additional metrics on the gold labels, so that a failing one fails before training.
 
         Raises:
-            UsageError: a score that the task's labels do not have.
+            UsageError: a score that is not defined for the task's labels.
             DataError: an additional metric fails.
         """
         for score in self.metrics:
@@ -433,26 +433,26 @@ class Task(ABC):
             self.score([Prediction(each.id, self.gold(each), self.gold_scores) for each in examples], examples)
 
     def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """One prediction and one reference for each label."""
+        """One prediction and one reference per label."""
         return self.metric_inputs(predictions, examples)
 
     def constant_baseline(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]
     ) -> ConstantBaseline | None:
-        """Always predicting the commonest label, by this metric; None where that is no baseline."""
+        """The score of always predicting the most common label; None if that is no baseline."""
         return None
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:
-        """What is set on labelled predictions and stored with the model; nothing for most tasks."""
+        """Values that are tuned on labelled predictions and stored with the model; none for most tasks."""
         return {}
 
     def final(self, predictions: Sequence[Prediction], tuned: Mapping[str, Any]) -> list[Prediction]:
-        """The predictions with what `tune` has found."""
+        """The predictions after applying the results of `tune`."""
         return list(predictions)
 
 
 def ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """range(start, end) of every pair, end to end."""
+    """range(start, end) of every pair, concatenated."""
     lengths = ends - starts
     offsets = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
     return np.asarray(np.arange(int(lengths.sum())) + offsets)

@@ -1,7 +1,6 @@
-"""The published tasks, from catalogue.yaml: data, label names, kind, metrics and the paper's settings, one entry each.
+"""The published tasks, from catalogue.yaml: data, label names, kind, metrics and the paper's settings of each.
 
-The papers are named there. How files are read is the readers' matter (bertkit.tasks.readers), how a kind of task is
-trained that of the task classes.
+The papers are named there. Readers (bertkit.tasks.readers) read the files; the task classes define the training.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ TASKS = {name: validated(TaskSpec, {"name": name, **entry}) for name, entry in _
 """Every published task by name."""
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
-"""The nine tasks of the GLUE score; `ax` is outside it."""
+"""The nine tasks of the GLUE score; `ax` is not one of them."""
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation: `SST-2`, `sst_2` and `sst2` are one."""
+    """A name without case and punctuation: `SST-2`, `sst_2` and `sst2` are the same."""
     return "".join(each for each in name.lower() if each.isalnum())
 
 
 def find_task(name: str) -> TaskSpec:
-    """The task of a name, whatever its case and punctuation.
+    """The task of this name; case and punctuation are ignored.
 
     Raises:
         UsageError: there is none; the nearest name is given.
@@ -37,5 +36,5 @@ def find_task(name: str) -> TaskSpec:
     if spec := known.get(plain(name)):
         return spec
     near = get_close_matches(plain(name), known, n=1)
-    hint = f"did you mean {known[near[0]].name}?" if near else "there are: " + ", ".join(TASKS)
+    hint = f"did you mean {known[near[0]].name}?" if near else "expected one of: " + ", ".join(TASKS)
     raise UsageError(f"unknown task {name!r}; {hint}")

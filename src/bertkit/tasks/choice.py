@@ -1,8 +1,8 @@
-"""Which of several endings is right: SWAG, RACE and their like.
+"""Multiple choice: which of several endings is right, as in SWAG and RACE.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.4: each ending makes a sequence with the context, a vector gives
-each one number, and a softmax over the endings chooses. Of a passage that is too long the end is cut, never the
-question (ALBERT's and XLNet's readers for RACE); a blank `_` in the question is filled with the ending.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.4: each ending forms one sequence with the context, a vector
+gives each sequence one number, and a softmax over the endings chooses. If a passage is too long, its end is cut, never
+the question (ALBERT's and XLNet's readers for RACE). A blank `_` in the question is filled with the ending.
 
 Shapes: T packed tokens, B sequences, I examples, C endings, D width.
 """
@@ -32,7 +32,7 @@ BLANK = "_"
 
 
 class ChoiceSettings(Settings):
-    """How endings are read."""
+    """How endings are encoded."""
 
     max_question_tokens: int = Field(
         128, ge=1, description="Maximum length of question and ending together, in tokens; the rest is cut."
@@ -40,7 +40,7 @@ class ChoiceSettings(Settings):
 
 
 class Choice(Task):
-    """One of an example's endings; examples may have different numbers of them."""
+    """Choose one of an example's endings; the number of endings may differ between examples."""
 
     head: ClassVar[str] = "multiple_choice"
     metric_of: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
@@ -72,7 +72,7 @@ class Choice(Task):
         return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=labelled)
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """(I, C) in float32, minus infinity where an example has fewer endings than the largest."""
+        """(I, C) in float32; minus infinity for endings that an example does not have."""
         logits_B = model.logits(self.head, hidden_TD, batch.packed).float()[:, 0]
         count_I = torch.bincount(batch.example_B)
         first_I = torch.cumsum(count_I, 0) - count_I
@@ -97,7 +97,7 @@ class Choice(Task):
         return [1] * batch.num_examples
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """(C,) of each example, its own endings only."""
+        """(C,) for each example, its own endings only."""
         rows = self.logits(model, hidden_TD, batch).cpu().numpy()
         return [row[np.isfinite(row)] for row in rows]
 
@@ -111,7 +111,7 @@ class Choice(Task):
 
 
 def completed(question: str, ending: str) -> str:
-    """The question with its blank filled in, or with the ending behind it."""
+    """The question with its blank filled in, or followed by the ending."""
     if BLANK in question:
         return question.replace(BLANK, ending, 1)
     return f"{question} {ending}" if question else ending

@@ -1,10 +1,10 @@
-"""One text or a pair of texts: one label, several labels, or a number.
+"""Tasks on a text or a pair of texts: one label, several labels, or a number.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4.1: the pooled first token, dropout, a linear layer; cross-entropy
-for labels, squared error for numbers (ALBERT's classifier_utils.py), a sigmoid per label where several may hold.
+for labels, squared error for numbers (ALBERT's classifier_utils.py), a sigmoid per label if several may apply.
 
-A text that is too long is cut, or read in overlapping windows: its logits are then the mean of its windows' logits, in
-training as in prediction.
+A text that is too long is cut, or read in overlapping windows. In the latter case its logits are the mean of its
+windows' logits, in training and in prediction.
 
 Shapes: T packed tokens, B sequences, I examples, K labels, D width.
 """
@@ -39,22 +39,23 @@ from bertkit.tasks.examples import TextExample
 
 LABEL = "label"
 TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
-"""Keys of config.json: the divisor of a classifier's logits, and the probability from which on each label holds."""
+"""Keys of config.json: the divisor of a classifier's logits, and the least probability at which each label is
+predicted."""
 ACTIVATION_OWNER, LARGEST_SCORE = "sentence_transformers", "largest_score"
-"""Keys of config.json: where a cross-encoder names the function behind its output, and what its sigmoid is times."""
+"""Keys of config.json: where a cross-encoder names its output activation, and the factor of its sigmoid."""
 TASK_HEAD = "task_head"
-"""The key of config.json that names the head of a task, where the Hub has no class with it."""
+"""The key of config.json that names the head of a task for which the Hub has no class."""
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _INNER_SHARE = 0.01
 ENOUGH_TO_TUNE = 100
-"""Labelled examples below which neither is set: they would fit the examples rather than the model."""
+"""Minimum number of labelled examples for tuning; with fewer, the values would fit the examples, not the model."""
 ENOUGH_OF_LABEL = 5
-"""Examples of a label, and examples without it, below which its threshold stays at one half."""
+"""With fewer examples of a label, or fewer without it, its threshold stays at one half."""
 _THRESHOLD = 0.5
 
 
 class TextSettings(Settings):
-    """How texts are read and what their labels weigh."""
+    """How texts are encoded and how their labels are weighted."""
 
     window_stride: int | None = Field(
         None,
@@ -83,7 +84,7 @@ class TextSettings(Settings):
         if all(spec.kind != "regression" for spec in recipe.specs):
             yield UnreadKey("largest_score", "only a regression has scores")
         if getattr(recipe, "labels_weight", 1.0) == 0:
-            why = "the student learns from its teacher alone, and labels have no loss"
+            why = "the student is trained only on its teacher, and labels have no loss"
             yield UnreadKey("label_smoothing", why, "give distillation.labels a weight")
             yield UnreadKey("class_weights", why, "give distillation.labels a weight")
 
@@ -95,13 +96,13 @@ class TextSettings(Settings):
 
 
 class TextTask(Task):
-    """What the three kinds have in common: how texts become sequences, and sequences one row of logits an example.
+    """Shared by the three kinds: texts become sequences, and sequences one row of logits per example.
 
     Args:
         labels: names of the outputs.
         metrics: names of the scores that are reported.
-        settings: see there.
-        positive: the label whose F1 is reported, where there are two; None: the second of them.
+        settings: see `TextSettings`.
+        positive: the label whose F1 is reported if there are two; None: the second of them.
         class_weight_K: factor of each label's loss.
     """
 
@@ -140,7 +141,7 @@ class TextTask(Task):
         return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=bool(labels))
 
     def _fitting(self, parts: tuple[Ids, ...], encoder: SequenceEncoder) -> tuple[list[tuple[Ids, ...]], int]:
-        """What each sequence of an example holds, and how many of the example's tokens none of them does."""
+        """The parts of each sequence of an example, and how many of the example's tokens are in none of them."""
         room = encoder.room(len(parts))
         excess = sum(map(len, parts)) - room
         if excess <= 0:
@@ -148,7 +149,7 @@ class TextTask(Task):
         stride = self.settings.window_stride
         if stride is not None:
             *front, long = parts
-            # The text in front keeps at most half of the room, so that windows of the long one have the other half.
+            # The first text keeps at most half of the room; windows of the long one have the rest.
             kept = front[0][: max(room - len(long), room // 2)] if front else []
             lost = len(front[0]) - len(kept) if front else 0
             spans = windows(long, room - len(kept), stride)
@@ -157,7 +158,7 @@ class TextTask(Task):
         return [kept_parts], excess
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """The mean of an example's windows, (I, K), in float32."""
+        """The mean over an example's windows, (I, K), in float32."""
         logits_BK = model.logits(self.head, hidden_TD, batch.packed).float()
         if batch.num_examples == logits_BK.shape[0]:
             return logits_BK
@@ -175,7 +176,7 @@ class TextTask(Task):
         return LossSum(self.loss_sum(logits, target), batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """The labels of each example."""
+        """One row of label logits per example."""
         return logits
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
@@ -190,20 +191,20 @@ class TextTask(Task):
         return [self.prediction(example, logits_K) for example, logits_K in zip(examples, outputs, strict=True)]
 
     def weight_K(self, logits_IK: Tensor) -> Tensor | None:
-        """The labels' factors, where the logits are."""
+        """The labels' weights, on the logits' device."""
         return None if self.class_weight_K is None else self.class_weight_K.to(logits_IK.device)
 
     @abstractmethod
     def label_array(self, examples: Sequence[TextExample]) -> NDArray[Any]:
-        """The labels in the form that the loss reads, one row for each example."""
+        """The labels in the form that the loss reads, one row per example."""
 
     @abstractmethod
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
-        """Summed over the examples."""
+        """The loss summed over the examples."""
 
     @abstractmethod
     def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
-        """How many examples are right."""
+        """How many examples are predicted correctly."""
 
     @abstractmethod
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
@@ -211,10 +212,10 @@ class TextTask(Task):
 
 
 class Classification(TextTask):
-    """One of K labels; its probabilities are calibrated where enough labelled examples set a temperature.
+    """One of K labels; probabilities are calibrated by a temperature if there are enough labelled examples.
 
-    The loss is divided by the number of examples whatever they weigh, so that an update does not depend on which
-    labels happen to be in a batch together (torch's mean divides by their weights).
+    The loss is divided by the number of examples, regardless of their weights. An update therefore does not depend on
+    which labels happen to share a batch (torch's mean divides by their weights).
     """
 
     metric_of: ClassVar[Mapping[str, str]] = {
@@ -241,17 +242,17 @@ class Classification(TextTask):
         return frozenset({(str(value),)})
 
     def metric_options(self, metric: str) -> dict[str, Any]:
-        """The label whose F1 is reported: the task's own, else the second of two.
+        """For F1, the label that is scored: the task's own, else the second of two.
 
         Raises:
-            UsageError: `f1` of a task with another number of labels.
+            UsageError: `f1` for a task without exactly two labels.
         """
         if metric != "f1":
             return {}
         if self.positive is None and len(self.label_order) != 2:
             raise UsageError(
-                f"metric f1: is that of the second of two labels, and the task has {len(self.label_order)}; take"
-                " macro_f1, the mean over all labels, in its place"
+                f"metric f1: is the F1 of the second of two labels, but the task has {len(self.label_order)} labels;"
+                " use macro_f1, the mean over all labels"
             )
         return {"positive": self.label_order[1] if self.positive is None else self.positive}
 
@@ -266,7 +267,7 @@ class Classification(TextTask):
         return {TEMPERATURE: fit_temperature(probability_IK, label_I)}
 
     def final(self, predictions: Sequence[Prediction], tuned: Mapping[str, Any]) -> list[Prediction]:
-        """The same labels with probabilities at the temperature."""
+        """The same labels, with probabilities at the tuned temperature."""
         if TEMPERATURE not in tuned or not predictions:
             return list(predictions)
         names = self.labels.names
@@ -279,7 +280,7 @@ class Classification(TextTask):
     def probabilities(
         self, predictions: Sequence[Prediction], examples: Sequence[TextExample]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Probabilities (I, K) and label numbers (I) of the examples that have a label."""
+        """Probabilities (I, K) and label ids (I) of the examples that have a label."""
         known = [pair for pair in zip(predictions, examples, strict=True) if pair[1].label is not None]
         rows = [[each.scores[name] for name in self.labels.names] for each, _ in known]
         labels = label_ids([(example.id, str(example.label)) for _, example in known], self.labels.names)
@@ -299,9 +300,9 @@ class Classification(TextTask):
 
 
 class VectorClassification(Classification):
-    """Classification by a linear map of the mean over a text's tokens, without a pooler: SetFit's.
+    """Classification by a linear map of the mean over a text's tokens, without a pooler, as in SetFit.
 
-    The Hub has no class with such a head, so config.json names it; the directory is a sentence embedder's, too.
+    The Hub has no class with such a head, so config.json names it. The directory is also that of a sentence embedder.
     """
 
     head: ClassVar[str] = "vector_classification"
@@ -312,19 +313,19 @@ class VectorClassification(Classification):
 
 
 class MultiLabelClassification(TextTask):
-    """Any number of K labels: one sigmoid each; the loss is the labels' mean.
+    """Any number of K labels, each with a sigmoid; the loss is the mean over labels.
 
-    A label is predicted from a probability of one half on, or from its own threshold where enough labelled examples
-    set one.
+    A label is predicted at a probability of at least one half, or of its own threshold if there are enough labelled
+    examples to tune one.
     """
 
     metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), "multi_label")
     tuned_keys: ClassVar[tuple[str, ...]] = (THRESHOLDS,)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """Two classes for each label of each example, that it does not hold and that it does, (I K, 2): a softmax over
-        the two is the sigmoid, and the mean over rows is the labels' mean, as in the loss. The first is always 0, so
-        that a mean over the two of squared differences is half the label's own."""
+        """Two classes for each label of each example, absent and present, (I K, 2): a softmax over the two is the
+        sigmoid, and the mean over rows is the mean over labels, as in the loss. The first logit is always 0. A mean
+        squared difference over the two is therefore half the label's own."""
         logit_M = logits.reshape(-1)
         return torch.stack([torch.zeros_like(logit_M), logit_M], dim=-1)
 
@@ -391,15 +392,15 @@ class MultiLabelClassification(TextTask):
         return list(example.label) if isinstance(example.label, tuple) else None
 
     def numbered(self, labels: list[Any]) -> list[Any]:
-        """A one for each label that holds, else a zero."""
+        """One for each label that applies, else zero."""
         return [[int(name in own) for name in self.label_order] for own in labels]
 
 
 class Regression(TextTask):
     """A number, by squared error on the scale of the data.
 
-    Where `largest_score` is set, a sigmoid's share of it, by cross-entropy: the cross-encoder of sentence-transformers
-    (BinaryCrossEntropyLoss), whose config.json names the sigmoid.
+    If `largest_score` is set, the score is this times a sigmoid, trained with cross-entropy, as in the cross-encoders
+    of sentence-transformers (BinaryCrossEntropyLoss), whose config.json names the sigmoid.
     """
 
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("pearson", "spearman", "mean_squared_error")}
@@ -418,8 +419,8 @@ class Regression(TextTask):
         if outside.size:
             odd = examples[int(outside[0])]
             raise DataError(
-                f"example {odd.id}: the score {odd.label} is not within 0 and {largest:g} (text.largest_score); correct"
-                " it, or leave text.largest_score out"
+                f"example {odd.id}: the score {odd.label} is not between 0 and {largest:g} (text.largest_score);"
+                " correct it, or leave text.largest_score out"
             )
         return numbers_I / np.float32(largest)
 
@@ -429,7 +430,7 @@ class Regression(TextTask):
         return functional.mse_loss(logits_IK[:, 0], target, reduction="sum")
 
     def output_for(self, score: float) -> float:
-        """The output of the head that predicts this score; of a sigmoid, of one between its ends."""
+        """The head's output that predicts this score; for a sigmoid, the score is first kept away from both ends."""
         largest = self.settings.largest_score
         if largest is None:
             return score
@@ -437,7 +438,7 @@ class Regression(TextTask):
         return math.log(share / (1 - share))
 
     def count_correct(self, logits_IK: Tensor, target: Tensor) -> Tensor:
-        """None ever is; a count of 0 keeps the form of a loss."""
+        """Always 0: no number counts as correct."""
         return target.new_zeros(())
 
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
@@ -446,10 +447,10 @@ class Regression(TextTask):
 
 
 def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each (example, label) by name; an exact match is preferred to one in another case.
+    """The label id of each (example, label); an exact match takes precedence over one that differs in case.
 
     Raises:
-        DataError: a label that is none of `names`.
+        DataError: a label that is not in `names`.
     """
     exact = {name: number for number, name in enumerate(names)}
     folded = {name.casefold(): number for number, name in enumerate(names)}
@@ -459,8 +460,8 @@ def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDAr
         if number is None:
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             raise DataError(
-                f"example {example}: the label {label!r} is none of the task's {len(names)} labels ({shown});"
-                " correct the data, or let the training file have examples of it"
+                f"example {example}: the label {label!r} is not one of the task's {len(names)} labels ({shown});"
+                " correct the data, or add examples of it to the training file"
             )
         ids.append(number)
     return np.asarray(ids, dtype=np.int64)
@@ -469,10 +470,10 @@ def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDAr
 def class_weights(
     wanted: Literal["balanced"] | Mapping[str, float] | None, examples: Sequence[TextExample], names: Sequence[str]
 ) -> NDArray[np.float32] | None:
-    """The factor of each label's loss.
+    """The weight of each label's loss.
 
     Raises:
-        DataError: a weight for a label that the task has not.
+        DataError: a weight for a label that the task does not have.
     """
     if wanted is None:
         return None

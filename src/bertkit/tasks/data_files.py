@@ -1,4 +1,4 @@
-"""The package's own data, in YAML files beside this one: the tasks, and what papers print for models."""
+"""The package's own data, in YAML files next to this one: the tasks, and the figures that papers print."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-if TYPE_CHECKING:  # pydantic takes a fifth of a second, and the command line reads the titles of tasks for its help
+if TYPE_CHECKING:  # importing pydantic takes 0.2 s, and the command line's help needs the titles of tasks
     from bertkit.settings import Settings
 
 Entry = TypeVar("Entry", bound="Settings")
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Ten times as fast where PyYAML was built with libyaml."""
+"""Ten times faster if PyYAML was built with libyaml."""
 
 
 def read_data_file(name: str) -> Any:
@@ -24,5 +24,5 @@ def read_data_file(name: str) -> Any:
 
 
 def validated(kind: type[Entry], entry: Any) -> Entry:
-    """An entry as its class; lists become tuples, as in recipes."""
+    """An entry as an object of its class; lists become tuples, as in recipes."""
     return kind.model_validate_json(json.dumps(entry))

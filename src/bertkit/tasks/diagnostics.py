@@ -1,13 +1,13 @@
-"""Psycholinguistic diagnostics: contexts with a blank at their end, and words that fit it well or badly.
+"""Psycholinguistic diagnostics: contexts that end in a blank, and words that fit the blank well or badly.
 
-Ettinger 2020, "What BERT Is Not", arXiv:1907.13528; TSV files as in github.com/aetting/lm-diagnostics. What
-a file tests is known by its columns:
+Ettinger 2020, "What BERT Is Not", arXiv:1907.13528; TSV files as in github.com/aetting/lm-diagnostics. The
+columns of a file show what it tests:
 
     CPRAG   which of three words ends a story: the expected one, or two that would be inappropriate (commonsense)
     ROLE    is a verb more probable after "which customer the waitress had" than after the roles reversed
     NEG     is what is true of "A robin is" and "A robin is not" preferred to what is false
 
-`(a|an)` before a blank becomes the article that the word takes. Sibling minimal_pairs.py reads whole sentences.
+`(a|an)` before a blank is replaced by the article that the word needs. Sibling minimal_pairs.py reads whole sentences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A word in the blank behind a context."""
+    """A word that fills the blank after a context."""
 
     context: str
     word: str
@@ -45,9 +45,9 @@ class Comparison:
 
     Attributes:
         item: its name in the file.
-        condition: of the file's items that are counted apart: affirmative, negative, or nothing.
-        group: a property of the item in the file: constraint (H, L), licensing (Y, N), or nothing.
-        completions: the one that should be preferred first.
+        condition: affirmative or negative if the file's items are scored separately by it, else empty.
+        group: a property of the item in the file: constraint (H, L), licensing (Y, N), or empty.
+        completions: the one that should be preferred, then the others.
     """
 
     item: str
@@ -58,7 +58,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Cloze:
-    """Is one of these among the most probable words (accuracy)? `item`, `condition` and `group` as of a comparison."""
+    """Is one of these among the most probable words (accuracy)? The other fields are as in `Comparison`."""
 
     item: str
     condition: str
@@ -73,7 +73,7 @@ class Diagnostic:
     Attributes:
         name: the file's, without suffix.
         path: the file.
-        comparisons, clozes: in the file's order.
+        comparisons, clozes: in file order.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Diagnostic:
 
 
 def diagnostic_files(path: Path) -> list[Path]:
-    """The files below a directory whose columns are those of a diagnostic, sorted; or the file itself."""
+    """The files below a directory that have the columns of a diagnostic, sorted; or the file itself."""
     if path.is_file():
         return [path]
     return [file for file in sorted(path.rglob("*.tsv")) if _kind(_header(file)) is not None]
@@ -93,18 +93,18 @@ def read_diagnostic(path: Path) -> Diagnostic:
     """The items of a file.
 
     Raises:
-        DataError: it cannot be read, its columns are of no diagnostic, or a line is faulty.
+        DataError: the file cannot be read, its columns match no diagnostic, or a line is faulty.
     """
     header = _header(path)
     columns = _kind(header)
     if columns is None:
         raise DataError(
-            f"{path}: its columns are {', '.join(header) or 'none'}; expected those of CPRAG ({', '.join(_CPRAG)}),"
+            f"{path}: the columns are {', '.join(header) or 'none'}; expected those of CPRAG ({', '.join(_CPRAG)}),"
             f" ROLE ({', '.join(_ROLE)}) or NEG ({', '.join(_NEG)})"
         )
     rows = list(_rows(path, header, columns))
     if not rows:
-        raise DataError(f"{path}: holds no item")
+        raise DataError(f"{path}: contains no items")
     comparisons, clozes = _KINDS[columns](path, rows)
     return Diagnostic(path.stem, path, tuple(comparisons), tuple(clozes))
 
@@ -126,7 +126,7 @@ def _role(path: Path, rows: Sequence[Row]) -> tuple[list[Comparison], list[Cloze
         number, dash, order = row["item"].rpartition("-")
         if not dash or order not in ("a", "b"):
             raise DataError(f"{path}: item {row['item']!r}; expected a number with -a (good roles) or -b (reversed)")
-        # Some targets end in a preposition; the published code takes the first word, too.
+        # Some targets end in a preposition; the published code also takes only the first word.
         pairs.setdefault(number, {})[order] = _completion(row["context"], row["target"].split()[0])
         expected = tuple(_completion(row["context"], word) for word in row["expected"].split("|"))
         clozes.append(Cloze(row["item"], "", "", expected))

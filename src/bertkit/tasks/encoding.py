@@ -1,11 +1,11 @@
-"""Laying out sequences: the special tokens of one text or of two, and truncation where both are too long.
+"""Laying out sequences: special tokens around one text or two, and truncation of texts that are too long.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (`[CLS] A [SEP] B [SEP]`), and the released run_classifier.py
-for the cut: of the two texts the longer loses its last token, until both fit. Where a family puts its special tokens is
-read off the tokenizer's own template, so that RoBERTa's `<s> A </s></s> B </s>` and XLNet's `A <sep> B <sep> <cls>`
-come out as their papers have them.
+for truncation: the longer of the two texts loses its last token until both fit. The positions of special tokens are
+read from the tokenizer's own template, so RoBERTa's `<s> A </s></s> B </s>` and XLNet's `A <sep> B <sep> <cls>` are as
+in their papers.
 
-A special token written out in a text is text: data cannot forge a separator.
+A special token written out in a text is treated as text: data cannot forge a separator.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Template:
-    """The special tokens around the parts of a sequence: before the first, behind each, as ids and types.
+    """The special tokens around the parts of a sequence, as ids and types.
 
     Attributes:
-        frames: one list of (id, type) before the first part, then one behind each part.
+        frames: one list of (id, type) before the first part, then one after each part.
         types: the type of each part's own tokens.
     """
 
@@ -38,17 +38,17 @@ class Template:
 
     @property
     def special_tokens(self) -> int:
-        """How many tokens of a sequence are not text."""
+        """The number of special tokens in a sequence."""
         return sum(map(len, self.frames))
 
     @property
     def before(self) -> int:
-        """Where the first part begins."""
+        """The position at which the first part begins."""
         return len(self.frames[0])
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, parts: int) -> Template:
-        """As the tokenizer's post-processor frames one part or two."""
+        """The frames that the tokenizer's post-processor puts around one part or two."""
         text = _some_text(backend)
         encoding = backend.encode(text, text if parts == 2 else None, add_special_tokens=True)
         frames: list[list[tuple[int, int]]] = [[] for _ in range(parts + 1)]
@@ -80,12 +80,12 @@ class Template:
 
 
 class SequenceEncoder:
-    """Texts to sequences that a model reads.
+    """Encodes texts as sequences for a model.
 
     Args:
         tokenizer: the model's.
         max_tokens: of the longest sequence, special tokens included.
-        token_types: whether the model reads segment types; else all types are 0.
+        token_types: whether the model reads segment types; if not, all types are 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_tokens: int, token_types: bool = True) -> None:
@@ -98,7 +98,7 @@ class SequenceEncoder:
             )
 
     def shortened(self, max_tokens: int) -> SequenceEncoder:
-        """The same rules for sequences of at most this many tokens."""
+        """The same encoder for sequences of at most this many tokens."""
         return SequenceEncoder(self.tokenizer, max_tokens=max_tokens, token_types=self._token_types)
 
     @cached_property
@@ -111,20 +111,20 @@ class SequenceEncoder:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The same rules, to which a special token written out is text."""
+        """The same tokenizer, but special tokens that are written out in a text are encoded as text."""
         backend = tokenizers.Tokenizer.from_str(self.tokenizer.backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
     def room(self, parts: int) -> int:
-        """Tokens of text that fit in a sequence of one part or two."""
+        """The number of text tokens that fit in a sequence of one part or two."""
         return self.max_tokens - (self.pair if parts == 2 else self.single).special_tokens
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing cut; the mask's where a `MaskedText` has one.
+        """The ids of each text without truncation; masks of a `MaskedText` become the tokenizer's mask.
 
         Raises:
-            DataError: a text has a mask, and the tokenizer none.
+            DataError: a text has a mask, but the tokenizer has none.
         """
         if any(isinstance(text, MaskedText) for text in texts):
             return self._with_masks([parts_between_masks(text) for text in texts])
@@ -146,11 +146,11 @@ class SequenceEncoder:
         return found
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """`tokenizers.Encoding` of each text: ids with the characters of each, nothing cut."""
+        """`tokenizers.Encoding` of each text: ids with their characters, without truncation."""
         return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
 
     def word_encodings(self, words: Sequence[Sequence[str]]) -> list[Any]:
-        """`tokenizers.Encoding` of each sentence that is split into words: ids with the word that each belongs to."""
+        """`tokenizers.Encoding` of each sentence, given as words: ids with the word that each belongs to."""
         sentences = [list(each) for each in words]
         return list(self._words.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
 
@@ -160,21 +160,21 @@ class SequenceEncoder:
         backend.encode_special_tokens = True
         rules = backend.pre_tokenizer
         if isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):
-            # A word of its own is a word behind a space: without it GPT-2's vocabulary would take it for a part of one.
+            # Without a space before it, GPT-2's vocabulary would encode a word as the continuation of another.
             backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
                 add_prefix_space=True, use_regex=getattr(rules, "use_regex", True)
             )
         return backend
 
     def sequence(self, *parts: Sequence[int], example: str) -> tuple[Ids, list[int]]:
-        """Ids and types of one or two parts that fit.
+        """Ids and types of a sequence of one or two parts, which must fit.
 
         Raises:
-            DataError: there is not a single token.
+            DataError: the sequence has no tokens.
         """
         ids, types = (self.pair if len(parts) == 2 else self.single).fill(*parts)
         if not ids:
-            raise DataError(f"example {example}: its text has no tokens at all, and the tokenizer adds none")
+            raise DataError(f"example {example}: its text has no tokens, and the tokenizer adds none; leave it out")
         return ids, types
 
     def _template(self, parts: int) -> Template:
@@ -186,7 +186,7 @@ class SequenceEncoder:
 
 
 def cut_longer(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
-    """Both texts without the last tokens of the longer one, so that they fit; of two equal ones the second is cut."""
+    """Both texts, the longer one cut at its end until they fit; if they are equally long, the second is cut."""
     excess = len(first) + len(second) - room
     if excess <= 0:
         return first, second
@@ -195,14 +195,14 @@ def cut_longer(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
     keep_first = len(first) - (from_longer if gap > 0 else 0)
     keep_second = len(second) - (from_longer if gap < 0 else 0)
     rest = excess - from_longer
-    # From here on they are equal, and lose tokens in turn, the second first.
+    # From here on they are equally long and lose tokens alternately, the second first.
     keep_first -= rest // 2
     keep_second -= rest - rest // 2
     return first[:keep_first], second[:keep_second]
 
 
 def windows(ids: Ids, room: int, stride: int) -> Iterator[tuple[int, Ids]]:
-    """Overlapping windows of a long text: `room` tokens each, beginning every `stride` tokens; where each begins."""
+    """Overlapping windows of a long text, each with its start: `room` tokens, one window every `stride` tokens."""
     start = 0
     while True:
         yield start, ids[start : start + room]
@@ -216,4 +216,4 @@ def _some_text(backend: tokenizers.Tokenizer) -> str:
     for text in ("a", "the", *list(backend.get_vocab())[:1000]):
         if backend.encode(text, add_special_tokens=False).ids:
             return str(text)
-    raise DataError("the tokenizer makes no token of any text")
+    raise DataError("the tokenizer produces no tokens for any text; check that it is the right one")

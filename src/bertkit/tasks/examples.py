@@ -1,8 +1,8 @@
-"""What a task's file holds once it is read: one frozen example per line, sentence, question or problem.
+"""The examples of a task: one frozen object per line, sentence, question or problem of its file.
 
-Readers (bertkit.tasks.readers) make them, tasks encode them, metrics compare predictions with them. Labels are always
-the names that the file uses, never ids: which id a name gets is the model's `label2id`, so that a model fine-tuned
-elsewhere with another order is read rightly. A label, tags or answers that the file does not hold are None.
+Readers (bertkit.tasks.readers) create them, tasks encode them, metrics compare predictions with them. Labels are always
+the names in the file, never ids. The model's `label2id` maps names to ids, so a model fine-tuned elsewhere with another
+order is read correctly. A label, tags or answers that the file does not contain are None.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 class TextExample:
     """One text or a pair of texts: classification, multi-label classification, regression.
 
-    `label` is a name (classification), a number (regression), the names that hold (multi-label; () where none holds),
-    or None (a test split without labels).
+    `label` is a name (classification), a number (regression), the names that apply (multi-label; () if none does), or
+    None (a test split without labels).
     """
 
     id: str
@@ -28,9 +28,9 @@ class TextExample:
 
 @dataclass(frozen=True, slots=True)
 class TaggedExample:
-    """One sentence of words with a tag each; `document` numbers the documents of the file from 0.
+    """One sentence of words, each with a tag; `document` numbers the documents of the file from 0.
 
-    Sentences of one document are consecutive in the file, so that a task can surround a sentence by its neighbours.
+    Sentences of one document are consecutive in the file, so a task can surround a sentence by its neighbours.
     """
 
     id: str
@@ -51,8 +51,8 @@ class Answer:
 class QuestionExample:
     """A question about a context, answered by one of its spans.
 
-    `impossible` says that the context does not hold the answer (SQuAD 2.0; `answers` is then empty). Answers empty and
-    `impossible` false is a question whose answers are not known.
+    `impossible` means that the context does not contain the answer (SQuAD 2.0; `answers` is then empty). If `answers`
+    is empty and `impossible` is false, the answers are not known.
     """
 
     id: str
@@ -64,10 +64,10 @@ class QuestionExample:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExample:
-    """One of several endings to choose; `label` is the index of the right one, counted from 0, or None.
+    """Several endings to choose from; `label` is the index of the right one, counted from 0, or None.
 
     SWAG: `context` is the first sentence and `question` the beginning of the second, which each ending completes. RACE:
-    `context` is the passage and `question` the question. `question` is empty where the endings follow the context.
+    `context` is the passage and `question` the question. `question` is empty if the endings follow the context.
     """
 
     id: str
@@ -79,7 +79,7 @@ class ChoiceExample:
 
 @dataclass(frozen=True, slots=True)
 class SentenceExample:
-    """Texts that are embedded apart: one; a pair; or an anchor, its positive and negatives.
+    """Texts that are embedded separately: one; a pair; or an anchor, its positive and negatives.
 
     `label` is a score, a class, by how much the positive's score is greater than each negative's, or None.
     """
@@ -94,7 +94,7 @@ Example = TextExample | TaggedExample | QuestionExample | ChoiceExample | Senten
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:
-    """A row that is left out: its place, such as `train.csv, line 7`, and why."""
+    """A row that is left out: its place, such as `train.csv, line 7`, and the reason."""
 
     place: str
     reason: str
@@ -102,11 +102,11 @@ class SkippedRow:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The examples of one split in the file's order, and what was noticed while reading it.
+    """The examples of one split in file order, and notes on reading it.
 
-    `notes` counts by name, such as {"duplicate ids": 2, "answers dropped": 1}; `named` lists, under the same names, the
-    ids concerned (the first few). `source` is the file, folder or Hub data set that was read. `skipped` are the rows
-    that were left out. `groups`, where there are any, has one for each example: those of one group belong together.
+    `notes` has counts by name, such as {"duplicate ids": 2, "answers dropped": 1}; `named` has the first few ids
+    concerned, under the same names. `source` is the file, folder or Hub data set that was read. `skipped` are the rows
+    that were left out. `groups`, if there are any, has one group per example; examples of one group stay together.
     """
 
     examples: list[Example]
@@ -118,14 +118,14 @@ class Split:
 
 
 MASK = "[MASK]"
-"""How a masked word is shown; the tokenizer's own mask is what a model reads."""
+"""How a masked word is displayed; a model reads the tokenizer's own mask token."""
 
 
 class MaskedText(str):
-    """A text with masks, shown with `[MASK]` for each.
+    """A text with masks, each displayed as `[MASK]`.
 
     Attributes:
-        parts: the text before the first mask, between masks, and behind the last; at least two.
+        parts: the text before the first mask, between masks, and after the last; at least two.
     """
 
     parts: tuple[str, ...]
@@ -141,5 +141,5 @@ class MaskedText(str):
 
 
 def parts_between_masks(text: str) -> tuple[str, ...]:
-    """A text's parts between masks; itself alone where it has none."""
+    """A text's parts between masks; only the text itself if it has none."""
     return text.parts if isinstance(text, MaskedText) else (text,)

@@ -1,8 +1,8 @@
-"""Minimal pairs: two sentences that differ in one point of grammar, of which a model should prefer the good one.
+"""Minimal pairs: two sentences that differ in one point of grammar; a model should prefer the good one.
 
-Warstadt et al. 2020, BLiMP, arXiv:1912.00582, section 3: JSON Lines, one pair an object, one paradigm a file. Any file
-of this shape is read: `sentence_good` and `sentence_bad` are needed; a file without `UID` (the BabyLM supplement) is
-one paradigm named after the file.
+Warstadt et al. 2020, BLiMP, arXiv:1912.00582, section 3: JSON Lines, one pair per object, one paradigm per file. Any
+file of this shape is read. `sentence_good` and `sentence_bad` are required; a file without `UID` (the BabyLM
+supplement) is one paradigm named after the file.
 
 Quirks of the released files: `field` is spelled `syntax_semantics` in thirteen paradigms and `syntax/semantics` in one,
 here one field; seven pairs have two identical sentences.
@@ -25,15 +25,15 @@ from bertkit.tasks.readers.common import json_rows
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
-"""Fields that the released files spell in two ways, and the spelling that is kept."""
+"""Fields with two spellings in the released files, and the spelling that is used here."""
 
 BELOW = ("", "blimp", "data")
-"""Where the files may be in the directory that is named: BLiMP's repository has them in `data`."""
+"""Where the files may be below the given directory: BLiMP's repository has them in `data`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinimalPair:
-    """A good and a bad sentence; `id` is the file's `pairID`, else the number of the pair, counted from 0."""
+    """A good and a bad sentence; `id` is the file's `pairID`, else the pair's number, counted from 0."""
 
     id: str
     good: str
@@ -46,9 +46,9 @@ class Paradigm:
 
     Attributes:
         name: its UID.
-        field: of linguistics; None where the file has none or several.
+        field: field of linguistics; None if the file has none or several.
         term: the phenomenon (`linguistics_term`); None likewise.
-        pairs: those chosen, in the file's order.
+        pairs: the selected ones, in file order.
         available: how many there are in the file.
         path: the file.
     """
@@ -66,7 +66,7 @@ class Paradigm:
         return tuple(pair.id for pair in self.pairs if pair.good == pair.bad)
 
     def drawn(self, count: int, seed: int) -> Paradigm:
-        """At most `count` pairs, drawn at random, in the file's order; more pairs are these and others."""
+        """At most `count` pairs, drawn at random, in file order; a larger `count` adds pairs to the same ones."""
         number = np.arange(min(count, len(self.pairs)))
         chosen = Draw(seed, self.name).permuted("minimal-pairs", number, size=len(self.pairs))
         return replace(self, pairs=tuple(self.pairs[index] for index in np.sort(chosen).tolist()))
@@ -86,7 +86,7 @@ def minimal_pair_files(path: Path) -> list[Path]:
             return files
     state = "no .jsonl file in this directory" if path.is_dir() else "no such file or directory"
     raise DataError(
-        f"{path}: {state}; expected minimal pairs, one JSON object a line with {GOOD} and {BAD}, as in the folder"
+        f"{path}: {state}; expected minimal pairs, one JSON object per line with {GOOD} and {BAD}, as in the folder"
         " `data` of github.com/alexwarstadt/blimp"
     )
 
@@ -95,22 +95,22 @@ def read_paradigms(path: Path) -> list[Paradigm]:
     """All paradigms of a file or directory, see `minimal_pair_files`.
 
     Raises:
-        DataError: no file, a faulty line, or a paradigm in two files.
+        DataError: no file, a faulty line, or a paradigm that occurs in two files.
     """
     paradigms: dict[str, Paradigm] = {}
     for file in minimal_pair_files(path):
         for paradigm in _read_file(file):
             if paradigm.name in paradigms:
                 raise DataError(
-                    f"{file}: holds the paradigm {paradigm.name!r}, which {paradigms[paradigm.name].path} holds too;"
-                    " remove one"
+                    f"{file}: the paradigm {paradigm.name!r} is also in {paradigms[paradigm.name].path}; remove one of"
+                    " the files"
                 )
             paradigms[paradigm.name] = paradigm
     return list(paradigms.values())
 
 
 def select(paradigms: Sequence[Paradigm], patterns: Sequence[str]) -> list[Paradigm]:
-    """Paradigms whose name, field or phenomenon matches one of the patterns (`anaphor_*`); all where there are none.
+    """Paradigms whose name, field or phenomenon matches one of the patterns (`anaphor_*`); all if there are none.
 
     Raises:
         UsageError: a pattern matches nothing.
@@ -132,7 +132,7 @@ def _names(paradigm: Paradigm) -> list[str]:
 
 
 def _read_file(path: Path) -> list[Paradigm]:
-    """The file's paradigms, in the order in which they begin."""
+    """The file's paradigms, in order of first occurrence."""
     groups: dict[str, list[MinimalPair]] = {}
     fields: dict[str, set[str | None]] = {}
     terms: dict[str, set[str | None]] = {}
@@ -147,7 +147,7 @@ def _read_file(path: Path) -> list[Paradigm]:
             MinimalPair(str(pair_id), _sentence(record, GOOD, where), _sentence(record, BAD, where))
         )
     if not groups:
-        raise DataError(f"{path}: holds no pair; expected one JSON object a line with {GOOD} and {BAD}")
+        raise DataError(f"{path}: contains no pairs; expected one JSON object per line with {GOOD} and {BAD}")
     return [
         Paradigm(name, _only(fields[name]), _only(terms[name]), tuple(pairs), len(pairs), path)
         for name, pairs in groups.items()
@@ -162,7 +162,7 @@ def _sentence(record: dict[str, Any], key: str, where: str) -> str:
     if key not in record:
         near = get_close_matches(key, record, n=1)
         hint = f"it has {near[0]!r}" if near else f"it has {', '.join(record) or 'no keys'}"
-        raise DataError(f"{where}: no {key!r} ({hint}); minimal pairs have {GOOD} and {BAD}")
+        raise DataError(f"{where}: no {key!r} ({hint}); a minimal pair needs {GOOD} and {BAD}")
     sentence = _text(record, key, where)
     if not sentence or sentence.isspace():
         raise DataError(f"{where}: {key} is empty; expected a sentence")

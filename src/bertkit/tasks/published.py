@@ -1,6 +1,6 @@
-"""What papers print for the tasks: the rows that `bertkit eval` sets beside its own figures, from published.yaml.
+"""Figures that papers print for the tasks, from published.yaml; `bertkit eval` shows them next to its own.
 
-The file names the papers. Sibling published_compression.py has what papers print for compressed models.
+The file names the papers. Sibling published_compression.py has the figures for compressed models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PublishedRow(Settings):
 
 
 class PublishedModel(Settings):
-    """A model that has rows."""
+    """A model with published rows."""
 
     name: str = Field(description="What `--published` calls it.")
     title: str = Field(description="Display name.")
@@ -39,7 +39,7 @@ class PublishedModel(Settings):
 PUBLISHED: dict[str, PublishedModel] = {
     name: validated(PublishedModel, {"name": name, **entry}) for name, entry in read_data_file("published.yaml").items()
 }
-"""Every model that has rows, by name."""
+"""Every model with published rows, by name."""
 
 
 def published_named(name: str) -> PublishedModel:
@@ -56,7 +56,7 @@ def published_named(name: str) -> PublishedModel:
 
 
 def published_for(shape: tuple[str, int, int], name: str) -> PublishedModel | None:
-    """The model that a checkpoint is most likely one of: its shape must agree, and its name where that decides.
+    """The model that a checkpoint most likely is: its shape must agree, and its name if several have this shape.
 
     Args:
         shape: model_type, layers and hidden size.

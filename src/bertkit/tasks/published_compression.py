@@ -1,7 +1,7 @@
-"""What papers print for compressed models: how much smaller, how much faster, and what is left of the score.
+"""Figures that papers print for compressed models: how much smaller and faster, and the share of the score kept.
 
-The rows are in published_compression.yaml, which names the papers. Sibling published.py has the scores that papers
-print for whole models.
+The rows are in published_compression.yaml, which names the papers. Sibling published.py has the scores of
+uncompressed models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertkit.settings import Settings
 from bertkit.tasks.data_files import read_data_file, validated
 
 NO_METHOD = "none"
-"""In place of a method: no published row."""
+"""Option value in place of a method: show no published row."""
 
 
 class PublishedCompression(Settings):
@@ -37,7 +37,7 @@ COMPRESSIONS = tuple(validated(PublishedCompression, row) for row in read_data_f
 """Every row, in the order of the methods."""
 
 METHODS = tuple(dict.fromkeys(row.method for row in COMPRESSIONS))
-"""Every method that has rows."""
+"""Every method with rows."""
 
 _OTHER_NAMES = {
     "bertpkd": "pkd",
@@ -50,7 +50,7 @@ _OTHER_NAMES = {
 
 
 def method_named(name: str) -> str:
-    """The method that a user names, in any spelling: `Q-BERT`, `tinybert`.
+    """The method of this name, in any spelling: `Q-BERT`, `tinybert`.
 
     Raises:
         UsageError: there is none; the nearest name is given.
@@ -65,7 +65,7 @@ def method_named(name: str) -> str:
 
 
 def method_in(name: str) -> str | None:
-    """The method that the name of a recipe begins with: `tinybert-sst2` is of `tinybert`; None where it is of none."""
+    """The method that the name of a recipe begins with: `tinybert` for `tinybert-sst2`; None if there is none."""
     plain = _plain(name)
     known = {each: each for each in METHODS} | _OTHER_NAMES
     found = [prefix for prefix in known if plain.startswith(prefix)]
@@ -73,11 +73,11 @@ def method_in(name: str) -> str | None:
 
 
 def published_compression(method: str, *, layers: int | None, width: int | None) -> PublishedCompression:
-    """The row of a method: of several the one whose student is nearest in layers, then in width.
+    """The row of a method; if it has several, the one with the student nearest in layers, then in width.
 
     Args:
         method: one of METHODS.
-        layers, width: of the model that it is shown beside; None where it has none.
+        layers, width: of the model that it is shown next to; None if unknown.
     """
 
     def distance(row: PublishedCompression) -> tuple[int, int]:

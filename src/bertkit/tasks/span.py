@@ -1,11 +1,12 @@
-"""The span of a context that answers a question, or that there is none: SQuAD 1.1 and 2.0.
+"""Extractive question answering: the span of a context that answers a question, or no answer (SQuAD 1.1 and 2.0).
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, sections 4.2 and 4.3, and the released run_squad.py: chunks of a long
-context overlap, a token counts in the chunk that shows the most around it, a chunk without the answer has it at [CLS],
-the score of a span is the sum of two logits, and that of no answer is the smallest over all chunks. The answer is cut
-out of the context itself, by the characters of its tokens, where the original aligns two tokenisations.
+context overlap, and a token counts in the chunk that shows the most context around it. In a chunk without the answer,
+the target is [CLS]. The score of a span is the sum of two logits; the score of no answer is the smallest over all
+chunks. The answer is cut out of the context by the character offsets of its tokens; the original aligns two
+tokenisations.
 
-Differs from the released code in that the softmax is over a chunk's own tokens, since there is no padding.
+Unlike in the released code, the softmax is over a chunk's own tokens only, since there is no padding.
 
 Shapes: T packed tokens, B sequences, S longest sequence, D width.
 """
@@ -38,11 +39,11 @@ from bertkit.text.word_split import whole_words
 START, END = "start", "end"
 _ITEM_FIELDS = ("id", "prediction_text")
 THRESHOLD = "null_score_threshold"
-"""The key of config.json that keeps the tuned threshold."""
+"""The key of config.json for the tuned threshold."""
 
 
 class SpanSettings(Settings):
-    """How contexts are cut and answers found; defaults are the released code's."""
+    """How contexts are split and answers found; the defaults are those of the released code."""
 
     doc_stride: int = Field(
         128, ge=1, description="Tokens from the start of one chunk of a context to the start of the next."
@@ -54,13 +55,13 @@ class SpanSettings(Settings):
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """Where a chunk's tokens are.
+    """The tokens of one chunk of a context.
 
     Attributes:
         example: number of the question.
         first: position in the sequence of the chunk's first context token.
         offsets: characters of the context that each of its tokens covers.
-        has_most_context: whether no other chunk shows more around it, by token.
+        has_most_context: for each token, whether no other chunk shows more context around it.
         null: position of [CLS].
     """
 
@@ -73,11 +74,11 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Answers that a question may have.
+    """Possible answers to a question.
 
     Attributes:
-        scores: by the first character and the end in the context, the sum of the two logits.
-        null: the score of no answer; None where the model has not learnt that there may be none.
+        scores: the sum of the two logits, by first character and end in the context.
+        null: the score of no answer; None if the model was not trained on unanswerable questions.
     """
 
     scores: dict[tuple[int, int], float]
@@ -89,7 +90,7 @@ class Span(Task):
 
     Args:
         metrics: names of the scores that are reported.
-        settings: see there.
+        settings: see `SpanSettings`.
         may_be_impossible: whether some questions have no answer.
     """
 
@@ -107,7 +108,8 @@ class Span(Task):
         limit = self.settings.max_query_tokens
         if encoder.room(2) - limit < 1:
             raise UsageError(
-                f"span.max_query_tokens is {limit} and data.max_length {encoder.max_tokens}: no room for a context"
+                f"span.max_query_tokens is {limit} and data.max_length is {encoder.max_tokens}, which leaves no room"
+                " for a context; lower the former or raise the latter"
             )
         questions = encoder.ids([example.question for example in examples])
         contexts = list(dict.fromkeys(example.context for example in examples))
@@ -139,7 +141,7 @@ class Span(Task):
     def _chunks(
         self, number: int, example: QuestionExample, query: list[int], context: Any, encoder: SequenceEncoder
     ) -> list[tuple[ContextWindow, list[int], list[int], int]]:
-        """The chunks of a context, each with its sequence, its types and where in the context it begins."""
+        """The chunks of a context, each with its sequence, its token types and its first token in the context."""
         room = encoder.room(2) - len(query)
         cut = list(windows(context.ids, room, self.settings.doc_stride))
         most = most_context([(start, len(ids)) for start, ids in cut], len(context.ids))
@@ -167,14 +169,14 @@ class Span(Task):
         return LossSum((start_loss + end_loss) / 2, batch.num_examples, correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """Two rows for each chunk, where the answer begins and where it ends; its tokens are the classes, (2 B, S)."""
+        """Two rows per chunk, the start and the end of the answer; the chunk's tokens are the classes, (2 B, S)."""
         return logits.transpose(1, 2).flatten(0, 1)
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [2] * batch.num_examples
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """(B, S, 2) in float32, minus infinity behind a sequence's end."""
+        """(B, S, 2) in float32; minus infinity after the end of a sequence."""
         logits_T2 = model.token_logits(self.head, hidden_TD).float()
         sequences = batch.packed.sequences
         lengths_B = sequences.cu_seqlens_B1.diff().long()
@@ -183,14 +185,15 @@ class Span(Task):
         return logits_BS2.index_put((row_T, batch.packed.positions_T), logits_T2)
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """(tokens, 2) of each chunk."""
+        """(tokens, 2) for each chunk."""
         logits_T2 = model.token_logits(self.head, hidden_TD).float().cpu().numpy()
         return np.split(logits_T2, batch.packed.sequences.cu_seqlens_B1.cpu().numpy()[1:-1])
 
     def predictions(
         self, examples: Sequence[QuestionExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        """The best text of every question; where it may have none, `scores.null_odds` is how much better none is."""
+        """The best text for every question; if questions may have no answer, `scores.null_odds` is the score of no
+        answer minus that of the text."""
         best: list[tuple[float, tuple[int, int]]] = [(-np.inf, (0, 0))] * len(examples)
         null = [np.inf] * len(examples)
         for chunk, logits_S2 in zip(features.extra, outputs, strict=True):
@@ -204,7 +207,7 @@ class Span(Task):
         ]
 
     def decided(self, example: QuestionExample, candidates: Candidates) -> Prediction:
-        """As `predictions`, of candidates."""
+        """As `predictions`, from candidates."""
         scores = candidates.scores
         best = min(scores, key=lambda place: (-scores[place], place), default=(0, 0))
         null = np.inf if candidates.null is None else candidates.null
@@ -222,7 +225,7 @@ class Span(Task):
     ) -> list[Candidates]:
         """The answers that each question may have, and the score of no answer. Arguments as in `predictions`.
 
-        Of each chunk they are the allowed spans of the `n_best` starts and ends, the best first, without those that
+        For each chunk these are the allowed spans of the `n_best` starts and ends, best first, without those that
         share a token with a better one.
         """
         found: list[dict[tuple[int, int], float]] = [{} for _ in examples]
@@ -271,7 +274,7 @@ class Span(Task):
             metric, fields = "squad", [*_ITEM_FIELDS]
         items = [{field: item[field] for field in fields} for item in predictions]
         found = local_metric(metric).compute(predictions=items, references=references)
-        # The script of version 2.0 has another name for the same metric, and so has its task.
+        # The script of version 2.0 uses another name for the same metric, and so does its task.
         exact = found["exact" if self.may_be_impossible else "exact_match"]
         own = {"f1": found["f1"], "exact": exact, "exact_match": exact}
         return {name: own[name] for name in self.metrics}
@@ -279,13 +282,13 @@ class Span(Task):
     def metric_inputs(
         self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]
     ) -> tuple[list[Any], list[Any]]:
-        """Items as SQuAD's metrics take them; where questions may have no answer, at the threshold that is best on
-        these examples unless the predictions carry a tuned one."""
+        """Items in the form of SQuAD's metrics. If questions may have no answer, the threshold is the best one on these
+        examples, unless the predictions carry a tuned one."""
         texts = {each.id: each.prediction for each in predictions}
         if self.may_be_impossible and not all(THRESHOLD in each.scores for each in predictions):
             texts = self._thresholded(predictions, self.tune(predictions, examples)[THRESHOLD])
         known = [example for example in examples if self.gold(example) is not None]
-        # Which texts are empty is decided: no probability turns another one into "no answer".
+        # Which texts are empty is already decided: a probability of 0 turns no other one into "no answer".
         items = [{"id": each.id, "prediction_text": texts[each.id], "no_answer_probability": 0.0} for each in known]
         answers = [
             {
@@ -307,7 +310,7 @@ class Span(Task):
         return super().metric_inputs(predictions, examples)
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[QuestionExample]) -> dict[str, Any]:
-        """The threshold on the odds of no answer with the best F1."""
+        """The threshold on `null_odds` with the best F1."""
         if not self.may_be_impossible:
             return {}
         texts = {each.id: each.scores["text"] for each in predictions}
@@ -329,7 +332,7 @@ class Span(Task):
 
 
 def answer_place(context: str, start: int, end: int) -> tuple[int, int]:
-    """Characters of an answer: those of its tokens, extended to whole words, without white space around them."""
+    """The characters of an answer: those of its tokens, extended to whole words, without surrounding white space."""
     start, end = whole_words(context, start, end)
     inside = context[start:end]
     start += len(inside) - len(inside.lstrip())
@@ -343,7 +346,7 @@ def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
 
 
 def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """The first and last token of the first accepted answer; None where there is none, or no token covers it."""
+    """The first and last token of the first accepted answer; None if there is none, or no token covers it."""
     if not example.answers:
         return None
     answer = example.answers[0]
@@ -353,9 +356,9 @@ def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) 
 
 
 def most_context(chunks: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]:
-    """For each token the chunk, of those given by start and length, that shows the most around it.
+    """For each token, the chunk (given by start and length) that shows the most context around it.
 
-    min(left, right) + 0.01 * chunk length, the first of equal ones: run_squad.py's rule.
+    The rule of run_squad.py: min(left, right) + 0.01 * chunk length, the first if equal.
     """
     best, greatest = np.zeros(max(1, length), dtype=np.int64), np.full(max(1, length), -1.0)
     for row, (start, size) in enumerate(chunks):

@@ -1,6 +1,6 @@
-"""The description of a task: its data, label names, kind and head, metrics, and how the paper fine-tuned on it.
+"""The description of a task: data, label names, kind and head, metrics, and the paper's fine-tuning settings.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 and appendix A.3, for what a paper's settings consist of. Sibling
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 and appendix A.3, for the settings of a paper. Sibling
 of catalogue.py, which reads the published tasks from catalogue.yaml.
 """
 
@@ -16,7 +16,7 @@ from bertkit.settings import Settings
 Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice", "embedding"]
 
 LONGEST_NAME = 100
-"""Characters of a task's name, and of a recipe's."""
+"""Maximum length of a task's name, and of a recipe's, in characters."""
 
 HEADS: dict[Kind, str] = {
     "classification": "sequence_classification",
@@ -27,7 +27,7 @@ HEADS: dict[Kind, str] = {
     "choice": "multiple_choice",
     "embedding": "sentence_vector",
 }
-"""The head that each kind of task needs, by its name in bertkit.models.heads.HEAD_KINDS."""
+"""The head of each kind of task, by its name in bertkit.models.heads.HEAD_KINDS."""
 
 
 def iob2(types: Sequence[str]) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def iob2(types: Sequence[str]) -> tuple[str, ...]:
 
 
 class FinetuneDefaults(Settings):
-    """How a paper fine-tuned on a task; the values of a run whose recipe does not set them."""
+    """A paper's fine-tuning settings for a task; the defaults of a run whose recipe does not set them."""
 
     learning_rate: float = Field(gt=0, description="Peak learning rate; linear warm-up, then linear decay to zero.")
     epochs: float = Field(gt=0, description="Passes over the training split.")
@@ -50,7 +50,7 @@ class FinetuneDefaults(Settings):
 
 
 class FileColumns(Settings):
-    """The columns of a GLUE file, each with its alternatives, as the official headers name them."""
+    """The columns of a GLUE file, each with its alternative names in the official headers."""
 
     text: tuple[str, ...] = Field(description="The text.")
     text_pair: tuple[str, ...] = Field((), description="The second text of a pair.")
@@ -58,7 +58,7 @@ class FileColumns(Settings):
 
 
 class HubCopy(Settings):
-    """A task's copy on the Hub, where it differs from the official files."""
+    """A task's copy on the Hub, and how it differs from the official files."""
 
     id: str = Field(description="The data set.")
     config: str | None = Field(None, description="Its configuration.")
@@ -70,7 +70,7 @@ class HubCopy(Settings):
 
 
 class TaskSpec(Settings):
-    """One task: what it is, where its files are, and how the paper fine-tuned on it."""
+    """One task: its definition, its files, and the paper's fine-tuning settings."""
 
     name: str = Field(
         pattern=r"^\w[\w.+-]*$",

@@ -1,8 +1,8 @@
-"""Dev examples out of one file: a share that is held out, or K folds; stratified by label, and groups kept whole.
+"""Split one file into train and dev: a held-out share or K folds, stratified by label, with groups kept together.
 
-Stratified cross-validation: Kohavi 1995, IJCAI. scikit-learn's splitters are the oracle in tests and not used: a run is
-evaluated on the rows that it held out, so that a seed must give the same rows in every version; and rare
-labels, groups and sizes that do not fit are errors here that name what to do.
+Stratified cross-validation: Kohavi 1995, IJCAI. scikit-learn's splitters serve only as the oracle in tests: a run is
+evaluated on the rows that it held out, so a seed must give the same rows in every version. Rare labels, groups and
+sizes that do not fit are errors here that say how to fix them.
 
 A unit is an example, or a whole group. Shapes: N examples, U units, L strata, K folds.
 """
@@ -30,13 +30,13 @@ from bertkit.tasks.examples import (
 Integers = NDArray[np.int64]
 
 ATTEMPTS, FEW_GROUPS = 50, 200
-"""Random orders of the groups that are tried, and the greatest number of groups for which it is done."""
+"""The number of random orders of the groups that are tried, and the maximum number of groups for doing so."""
 SCORE_BINS = 10
-"""Scores of a regression are stratified by this many quantiles."""
+"""Regression scores are stratified by this many quantiles."""
 
 
 def held_out(split: Split, share: float, seed: int) -> Integers:
-    """Which examples are dev: about `share` of all and of each label, by whole groups; no label is in dev alone.
+    """The dev examples: about `share` of all and of each label, in whole groups; no label is only in dev.
 
     Args:
         split: of the whole file.
@@ -47,7 +47,7 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
         Positions in rising order.
 
     Raises:
-        UsageError: dev would have no example, or fewer than there are labels; or the groups do not allow it.
+        UsageError: dev would have no example, or fewer than there are labels, or the groups do not allow the split.
     """
     examples, units = split.examples, _units(split)
     size = round(len(examples) * share)
@@ -71,7 +71,8 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
 
 
 def folds(split: Split, count: int, seed: int) -> Integers:
-    """The fold of each example, from 0: about as many examples, and of each label, in every fold; groups are whole.
+    """The fold of each example, from 0; folds have about equally many examples, in all and of each label.
+    Groups are kept whole.
 
     Args:
         split: of the whole file.
@@ -88,12 +89,12 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     option = f"--folds {count} (task.split.folds)"
     if count > len(units):
         what = "examples" if len(units) == len(examples) else "groups"
-        raise UsageError(f"{option}: {split.source} has {len(units)} {what}; take at most this many folds")
+        raise UsageError(f"{option}: {split.source} has only {len(units)} {what}; use at most that many folds")
     counts_UL = _counts(examples, units)
     order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)
     if len(units) == len(examples):
-        # Examples of a label are consecutive, and each goes to the next fold.
+        # Examples of a label are consecutive; each goes to the next fold.
         dealt = order[np.argsort(counts_UL.argmax(1)[order], kind="stable")]
         fold_U[dealt] = np.arange(len(units)) % count
     else:
@@ -108,8 +109,8 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     alone = sorted(name for name, where in seen.items() if len(where) == 1)
     if alone:
         raise UsageError(
-            f"{option}: all examples of {', '.join(map(repr, alone[:5]))} are in one fold, whose model has none to"
-            " learn from; leave such rows out, merge the label with another, or try another seed (--split-seed)"
+            f"{option}: all examples of {', '.join(map(repr, alone[:5]))} are in one fold, so its model would have none"
+            " to train on; leave such rows out, merge the label with another, or try another seed (--split-seed)"
         )
     return fold_N
 
@@ -129,7 +130,7 @@ def _units(split: Split) -> list[Integers]:
 
 
 def _natural_group(example: Example, position: int) -> str:
-    """Sentences of a document and questions about a context belong together; any other example is alone."""
+    """The group of an example: sentences of a document and questions about a context stay together."""
     if isinstance(example, TaggedExample):
         return str(example.document)
     if isinstance(example, QuestionExample | ChoiceExample):
@@ -138,7 +139,7 @@ def _natural_group(example: Example, position: int) -> str:
 
 
 def _counts(examples: Sequence[Example], units: Sequence[Integers]) -> Integers:
-    """How many examples of each stratum a unit has, (U, L)."""
+    """The number of examples per unit and stratum, (U, L)."""
     numbers: dict[Any, int] = {}
     stratum_N = [numbers.setdefault(stratum, len(numbers)) for stratum in _strata(examples)]
     counts_UL = np.zeros((len(units), len(numbers)), dtype=np.int64)
@@ -149,7 +150,7 @@ def _counts(examples: Sequence[Example], units: Sequence[Integers]) -> Integers:
 
 
 def _strata(examples: Sequence[Example]) -> list[Any]:
-    """The label of a text, its set of labels, or the decile of its score; of a question, whether it has an answer."""
+    """The stratum of each example: a text's label, set of labels or decile of the score; a question's answerability."""
     labels: list[Any] = [
         example.label
         if isinstance(example, TextExample) or (isinstance(example, SentenceExample) and _is_plain(example.label))
@@ -170,7 +171,7 @@ def _is_plain(label: Any) -> bool:
 
 
 def _names(example: Example) -> set[str]:
-    """The labels that a model must have seen for this example; B- and I- of one type are one."""
+    """The labels of an example that must also be in train; B- and I- of one type count as one."""
     if isinstance(example, TaggedExample):
         return {tag[2:] if tag[:2] in ("B-", "I-") else tag for tag in example.tags or ()}
     label = example.label if isinstance(example, TextExample) else None
@@ -178,7 +179,7 @@ def _names(example: Example) -> set[str]:
 
 
 def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
-    """Single examples, `size` of them: each stratum's share, by largest remainders."""
+    """`size` single examples: each stratum's share, by largest remainders."""
     stratum_U = counts_UL.argmax(1)
     share_L = counts_UL.sum(0) * (size / len(counts_UL))
     taken_L = np.floor(share_L).astype(np.int64)
@@ -193,9 +194,9 @@ def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
 
 
 def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
-    """Groups, in a random order, each taken if it brings the strata's counts and their sum nearer to the target.
+    """Groups in random order, each taken if it brings the strata's counts and their sum closer to the target.
 
-    With few groups, whose sizes matter, several orders are tried, and the nearest choice is taken.
+    With few groups, several orders are tried and the closest choice is used, since their sizes matter.
     """
     found: list[tuple[float, list[int]]] = []
     for attempt in range(ATTEMPTS if len(counts_UL) <= FEW_GROUPS else 1):
@@ -213,7 +214,7 @@ def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
 
 
 def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:
-    """The fold of each group, (U,): large groups first, each where its strata are rarest so far."""
+    """The fold of each group, (U,): large groups first, each into the fold where its strata are rarest so far."""
     total_L = counts_UL.sum(0)
     size_U = counts_UL.sum(1)
     have_KL = np.zeros((count, counts_UL.shape[1]))
@@ -227,7 +228,7 @@ def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:
 
 
 def _leaving_every_label(examples: Sequence[Example], dev: list[Integers]) -> list[Integers]:
-    """The units of dev without those that would leave a label to dev alone."""
+    """The units of dev without those that would leave a label only in dev."""
     held = {position for unit in dev for position in unit.tolist()}
     known = {name for position, each in enumerate(examples) if position not in held for name in _names(each)}
     kept: list[Integers] = []

@@ -1,7 +1,7 @@
-"""GLUE submissions: the files that the server takes, written and checked.
+"""GLUE submissions: write and check the files that the server accepts.
 
-Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ. Files are made as text or bytes, the same for the same
-predictions; only `write_glue_submission` and `check_submission` use the disk. Sibling of readers/, which read gold
+Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ. Files are built as text or bytes; equal predictions give
+equal files. Only `write_glue_submission` and `check_submission` use the disk. Sibling of readers/, which read gold
 files.
 """
 
@@ -26,9 +26,9 @@ HEADER = "index\tprediction"
 _LONGEST_MEMBER = 64 * 1024 * 1024
 _ERRORS_PER_FILE = 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError)
-"""What zipfile raises on a zip that is damaged or encrypted."""
+"""What zipfile raises for a damaged or encrypted zip."""
 _STAMP = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip can hold, on every member: equal predictions give equal bytes."""
+"""The earliest time that a zip can store, used for every member so that equal predictions give equal bytes."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 
@@ -39,7 +39,7 @@ _THREE_WAY = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class GlueFile:
-    """One file of a submission: its name without .tsv, the rows of the test set, and the labels; None for scores."""
+    """One file of a submission: its name without .tsv, the size of the test set, and the labels (None for scores)."""
 
     name: str
     rows: int
@@ -66,7 +66,7 @@ GLUE_FILES: dict[str, GlueFile] = {
         GlueFile("AX", 1104, _THREE_WAY),
     )
 }
-"""The eleven files in the benchmark's order, with the sizes of the test sets."""
+"""The eleven files in the benchmark's order."""
 
 _BY_TASK = {
     "cola": "CoLA",
@@ -82,12 +82,12 @@ _BY_TASK = {
 
 
 def glue_file(task: str, split: str = "test") -> GlueFile:
-    """The file that holds the predictions of a task's test split, by the catalogue's names (`mnli` and `test_mm`).
+    """The file for the predictions of a task's test split, by the catalogue's names (`mnli` and `test_mm`).
 
-    A file's own name ("MNLI-mm") serves as well.
+    A file's own name ("MNLI-mm") is accepted too.
 
     Raises:
-        UsageError: GLUE has no such task or test split, with the nearest name.
+        UsageError: GLUE has no such task or test split; the nearest name is given.
     """
     if task in GLUE_FILES and split == "test":
         return GLUE_FILES[task]
@@ -97,11 +97,11 @@ def glue_file(task: str, split: str = "test") -> GlueFile:
         return GLUE_FILES[_BY_TASK[task]]
     if task in _BY_TASK or task == "mnli":
         splits = "test or test_mm" if task == "mnli" else "test"
-        raise UsageError(f"{task} has no split {split!r} to submit; expected {splits}")
+        raise UsageError(f"{task} has no split {split!r} that can be submitted; expected {splits}")
     known = [*_BY_TASK, "mnli", *GLUE_FILES]
     near = get_close_matches(task, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
-    raise UsageError(f"{task!r} is no task of a GLUE submission; {hint}")
+    raise UsageError(f"{task!r} is not a task of a GLUE submission; {hint}")
 
 
 def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
@@ -113,12 +113,12 @@ def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
             written with three decimals.
 
     Raises:
-        DataError: another number of rows than the test set has, a label that the task does not have, or a score that
-            is not a finite number.
+        DataError: the number of rows differs from the test set, a label is not one of the task's, or a score is not
+            a finite number.
     """
     if len(predictions) != file.rows:
         raise DataError(
-            f"{file.file}: {len(predictions)} predictions; the test set has {file.rows} examples, and each needs one"
+            f"{file.file}: {len(predictions)} predictions, but the test set has {file.rows} examples; give one for each"
         )
     lines = [HEADER, *(f"{index}\t{_glue_value(file, index, each)}" for index, each in enumerate(predictions))]
     return "\n".join(lines) + "\n"
@@ -142,7 +142,7 @@ def _glue_value(file: GlueFile, index: int, prediction: str | float) -> str:
 
 
 def glue_zip(texts: Mapping[str, str]) -> bytes:
-    """A flat zip of files by name ("CoLA.tsv"), in the benchmark's order, the same bytes for the same texts.
+    """A flat zip of files by name ("CoLA.tsv"), in the benchmark's order; equal texts give equal bytes.
 
     Raises:
         UsageError: a file that is not part of a submission.
@@ -150,12 +150,12 @@ def glue_zip(texts: Mapping[str, str]) -> bytes:
     order = {file.file: place for place, file in enumerate(GLUE_FILES.values())}
     for name in texts:
         if name not in order:
-            raise UsageError(f"{name}: is no file of a GLUE submission{_nearest(name, list(order))}")
+            raise UsageError(f"{name}: is not a file of a GLUE submission{_nearest(name, list(order))}")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in sorted(texts, key=order.__getitem__):
             member = zipfile.ZipInfo(name, date_time=_STAMP)
-            member.compress_type = zipfile.ZIP_STORED  # what deflate makes differs between versions of zlib
+            member.compress_type = zipfile.ZIP_STORED  # deflate's output differs between versions of zlib
             member.create_system = 3  # Unix, on every system
             member.external_attr = 0o644 << 16
             archive.writestr(member, texts[name].encode("utf-8"))
@@ -165,16 +165,16 @@ def glue_zip(texts: Mapping[str, str]) -> bytes:
 def write_glue_submission(
     directory: Path, predictions: Mapping[str, Sequence[str | float]], archive: str = "submission.zip"
 ) -> Path:
-    """Write `NAME.tsv` for each of the given files and the zip of them; the path of the zip.
+    """Write `NAME.tsv` for each of the given files, and a zip of them; returns the path of the zip.
 
     Args:
-        directory: made if need be.
-        predictions: by file name without .tsv, as in GLUE_FILES. The server takes a zip of all eleven; fewer make a
-            zip all the same, in which `check_submission` names what is missing.
+        directory: created if missing.
+        predictions: by file name without .tsv, as in GLUE_FILES. The server takes a zip of all eleven; fewer are
+            written all the same, and `check_submission` lists what is missing.
         archive: the zip's name.
 
     Raises:
-        DataError: as `glue_tsv`; nothing is written then.
+        DataError: as `glue_tsv`; nothing is written in that case.
         UsageError: a name that is not in GLUE_FILES.
     """
     texts = {}
@@ -193,7 +193,7 @@ def write_glue_submission(
 
 
 class SubmissionError(NamedTuple):
-    """What is wrong at one place of a submission; `line` counts from 1 and is None for a whole file."""
+    """What is wrong at one place in a submission; `line` counts from 1 and is None for a whole file."""
 
     file: str
     line: int | None
@@ -205,7 +205,7 @@ class SubmissionError(NamedTuple):
 
 
 def check_submission(zip_path: Path) -> list[SubmissionError]:
-    """The errors of a submission on the disk, as `submission_errors`.
+    """`submission_errors` of a file on disk.
 
     Raises:
         DataError: the file is missing or cannot be read.
@@ -219,14 +219,14 @@ def check_submission(zip_path: Path) -> list[SubmissionError]:
 
 
 def submission_errors(packed: bytes, name: str) -> list[SubmissionError]:
-    """Everything that is wrong with a GLUE submission, at most twenty errors a file; nothing where it can be sent.
+    """All errors of a GLUE submission, at most twenty per file; empty if it can be submitted.
 
-    Checked are the eleven names (flat, each once, nothing else), the header, the number of rows, the order of indices,
+    It checks the eleven names (flat, each once, nothing else), the header, the number of rows, the order of indices,
     and each label or score. Lines may end in CR LF, as Python's csv module writes them.
 
     Args:
         packed: the zip's bytes.
-        name: what an error of the zip itself is reported under.
+        name: the name under which errors of the zip itself are reported.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
@@ -244,12 +244,12 @@ def _member_errors(members: Sequence[zipfile.ZipInfo]) -> Iterator[SubmissionErr
             moved = f"; {inside} is in a folder, but the zip must be flat" if inside else ""
             yield SubmissionError(name, None, f"is missing{moved}")
         elif names.count(name) > 1:
-            yield SubmissionError(name, None, f"is there {names.count(name)} times")
+            yield SubmissionError(name, None, f"occurs {names.count(name)} times; expected once")
     for name in dict.fromkeys(names):
         if "/" in name and name.rpartition("/")[2] not in expected:
-            yield SubmissionError(name, None, "does not belong into a submission, which is flat")
+            yield SubmissionError(name, None, "does not belong in a submission, which is a flat zip")
         elif "/" not in name and name not in expected:
-            yield SubmissionError(name, None, f"does not belong into a submission{_nearest(name, expected)}")
+            yield SubmissionError(name, None, f"does not belong in a submission{_nearest(name, expected)}")
 
 
 def _content_errors(archive: zipfile.ZipFile) -> Iterator[SubmissionError]:
@@ -264,7 +264,7 @@ def _content_errors(archive: zipfile.ZipFile) -> Iterator[SubmissionError]:
             continue
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             yield SubmissionError(
-                file.file, None, "is packed neither as stored nor by deflate, which every server can unpack"
+                file.file, None, "is compressed by another method than deflate; use deflate, or no compression"
             )
             continue
         try:
@@ -298,7 +298,7 @@ def _line_errors(file: GlueFile, content: bytes) -> Iterator[SubmissionError]:
     if len(rows) != file.rows:
         line = min(len(rows), file.rows) + 2
         yield SubmissionError(
-            file.file, line, f"there are {len(rows)} rows after the header; the test set has {file.rows}"
+            file.file, line, f"there are {len(rows)} rows after the header, but the test set has {file.rows}"
         )
 
 
@@ -318,4 +318,4 @@ def _row_error(file: GlueFile, index: int, row: str) -> str | None:
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; expected are {', '.join(known)}"
+    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"

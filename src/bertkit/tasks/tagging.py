@@ -1,11 +1,10 @@
-"""A tag for every word: named entities, chunks, parts of speech.
+"""Tagging: a tag for every word (named entities, chunks, parts of speech).
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: the first token of a word is tagged, its other tokens are read
-only; for named entities a sequence holds as much of the document as fits. Sibling of classification.py, which labels a
-whole text.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3: only the first token of a word is tagged; for named entities a
+sequence contains as much of the document as fits. Sibling of classification.py, which labels a whole text.
 
-A sentence that is too long is read in overlapping windows, and each of its words is tagged, and learnt, in the one
-window that shows the most around it. So there is exactly one tag for every word of the file.
+A sentence that is too long is read in overlapping windows. Each of its words is trained and predicted in the window
+that shows the most context around it, so there is exactly one tag for every word of the file.
 
 Shapes: T packed tokens, I training examples (sequences), W tagged words of one, K tags, D width.
 """
@@ -38,11 +37,11 @@ TAG = "tag"
 FIRST = "first"
 _NO_TAG = -100
 _DIGITS = 6
-"""Of saved probabilities: there is one for each word and tag."""
+"""Digits of saved probabilities, of which there is one per word and tag."""
 
 
 class TaggingSettings(Settings):
-    """What a sequence holds."""
+    """What a sequence contains."""
 
     context: Literal["sentence", "document"] = Field(
         "sentence",
@@ -115,7 +114,7 @@ class Tagging(Task):
         )
 
     def _words(self, examples: Sequence[TaggedExample], encoder: SequenceEncoder) -> list[list[Word]]:
-        """The tokens of every word; a word without any is the unknown token."""
+        """The tokens of every word; a word without tokens becomes the unknown token."""
         found: list[list[Word]] = []
         for number, encoding in enumerate(encoder.word_encodings([example.words for example in examples])):
             tokens: list[Ids] = [[] for _ in examples[number].words]
@@ -128,7 +127,7 @@ class Tagging(Task):
     def _sequences(
         self, sentences: Sequence[list[Word]], examples: Sequence[TaggedExample], room: int
     ) -> Iterator[tuple[list[Word], list[bool]]]:
-        """The words of each sequence, and which of them it tags."""
+        """The words of each sequence, and which of them are tagged in it."""
         group: list[Word] = []
         for number, words in enumerate(sentences):
             joined = self.settings.context == "document" and bool(group)
@@ -141,7 +140,7 @@ class Tagging(Task):
             yield from self._cut(group, room)
 
     def _cut(self, words: list[Word], room: int) -> Iterator[tuple[list[Word], list[bool]]]:
-        """Windows of words; each word is tagged in the window where the smaller of its two sides is largest."""
+        """Windows of words; each word is tagged in the window in which the smaller of its two sides is largest."""
         sizes = [min(len(word.tokens), room) for word in words]
         windows: list[tuple[int, int]] = []
         start = 0
@@ -158,7 +157,7 @@ class Tagging(Task):
         best, greatest = np.zeros(len(words), int), np.full(len(words), -1)
         for row, (first, last) in enumerate(windows):
             place = np.arange(first, last)
-            # The text's own ends hide nothing.
+            # No context is missing at the text's own ends.
             left = np.where(first == 0, len(words), place - first)
             right = np.where(last == len(words), len(words), last - 1 - place)
             side = np.minimum(left, right)
@@ -171,36 +170,36 @@ class Tagging(Task):
         return int((batch.token_labels[TAG] != _NO_TAG).sum())
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
-        """(W, K) in float32, the words that are tagged here."""
+        """(W, K) in float32, for the words that are tagged here."""
         return model.token_logits(self.head, hidden_TD[_first(batch)]).float()
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        """Summed over the words."""
+        """The loss summed over the words."""
         target_W = batch.token_labels[TAG][_first(batch)]
         with torch.no_grad():
             correct = (logits.argmax(dim=-1) == target_W).sum()
         return LossSum(functional.cross_entropy(logits, target_W, reduction="sum"), target_W.numel(), correct)
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """The tags of each word."""
+        """One row of tag logits per word."""
         return logits
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [int(count) for count in np.diff(_word_ends(batch))]
 
     def row_tokens(self, batch: TaskBatch) -> Tensor:
-        """Equal tokens may be words that were split otherwise, or words of which a window tags others."""
+        """The first tokens of tagged words; equal sequences may differ in word boundaries or in the tagged words."""
         return batch.token_labels[FIRST]
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """(W, K) of each sequence."""
+        """(W, K) for each sequence."""
         logits_WK = self.logits(model, hidden_TD, batch).cpu().numpy()
         return [logits_WK[start:end] for start, end in pairwise(_word_ends(batch))]
 
     def predictions(
         self, examples: Sequence[TaggedExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        """The tags of every example's words; `scores` has the names of all tags, and each one's probability by word."""
+        """The tags of every example's words; `scores` has the names of all tags and their probabilities by word."""
         names = list(self.labels.names)
         tags: list[list[str]] = [[""] * len(example.words) for example in examples]
         shares: list[list[list[float]]] = [[[]] * len(example.words) for example in examples]
@@ -221,7 +220,7 @@ class Tagging(Task):
         return None if example.tags is None else list(example.tags)
 
     def classes(self, value: Sequence[str]) -> frozenset[tuple[Hashable, ...]]:
-        """Entities with their places where the task scores them, else the tag of each word."""
+        """Entities with their positions if the task scores entities, else the tag of each word."""
         if self.metrics and self.metric_of[self.metrics[0]] != "tag_accuracy":
             return frozenset(conlleval_spans(value))
         return frozenset((tag, place) for place, tag in enumerate(value))
@@ -243,7 +242,7 @@ def _first(batch: TaskBatch) -> Tensor:
 
 
 def _word_ends(batch: TaskBatch) -> NDArray[np.int64]:
-    """How many of these words there are before each sequence, and in all, (B + 1,)."""
+    """The number of these words before each sequence, and in all, (B + 1,)."""
     before_T1 = np.concatenate([[0], np.cumsum(batch.token_labels[FIRST].cpu().numpy())])
     return np.asarray(before_T1[batch.packed.sequences.cu_seqlens_B1.cpu().numpy()])
 

@@ -169,15 +169,15 @@ def test_what_does_not_fit_a_loss_is_refused_with_the_remedy(encoder: SequenceEn
     pair = [SentenceExample("x7", ("cat", "list"), 4.5)]
     with pytest.raises(DataError, match=r"example x7: the score 4.5 .* set embedding.largest_score"):
         Embedding(CosineLoss(), ("spearman",)).check_training(pair)
-    with pytest.raises(UsageError, match=r"margin reads 3 or more texts of an example, here are 2; .* --negatives"):
+    with pytest.raises(UsageError, match=r"margin needs 3 or more texts per example, but there are 2; .* --negatives"):
         Embedding(MarginLoss(), ("spearman",)).check_training(pair)
-    with pytest.raises(UsageError, match=r"cosent reads a score of each example, and there is none; .* --label"):
+    with pytest.raises(UsageError, match=r"cosent needs a score for each example, but an example has none; .* --label"):
         Embedding(CosentLoss(), ("spearman",)).check_training([SentenceExample("0", ("cat", "list"))])
-    with pytest.raises(DataError, match=r"example 1: has 1 texts, the first example 2"):
+    with pytest.raises(DataError, match=r"example 1: has 1 texts, but the first example has 2"):
         Embedding(CosineLoss(), ("spearman",)).check_training([*pair, SentenceExample("1", ("cat",), 0.3)])
     with pytest.raises(DataError, match=r"example n: the label is 'high'; the loss needs a score"):
         Embedding(CosineLoss(), ("spearman",)).check_training([SentenceExample("n", ("a", "b"), "high")])
-    with pytest.raises(UsageError, match=r"evaluated by pairs with a score.*--dev stsb"):
+    with pytest.raises(UsageError, match=r"evaluated on pairs with a score.*--dev stsb"):
         Embedding(CosineLoss(), ("spearman",)).fitting_metrics([SentenceExample("n", ("a", "b"), "high")])
 
 

@@ -1,4 +1,4 @@
-"""The methods of fine-tuning, by the name that a recipe gives them; a new one is one file and one entry."""
+"""The methods of fine-tuning, by their name in recipes; a new one is one file and one entry."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Features of a frozen encoder, computed once and kept on disk: what makes epochs of feature-based training cheap.
+"""Features of a frozen encoder, computed once and stored on disk, which makes feature-based epochs cheap.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are identified by their content, so that a text
-of several splits is stored once. The files have no name and vanish with the process; in memory there are only the
-offsets of the sequences, the rest is the system's page cache. Before the first update all splits are read in a fixed
-order, so a resumed run has the same features to the bit.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3. Sequences are identified by their content, so a text that
+occurs in several splits is stored once. The files are unnamed and disappear with the process. Memory contains only the
+offsets of the sequences; the rest is the system's page cache. Before the first update all splits are read in a fixed
+order, so the features of a resumed run are bit-identical.
 
 Shapes: T tokens, W width of the features.
 """
@@ -36,7 +36,7 @@ class FeatureStore:
     """Features by sequence.
 
     Args:
-        directory: on whose disk they are kept.
+        directory: a directory on the disk to use.
         width: W.
     """
 
@@ -50,25 +50,25 @@ class FeatureStore:
 
     @property
     def is_full(self) -> bool:
-        """Whether features were not kept for lack of room."""
+        """Whether features were not stored for lack of space."""
         return self._cache.is_full
 
     def add(self, batch: PackedBatch, features_TW: Tensor) -> None:
-        """Keep the features of sequences that are not there yet, as far as the disk takes them."""
+        """Store the features of new sequences, as far as there is space on the disk."""
         table_TW = np.ascontiguousarray(features_TW.detach().cpu().numpy(), dtype=np.float32)
         ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
         for key, start, end in zip(sequence_keys(batch), ends[:-1], ends[1:], strict=True):
             self._cache.add(key, table_TW[start:end].tobytes())
 
     def get(self, batch: PackedBatch) -> Tensor | None:
-        """(T, W), in float32; None where a sequence is not there."""
+        """(T, W) in float32; None if a sequence is missing."""
         found = self._cache.get(sequence_keys(batch))
         if found is None:
             return None
         return torch.frombuffer(bytearray().join(found), dtype=torch.float32).view(-1, self._width)
 
     def close(self) -> None:
-        """Free the disk."""
+        """Free the space on the disk."""
         self._cache.close()
 
 
@@ -76,17 +76,17 @@ class FeatureStore:
 def fill(
     store: FeatureStore, model: HeadedModel, splits: Sequence[Features], engine: Engine, *, max_bytes: float
 ) -> None:
-    """Compute and keep the features of these splits, one after the other.
+    """Compute and store the features of these splits, one after the other.
 
-    A split that no longer fits is left out, whole, and so is what a full disk does not take: the model recomputes it
-    in every pass.
+    A split that no longer fits is left out as a whole, as are features for which the disk has no space: the model
+    recomputes them in every pass.
 
     Args:
         store: to fill.
         model: its encoder is a `FeatureLstm`, in evaluation mode.
-        splits: in the order of their claims.
-        engine: where it computes.
-        max_bytes: of the store.
+        splits: in order of priority.
+        engine: device and precision.
+        max_bytes: maximum size of the store.
     """
     reader = model.encoder
     assert isinstance(reader, FeatureLstm)
@@ -94,7 +94,7 @@ def fill(
         wanted = features.ids_T.size * reader.features_width * _BYTES
         if store.size_bytes + wanted > max_bytes:
             log.warning(
-                "features of %s tokens would take %.2f GB more than the %.2f GB that engine.feature_store_gb leaves;"
+                "features of %s tokens would exceed the limit by %.2f GB (engine.feature_store_gb is %.2f);"
                 " they are recomputed in every pass",
                 *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
             )
@@ -105,4 +105,4 @@ def fill(
                 store.add(batch, reader.features(batch))
             if store.is_full:
                 return
-    log.info("features of %.2f GB are kept on disk while the run lasts", store.size_bytes / 1e9)
+    log.info("%.2f GB of features are stored on disk during the run", store.size_bytes / 1e9)

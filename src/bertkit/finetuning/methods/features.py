@@ -1,10 +1,10 @@
-"""Feature-based training: the encoder is frozen; a BiLSTM over its states and the head learn.
+"""Feature-based training: the encoder is frozen; a BiLSTM over its states and the head are trained.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is models/feature_lstm.py; here the
-encoder of a checkpoint is put into one, and its features are stored while the run lasts (feature_store.py), so that an
-epoch costs the LSTM alone. The result is a model of the family `feature-lstm`, which contains the encoder.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is in models/feature_lstm.py. This
+method wraps the encoder of a checkpoint in it and stores its features during the run (feature_store.py), so an epoch
+costs only the LSTM. The result is a model of the family `feature-lstm`, which contains the encoder.
 
-Quirk: the paper gives neither learning rate nor dropout of the LSTM.
+Quirk: the paper specifies neither the learning rate nor the dropout of the LSTM.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bertkit.training.method import Method, TrainingData
 
 
 class FeatureBased(Method):
-    """States of the frozen encoder go through a BiLSTM to the head."""
+    """A BiLSTM and the head are trained on the states of the frozen encoder."""
 
     name: Literal["features"] = "features"
     layers: LayerChoice = Field(
@@ -44,7 +44,7 @@ class FeatureBased(Method):
         return depth == 0
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
-        """The encoder inside a `FeatureLstm`, or the model itself where it is one with these settings."""
+        """The encoder wrapped in a `FeatureLstm`, or the model itself if it is one with these settings."""
         given = model.encoder
         base = given.base if isinstance(given, FeatureLstm) else given
         settings = self.model_dump(exclude={"name"})

@@ -1,12 +1,12 @@
-"""FreeLB: all weights are trained on word embeddings that are moved, within a ball, to where the loss is high.
+"""FreeLB: all weights are trained on word embeddings that are perturbed, within a ball, to increase the loss.
 
-Zhu et al. 2020, arXiv:1909.11764, algorithm 1. K passes over a batch climb the loss with a perturbation of the word
-embeddings; the weights' gradient is the mean over the passes, so an update costs K times a plain one.
+Zhu et al. 2020, arXiv:1909.11764, algorithm 1. K passes over a batch increase the loss by a perturbation of the word
+embeddings. The weights' gradient is the mean over the passes, so an update costs K times a plain one.
 
-- The norm, the ascent and the ball are each sequence's own: over its tokens and all widths, special tokens included.
-- Dropout has the same mask in all passes of a batch (section 3.3): each starts from the same state of the generator.
-- The last perturbation, which algorithm 1 computes and nothing reads, is left out, as in the authors' code.
-- The random start is a function of seed, step and the sequence's content, so the batch may be cut in any way.
+- The norm, the ascent and the ball are per sequence: over its tokens, special tokens included, and all dimensions.
+- Dropout has the same mask in all passes of a batch (section 3.3): each starts from the same generator state.
+- The last perturbation, which algorithm 1 computes but does not use, is left out, as in the authors' code.
+- The random start is a function of seed, step and the sequence's content, so the batch may be split in any way.
 
 Shapes: T packed tokens, B sequences, E width of the word embeddings.
 """
@@ -35,7 +35,7 @@ WORDS = "hook_embed"
 
 
 class FreeLb(Method):
-    """Every weight, on adversarially perturbed word embeddings."""
+    """Train every weight on adversarially perturbed word embeddings."""
 
     name: Literal["freelb"] = "freelb"
     ascent_steps: int = Field(
@@ -54,19 +54,19 @@ class FreeLb(Method):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.ascent_steps == 1:
-            yield UnreadKey("step_size", "method.ascent_steps is 1: nothing climbs behind the only pass")
+            yield UnreadKey("step_size", "method.ascent_steps is 1: there is no ascent after the only pass")
 
     def gradient(self, seed: int) -> Gradient:
         return FreeLbGradient(self, seed)
 
     @property
     def start_bound(self) -> float:
-        """The bound in force."""
+        """The effective bound of the random start."""
         return (self.epsilon or 0.0) if self.start is None else self.start
 
 
 class FreeLbGradient(Gradient):
-    """The mean gradient over the passes of a climbing perturbation, whose random starts are drawn by the seed."""
+    """The mean gradient over the passes of an ascending perturbation with seeded random starts."""
 
     def __init__(self, settings: FreeLb, seed: int) -> None:
         self.settings = settings
@@ -74,7 +74,7 @@ class FreeLbGradient(Gradient):
         self.passes = settings.ascent_steps
 
     def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
-        """As in `Gradient`; the loss returned is the mean of the passes, accuracy is that of the first."""
+        """As in `Gradient`; the returned loss is the mean over the passes, the accuracy that of the first."""
         perturbation = Perturbation(self.settings, batch.packed, seed=self.seed, step=step)
         recorder = Recorder(edits={WORDS: perturbation})
         found: list[dict[str, LossSum]] = []
@@ -93,7 +93,7 @@ class FreeLbGradient(Gradient):
         }
 
     def _mean(self, sums: Sequence[Tensor]) -> Tensor:
-        """Of the passes, in double precision."""
+        """The mean over the passes, in double precision."""
         total = sums[0].double()
         for each in sums[1:]:
             total = total + each
@@ -101,15 +101,15 @@ class FreeLbGradient(Gradient):
 
 
 class Perturbation:
-    """What is added to the word embeddings of one batch.
+    """The perturbation that is added to the word embeddings of one batch.
 
     Args:
         settings: of the ascent.
-        batch: micro-batch that is perturbed.
+        batch: the micro-batch to perturb.
         seed, step: of the random start.
 
     Attributes:
-        delta_TE: what is added; None before the first pass.
+        delta_TE: the perturbation; None before the first pass.
     """
 
     def __init__(self, settings: FreeLb, batch: PackedBatch, *, seed: int, step: int) -> None:
@@ -123,23 +123,23 @@ class Perturbation:
         self.delta_TE: Tensor | None = None
 
     def __call__(self, words_TE: Tensor) -> Tensor:
-        """The perturbed embeddings: an edit of a recorder."""
+        """The perturbed embeddings; used as an edit of a recorder."""
         if self.delta_TE is None:
             self._set(self._start(words_TE))
         assert self.delta_TE is not None
         return words_TE + self.delta_TE
 
     def climb(self) -> None:
-        """One step along the gradient of the last pass, and back into the ball.
+        """Take one step along the gradient of the last pass, and project back into the ball.
 
         Raises:
-            UsageError: the encoder's words cannot be perturbed.
+            UsageError: the encoder's word embeddings cannot be perturbed.
         """
         if self.delta_TE is None or self.delta_TE.grad is None:
-            raise UsageError(f"method.name: freelb perturbs word embeddings; the encoder has no point {WORDS!r}")
+            raise UsageError(f"method.name: freelb perturbs word embeddings, but the encoder has no hook {WORDS!r}")
         gradient_TE = self.delta_TE.grad
         norm_B1 = self.norms(gradient_TE)
-        # A sequence that the loss does not depend on stays where it is.
+        # A sequence on which the loss does not depend is not moved.
         factor_B1 = torch.where(norm_B1 > 0, self.settings.step_size / norm_B1, torch.zeros_like(norm_B1))
         moved_TE = self.delta_TE.detach() + gradient_TE * factor_B1[self.sequence_T].to(gradient_TE.dtype)
         self._set(moved_TE)

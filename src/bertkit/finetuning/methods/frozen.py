@@ -1,7 +1,7 @@
-"""Training of the head alone, or of more layers with every epoch.
+"""Training only the head, or unfreezing more layers with every epoch.
 
 Howard and Ruder 2018, ULMFiT, arXiv:1801.06146, section 3.3 (gradual unfreezing). Sibling features.py also freezes the
-encoder, but stores its states and puts an LSTM between it and the head.
+encoder, but stores its states and adds an LSTM between it and the head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bertkit.training.method import Method
 
 
 class Frozen(Method):
-    """The encoder is frozen and computes without dropout; its pooler and the head learn."""
+    """The encoder is frozen and runs without dropout; its pooler and the head are trained."""
 
     name: Literal["frozen"] = "frozen"
 
@@ -25,7 +25,7 @@ class Frozen(Method):
 
 
 class GradualUnfreezing(Method):
-    """The head first, then more layers from the top down with every epoch, the embeddings last."""
+    """Train the head first, then more layers with every epoch, from the top down; the embeddings last."""
 
     name: Literal["gradual"] = "gradual"
     layers_per_epoch: int = Field(1, ge=1, description="Number of layers that are unfrozen in each epoch.")

@@ -1,6 +1,6 @@
 """Low-rank updates of chosen linear maps.
 
-Hu et al. 2021, LoRA, arXiv:2106.09685, section 4. What comes out is a plain model: the updates are added into the
+Hu et al. 2021, LoRA, arXiv:2106.09685, section 4. The result is a plain model: the updates are merged into the
 weights at the end.
 
 Shapes: D width in, F width out, R rank.
@@ -22,7 +22,7 @@ from bertkit.training.method import Method, TrainingData
 
 
 class Lora(Method):
-    """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head learns with them, all else is frozen."""
+    """Low-rank updates of chosen linear maps, W + alpha / R * B A; the head is trained too, all else is frozen."""
 
     name: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, description="Rank r of the updates.")
@@ -58,14 +58,14 @@ class Lora(Method):
         if not found:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             wanted = " or ".join(self.targets)
-            raise UsageError(f"method.targets: the encoder has no linear map called {wanted}; it has {known}")
+            raise UsageError(f"method.targets: the encoder has no linear map named {wanted}; it has {known}")
         return found
 
 
 class LowRankUpdate(nn.Module):
-    """W to W + scale * B A; A is initialised as torch initialises a linear map's weight, B with zeros.
+    """Maps W to W + scale * B A; A is initialised like the weight of torch's linear layer, B with zeros.
 
-    The sum is of weights and not of states, so there is no dropout inside it.
+    The update is added to the weight, not to states, so it has no dropout.
     """
 
     def __init__(self, weight_FD: Tensor, *, rank: int, scale: float, generator: torch.Generator) -> None:

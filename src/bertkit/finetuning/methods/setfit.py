@@ -1,12 +1,12 @@
-"""SetFit: an embedder learns which texts have one label, and a logistic regression on its vectors is the classifier.
+"""SetFit: an embedder trained on pairs of texts, with a logistic regression on its vectors as the classifier.
 
-Tunstall et al. 2022, SetFit, arXiv:2209.11055, section 3: for a few labelled examples. Each example gives `iterations`
-pairs with a text of its label and as many with one of another label; squared error of the cosine with 1 and 0 trains
-the encoder, and the head is then fitted to all of the examples. As in the released code the pairs are drawn once, and
-an epoch is one pass over them.
+Tunstall et al. 2022, SetFit, arXiv:2209.11055, section 3: for a few labelled examples. Each example forms `iterations`
+pairs with texts of its label and as many with texts of other labels. The encoder is trained with the squared error of
+the cosine against 1 and 0; the head is then fitted to all examples. As in the released code, the pairs are drawn once,
+and an epoch is one pass over them.
 
-Here the head is fitted before every evaluation, so that dev is evaluated, and the best weights are kept, as with any
-method. Vectors are means over tokens, as they are; the released code takes a sentence embedder's own modules.
+Here the head is fitted before every evaluation, so dev is evaluated and the best weights are kept, as with any other
+method. Vectors are unnormalised means over tokens; the released code uses a sentence embedder's own modules.
 
 Shapes: I examples, P pairs, D width, K labels.
 """
@@ -38,13 +38,13 @@ from bertkit.training.loss_terms import LossTerms
 from bertkit.training.method import Method
 
 PAIRS = "pairs"
-"""The name of the loss of pairs."""
+"""The name of the pair loss."""
 TOGETHER = "together"
-"""Whether both texts of a pair have one label, 1.0 or 0.0."""
+"""1.0 if both texts of a pair have the same label, else 0.0."""
 
 
 class Setfit(Method):
-    """The encoder learns from pairs of texts, the head is a logistic regression on their vectors."""
+    """The encoder is trained on pairs of texts; the head is a logistic regression on their vectors."""
 
     name: Literal["setfit"] = "setfit"
     iterations: int = Field(20, ge=1, le=1000, description="Number of pairs of either kind per example.")
@@ -59,18 +59,18 @@ class Setfit(Method):
         """The training features as pairs of texts.
 
         Raises:
-            UsageError: a text is read in several windows, or all texts have one label.
+            UsageError: a text is read in several windows, or all texts have the same label.
         """
         label_I = features.example_labels[LABEL]
         if features.starts_S1.size - 1 != features.num_examples:
             raise UsageError("text.window_stride: setfit embeds each text as one sequence; leave it out")
         if np.unique(label_I).size < 2:
-            raise UsageError("method.name=setfit: all training examples have one label; it needs two or more")
+            raise UsageError("method.name=setfit: all training examples have one label; it needs at least two")
         return paired(features, drawn_pairs(label_I, self.iterations, Draw(seed, "setfit")))
 
     @torch.no_grad()
     def fit_head(self, model: HeadedModel, task: Task, features: Features, engine: Engine) -> None:
-        """Set the head to the logistic regression of the examples' labels on their vectors."""
+        """Set the head to a logistic regression of the examples' labels on their vectors."""
         from sklearn.linear_model import LogisticRegression
 
         from bertkit.finetuning.prediction import prediction_batches
@@ -83,7 +83,7 @@ class Setfit(Method):
             vectors_ID[items] = pool("mean", hidden_TD, batch.packed).cpu().numpy()
         label_I = features.example_labels[LABEL]
         found = LogisticRegression(C=1 / self.regularisation, max_iter=1000).fit(vectors_ID, label_I)
-        # Of two classes it has the second one's logit alone; of a label without examples nothing.
+        # With two classes it has only the second one's logit; for a label without examples, none.
         weight_KD = np.zeros((task.labels.count, vectors_ID.shape[1]))
         bias_K = np.full(task.labels.count, _NO_EXAMPLE)
         bias_K[found.classes_] = 0.0
@@ -100,10 +100,10 @@ _NO_EXAMPLE = -1e4
 
 
 def drawn_pairs(label_I: NDArray[np.int64], iterations: int, draw: Draw) -> NDArray[np.int64]:
-    """The two examples of each pair and whether they have one label, (P, 3).
+    """The two examples of each pair and whether their labels are equal, (P, 3).
 
-    Each example is paired with `iterations` others of its label (itself where it is the only one) and as many of other
-    labels, drawn with repetition.
+    Each example is paired with `iterations` others of its label (itself if it is the only one) and as many of other
+    labels, drawn with replacement.
     """
     everyone = np.arange(label_I.size)
     found = []
@@ -120,7 +120,7 @@ def drawn_pairs(label_I: NDArray[np.int64], iterations: int, draw: Draw) -> NDAr
 
 
 def paired(features: Features, pairs_P3: NDArray[np.int64]) -> Features:
-    """Features of which each training example is a pair of texts."""
+    """Features in which each training example is a pair of texts."""
     writer = FeatureWriter()
     starts = features.starts_S1.tolist()
     ids, types = features.ids_T.tolist(), features.token_types_T.tolist()
@@ -132,12 +132,12 @@ def paired(features: Features, pairs_P3: NDArray[np.int64]) -> Features:
     labels = {TOGETHER: pairs_P3[:, 2].astype(np.float32)}
     account = Account(len(pairs_P3), 0, 0)
     found = writer.finish(account, labels, labelled=True)
-    # The account stays that of the texts: pairs cut nothing more.
+    # The account is that of the texts: pairs cut nothing more.
     return replace(found, origin_I=pairs_P3[:, 0], account=features.account)
 
 
 class PairTerms(LossTerms[TaskBatch]):
-    """Squared error of the cosine of a pair's vectors with 1 where both have one label, with 0 where not."""
+    """Squared error of the cosine of a pair's vectors: against 1 if the labels are equal, else 0."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""Masking strategies: which tokens are masked together, one file each, chosen by `units.name` in a recipe."""
+"""Masking strategies, one file each: which tokens are masked together; selected by `units.name` in a recipe."""
 
 from __future__ import annotations
 

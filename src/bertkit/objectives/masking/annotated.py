@@ -1,12 +1,12 @@
-"""Annotated spans: phrases and entities that the corpus itself marks, masked whole or not at all.
+"""Annotated spans: phrases and entities that are marked in the corpus, masked as a whole or not at all.
 
-Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, as phrases.py, of which this is the form nearest to the
-paper: there, too, a chunker and a tagger marked the text beforehand. The spans are in fields of the corpus's
-records (`data.reading.span_fields`) and travel with the tokens (text/annotated.py); one that a sample cuts off is
-none.
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2, like phrases.py but closer to the paper, in which a chunker
+and a tagger also marked the text beforehand. The spans are in fields of the corpus's records
+(`data.reading.span_fields`) and are stored with the tokens (text/annotated.py); a span that a sample cuts off is
+ignored.
 
-A span has exactly the tokens that overlap it, which may be parts of words: what is left of such a word is a word of its
-own. The choice is that of phrases.py.
+A span consists of the tokens that overlap it, which may be parts of words; the rest of such a word counts as a separate
+word. Spans are chosen as in phrases.py.
 
 Shapes: T packed tokens, B sequences.
 """
@@ -52,7 +52,7 @@ class MarkedSpans(WholeWordMasking):
         return prepared
 
     def span_tokens(self, samples: Samples) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which tokens begin a span of the field, and which belong to one, the first included; each (T,)."""
+        """Which tokens begin a span of the field, and which belong to one, including the first; each (T,)."""
         assert self._number is not None, "prepared() finds the field"
         assert samples.spans_T is not None, "layouts give the spans of shards that have some"
         free_T = ~samples.fixed_T
@@ -61,7 +61,7 @@ class MarkedSpans(WholeWordMasking):
 
 
 class AnnotatedSpans(MarkedSpans):
-    """Spans of one field by chance, then words until the count is reached."""
+    """Random spans of one field, then words until the count is reached."""
 
     name: Literal["annotated"] = "annotated"
     field: str = Field("spans", description="Which of data.reading.span_fields is used.")
@@ -75,6 +75,6 @@ class AnnotatedSpans(MarkedSpans):
 
 def _not_there(field: str, fields: list[str] | tuple[str, ...], who: str) -> str:
     return (
-        f"objective.masked_lm.units.field is {field!r}, and {who} {', '.join(fields) or 'none'}; name there the field"
-        " of the corpus's records that holds the spans, such as data.reading.span_fields: [spans]"
+        f"objective.masked_lm.units.field is {field!r}, but {who} {', '.join(fields) or 'none'}; add the field of the"
+        " corpus's records that contains the spans there, such as data.reading.span_fields: [spans]"
     )

@@ -1,9 +1,9 @@
-"""The interface of a masking strategy, which chooses the tokens to predict, and functions that several share.
+"""The interface of masking strategies, which choose the tokens to predict, and functions that several share.
 
 Siblings: tokens.py (BERT), rare.py (DistilBERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py
 (SpanBERT), entity_spans.py (its ablation), tiled_spans.py (GPT-BERT), phrases.py and annotated.py (ERNIE). A unit is a
-group of tokens that is chosen as a whole. Each strategy follows the released procedure of its paper sequence by
-sequence, for all sequences of a batch at once. Replacing the chosen tokens, and the loss, are in ../masked_lm.py.
+group of tokens that is chosen as a whole. Each strategy follows the released procedure of its paper for each sequence,
+computed for all sequences of a batch at once. The replacement of tokens and the loss are in ../masked_lm.py.
 
 Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c remaining candidates, K candidates of the
 sequence with the most, U chosen units.
@@ -32,7 +32,7 @@ class Chosen:
 
     Attributes:
         index_M: their packed positions, ascending.
-        first_M: the packed position of the first token of each one's unit; None where every token is its own.
+        first_M: the packed position of the first token of each one's unit; None if every token is its own unit.
     """
 
     index_M: Integers
@@ -40,35 +40,35 @@ class Chosen:
 
 
 class MaskingStrategy(Settings, ABC):
-    """A way of choosing tokens. It is its own settings: plain data that travels to workers."""
+    """A way of choosing tokens. It consists of its settings: plain data that is sent to workers."""
 
     replaced_as_one: ClassVar[bool] = False
     """Whether one draw decides for all tokens of a unit whether they are masked, replaced or kept."""
 
     reads_annotated_spans: ClassVar[bool] = False
-    """Whether it chooses spans that the corpus has annotated."""
+    """Whether it chooses spans that are annotated in the corpus."""
 
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """How many tokens are to be chosen: BERT's rule, which counts special tokens in, and at least one.
+        """The number of tokens to choose: BERT's rule, which includes special tokens, and at least one.
 
         Args:
             rate: masking rate.
             lengths_B: tokens of each sequence.
-            ordinary_B: those among them that may be chosen.
+            ordinary_B: those that may be chosen.
         """
         counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
         return counts_B
 
     def errors(self, data: DataConfig) -> list[str]:
-        """Why it cannot mask these data: one sentence each, with the key and the remedy."""
+        """Why it cannot mask these data: one sentence each, with key and remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        """The same with what it needs of the vocabulary and the corpus.
+        """The strategy with what it needs from the vocabulary and the corpus.
 
         Raises:
-            UsageError: if the tokenizer cannot serve it.
-            DataError: if a file that it names is invalid.
+            UsageError: if the tokenizer does not have what it needs.
+            DataError: if a file in its settings is invalid.
         """
         return self
 
@@ -78,11 +78,11 @@ class MaskingStrategy(Settings, ABC):
 
 
 def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> Integers:
-    """Candidates in the order of their keys, (K, B): row k holds the k-th of every sequence, -1 where it has no more.
+    """Candidates in the order of their keys, (K, B): row k contains the k-th of every sequence, -1 if it has no more.
 
     Args:
-        key_C: what they are ordered by.
-        sequence_C: whose candidates they are.
+        key_C: the keys.
+        sequence_C: the sequence of each candidate.
         sequences: B.
     """
     order_C = np.lexsort((key_C, sequence_C))
@@ -95,11 +95,11 @@ def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> 
 
 
 def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) -> NDArray[np.bool_]:
-    """Which candidates are taken if each sequence takes its own in this order and skips those that no longer fit.
+    """The candidates that are taken if each sequence takes its own in this order, skipping those that no longer fit.
 
     Args:
-        length_C: tokens of each candidate, none of which overlap.
-        sequence_C: whose it is, ascending.
+        length_C: tokens of each candidate; candidates do not overlap.
+        sequence_C: the sequence of each candidate, ascending.
         counts_B: tokens that each sequence may take.
     """
     left_B = counts_B.copy()
@@ -113,7 +113,7 @@ def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) 
         sum_c = np.cumsum(size_c)
         first_c = np.concatenate([[True], owner_c[1:] != owner_c[:-1]])
         before_c = (sum_c - size_c)[first_c][np.cumsum(first_c) - 1]
-        # Sums grow, so the candidates that fit are the first of each sequence's list; the next one is skipped for good.
+        # Sums grow, so the candidates that fit come first in each sequence's list; the next one is skipped for good.
         fits_c = sum_c - before_c <= left_B[owner_c]
         taken_C[remaining_C[fits_c]] = True
         np.subtract.at(left_B, owner_c[fits_c], size_c[fits_c])
@@ -121,7 +121,7 @@ def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) 
 
 
 def spread(start_U: Integers, length_U: Integers) -> tuple[Integers, Integers]:
-    """The tokens of ranges, end to end, and the number of each one's range."""
+    """The tokens of ranges, concatenated, and the number of each token's range."""
     range_M = np.repeat(np.arange(start_U.size), length_U)
     offset_U = np.cumsum(length_U) - length_U
     return np.arange(range_M.size) - offset_U[range_M] + start_U[range_M], range_M

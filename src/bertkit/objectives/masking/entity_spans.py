@@ -1,15 +1,15 @@
-"""Spans that are named entities half of the time, and random whole words else.
+"""Spans that are named entities half of the time, and otherwise random whole words.
 
 Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 5.1, the comparison of masking schemes: named entities, and noun
 phrases in the same way. Procedure of NERSpanMaskingScheme in the released masking.py: until the count is reached, an
-entity of the text is drawn with probability `entity_rate`, else a span as in spans.py, of which this is the form with
-marks of the corpus (`data.reading.span_fields`, as in annotated.py). The paper's other half are single whole words:
+entity of the text is drawn with probability `entity_rate`, otherwise a span as in spans.py. Entities are marked in the
+corpus (`data.reading.span_fields`, as in annotated.py). The other half in the paper are single whole words:
 `longest: 1`.
 
-Quirks honoured: the count is the rate of the ordinary tokens, rounded up, and cuts the last span, an entity too; every
-entity is as likely as any other at each draw, and one that is covered already is a draw without effect; spans that
-overlap or touch are one, with one draw of what becomes of them. Quirk left: entities that touch are one there, here
-each has its own marks.
+Quirks honoured: the count is the rate times the number of ordinary tokens, rounded up, and cuts the last span, even an
+entity; every entity is equally likely at each draw, and drawing one that is already covered has no effect; spans that
+overlap or touch become one, with one draw for how they are replaced. Quirk left: entities that touch are one there;
+here each has its own marks.
 
 Shapes: T packed tokens, B sequences, b sequences that still choose, E entities, M chosen tokens.
 """
@@ -33,7 +33,7 @@ from bertkit.settings import UnreadKey
 
 
 class EntitySpans(MarkedSpans):
-    """Entities by chance and spans at random places, until the count is reached."""
+    """Random entities and spans at random positions until the count is reached."""
 
     name: Literal["entity-spans"] = "entity-spans"
     field: str = Field("entities", description="Which of data.reading.span_fields is used.")
@@ -45,7 +45,7 @@ class EntitySpans(MarkedSpans):
 
     @property
     def others(self) -> Spans:
-        """The spans that are no entities."""
+        """The spans that are not entities."""
         return Spans(p=self.p, longest=self.longest)
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -93,7 +93,7 @@ class EntitySpans(MarkedSpans):
 
 
 class _PerSequence:
-    """Things in the order of their sequences, from which one of a sequence's own is drawn."""
+    """Items ordered by sequence, from which one of a sequence's own is drawn."""
 
     def __init__(self, count_B: Integers) -> None:
         self.count_B = count_B
@@ -104,6 +104,6 @@ class _PerSequence:
         return cls(np.bincount(sequence_X, minlength=sequences))
 
     def drawn(self, sequence_b: Integers, uniform_b: NDArray[np.float64]) -> Integers:
-        """The number of the one that each of these sequences draws; none of them may be without."""
+        """The number of the item that each of these sequences draws; each must have at least one."""
         drawn_b: Integers = self.first_B[sequence_b] + (uniform_b * self.count_B[sequence_b]).astype(np.int64)
         return drawn_b

@@ -1,11 +1,11 @@
-"""N-grams of whole words, shorter ones more often.
+"""N-grams of whole words; shorter ones are more frequent.
 
-Lan et al. 2019, ALBERT, arXiv:1909.11942, section 4.1: p(n) is proportional to 1/n for n up to 3; procedure of the
+Lan et al. 2019, ALBERT, arXiv:1909.11942, section 4.1: p(n) is proportional to 1/n for n up to 3. Procedure of the
 released create_pretraining_data.py: words are visited in random order, each begins an n-gram of a drawn length, which
-is shortened word by word while it exceeds what the count still allows; where even the single word exceeds it, or any
-word was chosen before, the visit has no effect.
+is shortened word by word while it exceeds what the count still allows. If even the single word exceeds it, or any word
+was chosen before, the visit has no effect.
 
-Quirk left: in the released code an n-gram can reach over [SEP] into the next segment; here special tokens end it, as
+Quirk left: in the released code an n-gram can extend across [SEP] into the next segment; here special tokens end it, as
 the end of the sequence does there: a longer one is cut.
 
 Shapes: T packed tokens, B sequences, b sequences that still choose, W words.

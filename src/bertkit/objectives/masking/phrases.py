@@ -1,14 +1,13 @@
-"""Phrases and entities: a phrase is masked whole or not at all, and words fill up the count.
+"""Phrases and entities: a phrase is masked as a whole or not at all, and words fill up the count.
 
-Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2: knowledge masking by phrases and entities; as in the released
-batching.py a whole unit is chosen with probability 0.15, and whether a token is masked, replaced or kept is drawn for
-each token. The
-paper's phrases come from a chunker and an entity tagger; here they come from a file, or from the corpus as its
-collocations (data/collocations.py). Sibling annotated.py takes those that the corpus has marked.
+Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2: knowledge masking by phrases and entities. As in the released
+batching.py, a whole unit is chosen with probability 0.15, and whether a token is masked, replaced or kept is drawn for
+each token. The paper's phrases come from a chunker and an entity tagger; here they come from a file, or are the
+collocations of the corpus (data/collocations.py). Sibling annotated.py uses those that are marked in the corpus.
 
-A phrase is a sequence of whole words; where several overlap, the longest is taken. Each one is chosen with probability
-`phrase_rate`; then words outside of phrases fill up the count, and only where these do not reach phrases that were not
-chosen. A unit that no longer fits the count is skipped, as in words.py, so that the masking rate is as exact as there.
+A phrase is a sequence of whole words; if several overlap, the longest is used. Each one is chosen with probability
+`phrase_rate`; then words outside of phrases fill up the count, and if these are not enough, the remaining phrases. A
+unit that no longer fits the count is skipped, as in words.py, so the masking rate is as exact as there.
 
 Shapes: T packed tokens, B sequences, W words, U units (phrases and words outside of them).
 """
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Phrases(WholeWordMasking):
-    """Phrases by chance, then words until the count is reached."""
+    """Random phrases, then words until the count is reached."""
 
     name: Literal["phrases"] = "phrases"
     lexicon: str | None = Field(
@@ -69,14 +68,14 @@ class Phrases(WholeWordMasking):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.lexicon is not None:
             why = "units.lexicon gives the phrases"
-            yield UnreadKey("collocations", f"{why}, and no collocation is looked for", "leave lexicon out")
+            yield UnreadKey("collocations", f"{why}, so no collocations are computed", "leave lexicon out")
             yield UnreadKey(
                 "read_tokens",
-                f"{why}; it bounds what is searched for those that never match",
+                f"{why}; it limits the search for those that never match",
                 "leave lexicon out",
             )
         else:
-            yield UnreadKey("lexicon_sha256", "there is no units.lexicon, whose content it would be the hash of")
+            yield UnreadKey("lexicon_sha256", "there is no units.lexicon of which it could be the hash")
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         prepared = super().prepared(tokenizer, shards)
@@ -88,7 +87,7 @@ class Phrases(WholeWordMasking):
                 log.info("%s collocations found in the corpus", f"{len(phrases):,}")
             else:
                 log.warning(
-                    "the corpus holds no collocation, so words alone are masked; lower"
+                    "the corpus contains no collocations, so only words are masked; lower"
                     " objective.masked_lm.units.collocations.min_count or min_association"
                 )
             return prepared
@@ -109,11 +108,11 @@ class Phrases(WholeWordMasking):
         return prepared
 
     def _check_content(self, path: Path) -> None:
-        """Raise DataError if the lexicon is not the one that the recipe was made with."""
+        """Raise DataError if the lexicon is not the recipe's."""
         found = sha256_of(path)
         if self.lexicon_sha256 not in (None, found):
             raise DataError(
-                f"{path}: the lexicon is not the recipe's: its sha256 is {found[:12]}..., and"
+                f"{path}: the lexicon is not the recipe's: its sha256 is {found[:12]}..., but"
                 f" objective.masked_lm.units.lexicon_sha256 is {str(self.lexicon_sha256)[:12]}...; restore the file, or"
                 " set lexicon_sha256 to null for a run with the new one"
             )
@@ -121,7 +120,7 @@ class Phrases(WholeWordMasking):
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
         assert self._table is not None, "prepared() finds the phrases"
         words = self.words(samples, vocabulary)
-        # All words of a run have the same end, and no other run has it.
+        # All words of a run have the same end, which is unique to the run.
         run_T = np.full(samples.ids_T.size, -1, dtype=np.int64)
         run_T[words.word_T >= 0] = words.end_W[words.word_T[words.word_T >= 0]]
         begins_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
@@ -145,21 +144,21 @@ def wholes_by_chance(
     counts_B: Integers,
     draw: Draw,
 ) -> Chosen:
-    """Choose whole phrases by chance, then words until the count is reached, then the rest of the phrases.
+    """Choose random whole phrases, then words until the count is reached, then the remaining phrases.
 
     Args:
         samples: the batch.
-        words: its words; where a phrase covers a part of one, the rest before it and behind it are a unit each.
+        words: its words; if a phrase covers a part of one, the rest before and after it are separate units.
         starts_T: tokens that begin a phrase.
-        inside_T: tokens of phrases, the first included; phrases do not overlap, nor reach into fixed tokens.
-        rate: probability of each phrase to be chosen.
-        counts_B: tokens to choose, of each sequence.
-        draw: the source of the choice.
+        inside_T: tokens of phrases, including the first; phrases neither overlap nor extend into fixed tokens.
+        rate: probability that a phrase is chosen.
+        counts_B: number of tokens to choose in each sequence.
+        draw: the random draws.
     """
     free_T = words.word_T >= 0
     begins_T = starts_T.copy()
     begins_T[words.start_W] |= ~inside_T[words.start_W]
-    # The token behind a phrase begins a unit, even in the middle of a word.
+    # The token after a phrase begins a unit, even in the middle of a word.
     begins_T[1:] |= inside_T[:-1] & ~inside_T[1:] & free_T[1:]
     start_U = np.flatnonzero(begins_T)
     length_U = np.bincount(np.cumsum(begins_T)[free_T] - 1, minlength=start_U.size)

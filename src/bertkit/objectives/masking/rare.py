@@ -1,12 +1,12 @@
-"""Single tokens, chosen more often the rarer they are in the corpus.
+"""Single tokens; rare tokens of the corpus are chosen more often.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, whose released distiller.py follows XLM (Lample and Conneau 2019,
-arXiv:1901.07291): positions are drawn without replacement with probabilities in proportion to count^-0.7 of their token
-in the corpus, a token that never occurs counting as one that occurs once. In BERT's, sibling tokens.py, every position
+arXiv:1901.07291): positions are drawn without replacement, with probabilities proportional to count^-0.7 of their token
+in the corpus; a token that never occurs counts as occurring once. In BERT's masking, sibling tokens.py, every position
 is equally likely.
 
 Quirk left: the released code draws from all tokens of a batch at once and rounds their number up; here every sequence
-has its own share, so that the other samples of a batch do not change how a sample is masked.
+has its own share, so the other samples of a batch do not affect how a sample is masked.
 
 Shapes: T packed tokens, B sequences, M chosen tokens, V vocabulary.
 """
@@ -27,7 +27,7 @@ from bertkit.text.tokenizer import Tokenizer
 
 
 class RareTokens(MaskingStrategy):
-    """An exact count of tokens, drawn without replacement in proportion to a power of how rare they are."""
+    """An exact count of tokens, drawn without replacement in proportion to a power of their rarity."""
 
     name: Literal["rare"] = "rare"
     exponent: float = Field(
@@ -45,7 +45,7 @@ class RareTokens(MaskingStrategy):
         assert self._weight_V is not None, "prepared() counts the corpus"
         free_T = ~samples.fixed_T
         index_C, sequence_C = np.flatnonzero(free_T), samples.sequence_T[free_T]
-        # Waiting times at rates w: the k that come first are a draw of k without replacement in proportion to w
+        # Waiting times at rates w: the k shortest are a draw of k without replacement in proportion to w
         # (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
         uniform_C = samples.uniform_T(draw, "mask/choose")[free_T]
         waits_C = -np.log1p(-uniform_C) / self._weight_V[samples.ids_T[free_T]]

@@ -1,13 +1,13 @@
-"""Spans of whole words, of geometrically distributed length.
+"""Spans of whole words with geometrically distributed lengths.
 
 Joshi et al. 2019, SpanBERT, arXiv:1907.10529, section 3.1; procedure of the released masking.py: an anchor is drawn
-among the tokens that are not chosen yet and moved to the beginning of its word, a length in words is drawn from Geo(p)
-clipped at `longest` and renormalised, and this is done until the count is reached.
+among the tokens that are not chosen yet and moved to the beginning of its word, and a length in words is drawn from
+Geo(p), clipped at `longest` and renormalised. This is repeated until the count is reached.
 
-Quirks honoured: the count is the rate of the ordinary tokens, rounded up; spans may run into one another, and those
-that overlap or touch are one; the last one is cut where the count is reached, if need be inside a word; one draw
-decides for a whole span whether it is masked, replaced or kept. Random tokens are drawn by their frequency in the
-corpus there: `masked_lm.random_from: corpus`.
+Quirks honoured: the count is the rate times the number of ordinary tokens, rounded up; spans may meet, and those that
+overlap or touch become one; the last one is cut when the count is reached, even inside a word; one draw decides for a
+whole span whether it is masked, replaced or kept. The released code draws random tokens by their frequency in the
+corpus: `masked_lm.random_from: corpus`.
 
 Shapes: T packed tokens, B sequences, b sequences that still choose, M chosen tokens.
 """
@@ -29,7 +29,7 @@ from bertkit.settings import UnreadKey
 
 
 class Spans(WholeWordMasking):
-    """Spans at random places until the count is reached."""
+    """Spans at random positions until the count is reached."""
 
     name: Literal["spans"] = "spans"
     p: float = Field(0.2, gt=0, lt=1, description="Parameter of the geometric distribution of span lengths in words.")
@@ -42,7 +42,7 @@ class Spans(WholeWordMasking):
             yield UnreadKey("p", "units.longest is 1: every span is one word", "raise longest")
 
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """The rate of the ordinary tokens, rounded up."""
+        """The rate times the number of ordinary tokens, rounded up."""
         counts_B: Integers = np.ceil(rate * ordinary_B).astype(np.int64)
         return counts_B
 
@@ -53,7 +53,7 @@ class Spans(WholeWordMasking):
         key_C = samples.uniform_T(draw, "mask/choose")[candidate_C]
         chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
         left_B = counts_B.copy()
-        # In a random order of all tokens, the first that is not chosen yet is a uniform draw among those.
+        # In a random order of all tokens, the first one not chosen yet is a uniform draw among those not chosen.
         for visited_B in ranked(key_C, samples.sequence_T[candidate_C], left_B.size):
             sequence_b = np.flatnonzero((visited_B >= 0) & (left_B > 0))
             if not sequence_b.size:
@@ -77,13 +77,13 @@ class Spans(WholeWordMasking):
 def take(
     sequence_b: Integers, start_b: Integers, length_b: Integers, chosen_T: NDArray[np.bool_], left_B: Integers
 ) -> None:
-    """Choose one span of each of these sequences: of its tokens that are new, as many as the count still allows.
+    """Choose one span in each of these sequences: as many of its new tokens as the count still allows.
 
     Args:
         sequence_b: the sequences, each once.
         start_b, length_b: their spans.
-        chosen_T: what is chosen already; changed in place.
-        left_B: tokens that each sequence may still choose; changed in place.
+        chosen_T: tokens that are already chosen; changed in place.
+        left_B: number of tokens that each sequence may still choose; changed in place.
     """
     token, span = spread(start_b, length_b)
     new = ~chosen_T[token]
@@ -95,7 +95,7 @@ def take(
 
 
 def merged(index_M: Integers, sequence_T: Integers) -> Chosen:
-    """Chosen tokens as spans: neighbours of one sequence belong together."""
+    """Chosen tokens as spans: adjacent tokens of one sequence form one."""
     if not index_M.size:
         return Chosen(index_M, index_M)
     begins_M = np.ones(index_M.size, dtype=np.bool_)

@@ -1,18 +1,18 @@
-"""Short spans of tokens that cover the whole text, those first that were hidden least often in earlier epochs.
+"""Short spans of tokens that cover the whole text, preferring those that were masked least often in earlier epochs.
 
 Charpentier and Samuel 2024, GPT-BERT, arXiv:2410.24159; procedure of the released pretraining/dataset.py: the text is
-divided into spans of 1 to `longest` tokens, each length equally likely, with one uniform number u a span; a token that
-was predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides for a
-whole span whether it is masked, replaced or kept.
+divided into spans of 1 to `longest` tokens, each length equally likely, with one uniform number u per span; a token
+that was predicted c times before has the key u e^c, and the tokens with the smallest keys are chosen. One draw decides
+for a whole span whether it is masked, replaced or kept.
 
-There the dataset keeps the counts c. Here a sample's choices in the earlier epochs are made again from their draws, so
-that they stay a function of seed, epoch and sample, for any number of workers and after any resume. Sibling spans.py is
-SpanBERT's, in words and without memory.
+There the dataset stores the counts c. Here a sample's choices in earlier epochs are recomputed from their draws, so
+they are a function of seed, epoch and sample, for any number of workers and after any resume. Sibling spans.py is
+SpanBERT's, in words and without counts.
 
-Quirks honoured: the masking rate is of the ordinary tokens; counts start over with every stage. Quirks left: the count
-is rounded to the nearest, not up or down by chance, and the last span is cut where it is reached; earlier epochs are
-made again at the present masking rate, and as if no sample had been causal in them; counts also start over every 16
-epochs, or the work would grow with the epochs.
+Quirks honoured: the masking rate is a share of the ordinary tokens; counts are reset with every stage. Quirks left: the
+count is rounded to the nearest, not up or down at random, and the last span is cut when it is reached; earlier epochs
+are recomputed at the current masking rate, and as if no sample had been causal; counts are also reset every 16 epochs,
+since the work would otherwise grow with the epochs.
 
 Shapes: T packed tokens, B sequences, M chosen tokens.
 """
@@ -31,11 +31,11 @@ from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 REMEMBERED_EPOCHS = 16
-"""Epochs after which all counts start over."""
+"""Number of epochs after which all counts are reset."""
 
 
 class TiledSpans(MaskingStrategy):
-    """Adjacent spans that cover the text, chosen by chance and by how often their tokens were chosen before."""
+    """Adjacent spans that cover the text, chosen at random and by how often their tokens were chosen before."""
 
     name: Literal["tiled-spans"] = "tiled-spans"
     longest: int = Field(3, ge=1, description="Maximum span length in tokens.")
@@ -46,18 +46,18 @@ class TiledSpans(MaskingStrategy):
         found = []
         if data.layout.epoch_dependent:
             found.append(
-                f"units.name: {self.name} counts how often a token was hidden, and the layout {data.layout.choice}"
-                " makes other samples in every epoch; write data.layout.name: full-sentences, or units.name: spans"
+                f"units.name: {self.name} counts how often a token was masked, but the layout {data.layout.choice}"
+                " makes other samples in every epoch; set data.layout.name: full-sentences, or units.name: spans"
             )
         if data.static_copies is not None:
             found.append(
-                f"units.name: {self.name} counts how often a token was hidden, and data.static_copies:"
-                f" {data.static_copies} repeats the same masks; write data.static_copies: null, or units.name: spans"
+                f"units.name: {self.name} counts how often a token was masked, but data.static_copies:"
+                f" {data.static_copies} repeats the same masks; set data.static_copies: null, or units.name: spans"
             )
         return found
 
     def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
-        """The rate of the ordinary tokens, rounded, and at least one."""
+        """The rate times the number of ordinary tokens, rounded, and at least one."""
         counts_B: Integers = np.maximum(1, np.rint(rate * ordinary_B)).astype(np.int64)
         return counts_B
 
@@ -67,7 +67,7 @@ class TiledSpans(MaskingStrategy):
         chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
         first_T = np.zeros(samples.ids_T.size, dtype=np.int64)
         for place in range(int(place_B.max(initial=-1)) + 1):
-            # Samples of a batch may be of two epochs: each takes part until its own.
+            # Samples of a batch may be from two epochs: each takes part until its own.
             epoch_B = samples.epoch_B - place_B + place
             takes_part_T = (place_B >= place)[samples.sequence_T]
             span_first_T, uniform_T = self._spans(samples, epoch_B, draw)
@@ -80,12 +80,12 @@ class TiledSpans(MaskingStrategy):
         return Chosen(index_M, first_T[index_M])
 
     def _spans(self, samples: Samples, epoch_B: Integers, draw: Draw) -> tuple[Integers, NDArray[np.float64]]:
-        """In an epoch, the packed position of the first token of each one's span, and the span's uniform number.
+        """For each token in an epoch, the packed position of its span's first token, and the span's uniform number.
 
-        A special token ends a span, so that none reaches from one document into the next.
+        A special token ends a span, so none reaches from one document into the next.
         """
         at = {"epoch": epoch_B[samples.sequence_T], "sample": samples.sample_B[samples.sequence_T]}
-        # The k-th length of a sequence has position k as its address; the spans in use are those that begin inside.
+        # The k-th length of a sequence has position k as its address; only spans that begin inside are used.
         length_T = 1 + draw.integers("mask/length", self.longest, **at, position=samples.position_T)
         sum_T = np.cumsum(length_T) - length_T
         begin_T = sum_T - sum_T[samples.cu_seqlens_B1[:-1]][samples.sequence_T]
@@ -98,9 +98,9 @@ class TiledSpans(MaskingStrategy):
 
 
 def _smallest(key_T: NDArray[np.float64], counts_B: Integers, samples: Samples) -> NDArray[np.bool_]:
-    """The tokens of each sequence with the smallest keys that may be chosen; of equal keys the first."""
+    """The tokens of each sequence with the smallest keys that may be chosen; the first if tied."""
     order_T = np.lexsort((np.where(samples.fixed_T, np.inf, key_T), samples.sequence_T))
-    # Sequences stay in order under this sort, so a token's rank is its position among its sequence's tokens.
+    # The sort keeps sequences in order, so a token's rank is its position within its sequence.
     chosen_T = np.zeros(key_T.size, dtype=np.bool_)
     chosen_T[order_T] = (samples.position_T < counts_B[samples.sequence_T]) & ~samples.fixed_T[order_T]
     return chosen_T

@@ -1,6 +1,6 @@
 """Single tokens: an exact count of them, chosen uniformly without replacement.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; released create_pretraining_data.py without whole words.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1; released create_pretraining_data.py without whole-word masking.
 
 Shapes: T packed tokens, B sequences, M chosen tokens.
 """
@@ -22,10 +22,10 @@ class Tokens(MaskingStrategy):
     name: Literal["pieces"] = "pieces"
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
-        # The k smallest of one uniform number per candidate are a uniform choice of k without replacement.
+        # With one uniform number per candidate, the k smallest are a uniform choice of k without replacement.
         order_T = np.lexsort(
             (np.where(samples.fixed_T, 2.0, samples.uniform_T(draw, "mask/choose")), samples.sequence_T)
         )
-        # Sequences stay in order under this sort, so a token's rank is its position among its sequence's tokens.
+        # The sort keeps sequences in order, so a token's rank is its position within its sequence.
         chosen_T = (samples.position_T < counts_B[samples.sequence_T]) & ~samples.fixed_T[order_T]
         return Chosen(np.sort(order_T[chosen_T]))

@@ -1,9 +1,9 @@
 """Whole words: all subwords of a word are predicted together.
 
 Whole-word masking of google-research/bert (README of 31 May 2019; no paper), an option of Devlin et al. 2019,
-arXiv:1810.04805. Quirks honoured: words are visited in random order, and one that has more subwords than the count
-still allows is skipped, so that the count is not exceeded and not always reached; whether a token is masked, replaced
-or kept is drawn for each token.
+arXiv:1810.04805. Quirks honoured: words are visited in random order, and a word with more subwords than the count still
+allows is skipped, so the count is never exceeded and not always reached; whether a token is masked, replaced or kept is
+drawn for each token.
 
 Shapes: T packed tokens, B sequences, W words.
 """
@@ -29,11 +29,11 @@ class BatchWords:
     """The words of a batch that may be chosen, in order.
 
     Attributes:
-        start_W: packed position of each one's first subword.
-        length_W: its subwords.
+        start_W: packed position of each word's first subword.
+        length_W: its number of subwords.
         sequence_W: its sequence.
-        end_W: the number of the word behind the last one that follows without a break; special tokens are breaks.
-        word_T: the word of each token, -1 of fixed tokens.
+        end_W: the number of the word after the last one that follows without a break; special tokens are breaks.
+        word_T: the word of each token, -1 for fixed tokens.
     """
 
     start_W: Integers
@@ -44,7 +44,7 @@ class BatchWords:
 
     @classmethod
     def of(cls, samples: Samples, marks: WordMarks) -> BatchWords:
-        """Find them; fixed tokens belong to no word."""
+        """The words of these samples; fixed tokens belong to no word."""
         fixed_T = samples.fixed_T
         behind_fixed_T = np.concatenate([[True], fixed_T[:-1]])[: fixed_T.size] | (samples.position_T == 0)
         begins_T = marks.begins_T(samples.ids_T, behind_fixed_T) & ~fixed_T
@@ -67,7 +67,7 @@ class WholeWordMasking(MaskingStrategy):
         return prepared
 
     def words(self, samples: Samples, vocabulary: Vocabulary) -> BatchWords:
-        """The words of a batch; before `prepared`, by the marks of subwords alone."""
+        """The words of a batch; before `prepared`, only by the marks of subwords."""
         marks = WordMarks.plain(vocabulary.word_start_V) if self._marks is None else self._marks
         return BatchWords.of(samples, marks)
 

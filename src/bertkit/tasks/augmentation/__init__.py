@@ -12,7 +12,7 @@ from bertkit.tasks.augmentation.masked_lm import MaskedLMWords
 from bertkit.tasks.augmentation.masking import Masking
 
 AnyAugmentation = Annotated[Masking | MaskedLMWords, Field(discriminator="name")]
-"""By the name that a recipe gives it."""
+"""By its name in recipes."""
 
 __all__ = [
     "AnyAugmentation",

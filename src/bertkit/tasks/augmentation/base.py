@@ -1,10 +1,10 @@
-"""What an augmentation is: examples in, the same examples and altered copies of them out.
+"""Base of the augmentations: examples in, the same examples and altered copies of them out.
 
-Tang et al. 2019, arXiv:1903.12136, section 3.3: a teacher can label any text, so that the student sees more of its
-function than the task's own examples show. One file per method; cache.py keeps what came out.
+Tang et al. 2019, arXiv:1903.12136, section 3.3: a teacher can label any text, so the student sees more of its function
+than the task's own examples show. One file per method; cache.py stores the results.
 
-All is drawn by numbers that depend on the seed and the example's own texts alone (data/random.py): an example has the
-same copies wherever it is in the file, whatever is beside it, and however often the work was interrupted.
+Random numbers depend only on the seed and the example's own texts (data/random.py): an example has the same copies
+regardless of its position, the other examples and interruptions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.examples import TextExample, parts_between_masks
 
 Variant = tuple[str, str | None]
-"""An example's texts, altered."""
+"""An example's altered texts."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where an augmentation works.
+    """The environment of an augmentation.
 
     Attributes:
         seed: of all draws.
         offline: use no network for models.
-        device: where a model computes.
+        device: of models.
     """
 
     seed: int = 0
@@ -50,7 +50,7 @@ class Surroundings:
 
 
 class Augmenter(ABC):
-    """A method at work, with all that it needs in memory."""
+    """A method with everything it needs loaded."""
 
     @abstractmethod
     def variants(self, examples: Sequence[TextExample]) -> list[list[Variant]]:
@@ -58,7 +58,7 @@ class Augmenter(ABC):
 
 
 class Augmentation(Settings, ABC):
-    """How examples are altered, and how often."""
+    """How, and how often, examples are altered."""
 
     labels: Literal["kept", "none"] = Field(
         "none",
@@ -68,14 +68,14 @@ class Augmentation(Settings, ABC):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if getattr(recipe, "labels_weight", 1.0) == 0:
-            yield UnreadKey("labels", "the student learns from its teacher alone", "give distillation.labels a weight")
+            yield UnreadKey("labels", "the student has no loss on labels", "give distillation.labels a weight")
 
     @abstractmethod
     def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> Augmenter:
-        """Read what is needed.
+        """Load everything that the method needs.
 
         Args:
-            examples: all of them, for methods that learn from the whole.
+            examples: all of them, for methods that use statistics of the whole.
 
         Raises:
             DataError: a file or a model is invalid.
@@ -83,10 +83,10 @@ class Augmentation(Settings, ABC):
 
     @abstractmethod
     def reads(self, *, offline: bool) -> dict[str, str]:
-        """The sha256 of what is read, by the name of the setting that names it."""
+        """The sha256 of each file or model that is read, by the setting that names it."""
 
     def augmented(self, examples: Sequence[TextExample], surroundings: Surroundings | None = None) -> list[TextExample]:
-        """The examples in their order, each with its copies behind it; `cache.augmented_examples` keeps them on disk.
+        """The examples in order, each followed by its copies; `cache.augmented_examples` stores them on disk.
 
         A copy's id is the example's, a slash and the copy's number from 1; a copy that is equal to its example or to
         one of its earlier copies is left out.
@@ -98,7 +98,7 @@ class Augmentation(Settings, ABC):
         return self.with_copies(examples, augmenter.variants(examples))
 
     def with_copies(self, examples: Sequence[TextExample], variants: Sequence[Sequence[Variant]]) -> list[TextExample]:
-        """The examples, each with its different copies behind it."""
+        """The examples, each followed by its distinct copies."""
         found = []
         for example, own in zip(examples, variants, strict=True):
             found.append(example)
@@ -115,12 +115,12 @@ class Augmentation(Settings, ABC):
 
 
 def _content(texts: Variant) -> tuple[tuple[str, ...] | None, ...]:
-    """A masked word is another than one that was written `[MASK]`."""
+    """Content to compare by; a masked word differs from a literal `[MASK]` in the text."""
     return tuple(None if text is None else parts_between_masks(text) for text in texts)
 
 
 def address(example: TextExample) -> int:
-    """A number of 64 bits for an example's texts: the address of its random draws."""
+    """A 64-bit number from an example's texts, which determines its random draws."""
     content = f"{example.text}\0{'' if example.text_pair is None else example.text_pair}"
     return int.from_bytes(hashlib.sha256(content.encode("utf-8", "backslashreplace")).digest()[:8], "little")
 
@@ -138,5 +138,5 @@ def content_hash(path: str, setting: str) -> str:
 
 
 def settings_of(augmentation: Augmentation, read: Mapping[str, str]) -> dict[str, object]:
-    """All that decides the copies of an example but seed and example: of what is read, the content, not the name."""
+    """Everything except seed and example that determines the copies; files count by content, not by name."""
     return {**augmentation.model_dump(mode="json"), **read}

@@ -1,8 +1,8 @@
-"""Augmented examples on disk: made once, found again by what they were made of, continued where the work stopped.
+"""Augmented examples on disk: created once, found again by their inputs, and continued after an interruption.
 
-Own design, as token shards (data/prepare.py): a directory of the cache is named by the sha256 of examples, settings,
-seed, and the content of whatever is read. Blocks of examples are written one by one, each whole or not at all; when the
-last is there they become one file. Two processes at the same work write the same bytes.
+Not from a paper. As with token shards (data/prepare.py), a directory of the cache is named by the sha256 of examples,
+settings, seed, and the content of all files read. Blocks of examples are written one by one, each atomically, and
+merged into one file at the end. Two processes with the same work write the same bytes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def augmented_examples(
     progress: Progress | None = None,
     block_examples: int = BLOCK_EXAMPLES,
 ) -> list[TextExample]:
-    """What `Augmentation.augmented` gives, from the cache where it is there.
+    """The result of `Augmentation.augmented`, from the cache if it is there.
 
     Args:
-        examples: in any order; a copy's content depends on its own example alone (and, with learnt classes of words,
-            on which examples there are).
+        examples: in any order; a copy's content depends only on its own example (and, with word classes derived from
+            the texts, on the set of examples).
         augmentation: the method.
         cache: the cache's root; the files are in `augmented/` below it.
         surroundings: seed, device, network.
         progress: shows how many examples are done.
-        block_examples: so many are made before they are written; decides memory and what a kill costs.
+        block_examples: how many are created before they are written; determines memory and the loss if killed.
 
     Raises:
         DataError: a file or a model is invalid, or the cached file is damaged and cannot be removed.
@@ -75,7 +75,7 @@ def augmented_examples(
     try:
         write_text(path, "".join(file.read_text(encoding="utf-8") for file in files))
     except FileNotFoundError:
-        # Another process was at the same work, and has made one file of its blocks.
+        # Another process did the same work and has already merged the blocks.
         if not _is_whole(directory):
             raise
         _remove_blocks(directory)
@@ -102,7 +102,7 @@ def augmented_examples(
 
 
 def augmented_identity(examples: Sequence[TextExample], augmentation: Augmentation, surroundings: Surroundings) -> str:
-    """sha256 (hex) of all that decides what comes out."""
+    """sha256 (hex) of everything that determines the result."""
     digest = hashlib.sha256()
     record = {
         "version": VERSION,
@@ -116,13 +116,13 @@ def augmented_identity(examples: Sequence[TextExample], augmentation: Augmentati
 
 
 def _is_whole(directory: Path) -> bool:
-    """Whether the work was finished here; what was damaged since is made again."""
+    """Whether the result is complete and undamaged; a damaged one is discarded."""
     manifest, path = directory / MANIFEST_FILE, directory / EXAMPLES_FILE
     if not manifest.is_file():
         return False
     if path.is_file() and read_json(manifest).get("sha256") == sha256_of(path):
         return True
-    log.warning("%s: is not what was written here; the augmented examples are made again", path)
+    log.warning("%s: has changed since it was written; the augmented examples are created again", path)
     manifest.unlink(missing_ok=True)
     return False
 

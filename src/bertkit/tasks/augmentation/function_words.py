@@ -1,7 +1,7 @@
-"""English function words, which augmentation leaves as they are.
+"""English function words, which augmentation does not replace.
 
-Own list, by closed classes of words; Jiao et al. 2020, arXiv:1909.10351, algorithm 1, skips stop words without naming
-them. Negations are among them: another word in their place would turn the sentence round.
+Own list, by closed word classes; Jiao et al. 2020, arXiv:1909.10351, algorithm 1, skips stop words without listing
+them. The list includes negations, because replacing one would reverse the meaning of the sentence.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Words are replaced by those that a masked language model predicts: TinyBERT's augmentation.
+"""TinyBERT's augmentation: words are replaced by predictions of a masked language model.
 
 Jiao et al. 2020, TinyBERT, arXiv:1909.10351, algorithm 1. A word that is one token is masked, and the model's M
 likeliest words are its candidates; a word of several tokens has the M nearest words by word vectors. In each of N
-copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py the model
-reads the sentence twice, as a pair, the first time with the mask: it sees the original word and proposes similar ones.
-Stop words and whatever is not letters and digits stay (with `letters: a-z`, as in the code, whatever has another
-character than a to z); of a pair each text is altered by itself, N copies with one altered and N with the other.
-Sibling masking.py needs no model.
+copies every word becomes one of its candidates with probability p. As in the released data_augmentation.py, the input
+is the sentence twice, as a pair, masked in the first: the model sees the original word and proposes similar ones.
+Stop words and words with characters other than letters and digits are unchanged (with `letters: a-z`, as in the code,
+words with any character outside a to z). The texts of a pair are altered separately: N copies with one altered and N
+with the other. Sibling masking.py needs no model.
 
-Quirks: candidates are whole words of letters and digits (a token that continues a word, or a sign, is passed over);
-copies are drawn as the paper has it, so that a word may be exchanged for itself; without a file of word vectors a word
-of several tokens stays as it is.
+Quirks: candidates are whole words of letters and digits (tokens that continue a word, and punctuation, are skipped);
+copies are drawn as in the paper, so a word may be replaced by itself; without a file of word vectors, words of several
+tokens are unchanged.
 
 Shapes: R masked copies of sentences, M candidates, V vocabulary, W words.
 """
@@ -54,11 +54,11 @@ _A_TO_Z = re.compile("[a-z]+", re.IGNORECASE | re.ASCII)
 _BATCH_TOKENS = 8192
 
 Candidates = dict[int, tuple[str, ...]]
-"""By a word's number the words that may replace it."""
+"""The words that may replace a word, by its number."""
 
 
 class MaskedLMWords(Augmentation):
-    """Words of a masked language model, and of word vectors."""
+    """Replace words by predictions of a masked language model or nearest word vectors."""
 
     name: Literal["masked_lm"] = "masked_lm"
     labels: Literal["kept", "none"] = Field(
@@ -95,16 +95,16 @@ class MaskedLMWords(Augmentation):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if self.word_vectors is None:
-            yield UnreadKey("vector_words", "there is no file of augmentation.word_vectors", "give word_vectors")
+            yield UnreadKey("vector_words", "augmentation.word_vectors names no file", "give word_vectors")
 
     def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskedLMAugmenter:
         directory = self._directory(offline=surroundings.offline)
         model, _ = load_model(directory)
         if _HEAD not in model.head_names:
-            raise DataError(f"{directory}: has no masked-LM head; augment with a model that was pretrained with one")
+            raise DataError(f"{directory}: has no masked-LM head; use a model that was pretrained with one")
         rule = model.extras.get(SCORING_RULE)
         if rule is not None:
-            raise DataError(f"{directory}: was trained to be scored by {rule}; augment with a model of masked_lm alone")
+            raise DataError(f"{directory}: was trained to be scored by {rule}; use a model trained by masked_lm alone")
         vectors = None
         if self.word_vectors is not None:
             vectors = read_word_vectors(Path(self.word_vectors).expanduser(), most_words=self.vector_words)
@@ -127,14 +127,14 @@ class MaskedLMWords(Augmentation):
 
 
 class MaskedLMAugmenter(Augmenter):
-    """Makes the copies.
+    """Creates the copies.
 
     Args:
         settings: probability and number of copies.
         proposer: of candidates for words of one token.
-        vectors: for words of several.
-        stop_words: what stays, in lower case.
-        draw: of all choices.
+        vectors: for words of several tokens.
+        stop_words: words that are not replaced, in lower case.
+        draw: random draws of all choices.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class MaskedLMAugmenter(Augmenter):
         return [self._of(example, found) for example in examples]
 
     def candidates(self, texts: Sequence[str]) -> list[Candidates]:
-        """The candidates for each text's words; words that stay are left out."""
+        """The candidates for each text's words; words that are not replaced are left out."""
         cuts = [CutText.of(text).words for text in texts]
         chosen = [[number for number, word in enumerate(words) if self._may_change(word)] for words in cuts]
         proposed = self.proposer.propose(cuts, chosen)
@@ -208,7 +208,7 @@ class MaskedLMAugmenter(Augmenter):
 
 @dataclass(frozen=True)
 class _Masked:
-    """A sentence twice, with a mask in the first: ids, types, where the mask is, and which word it replaces."""
+    """A sentence twice, masked in the first: ids, types, the mask's position, and the word that it replaces."""
 
     ids: list[int]
     types: list[int]
@@ -221,8 +221,8 @@ class Proposer:
     """A masked language model that proposes words.
 
     Args:
-        model: with a masked-LM head, where it computes.
-        tokenizer: its own.
+        model: with a masked-LM head, on its device.
+        tokenizer: the model's.
         candidates: M.
         device: of the model.
 
@@ -247,15 +247,14 @@ class Proposer:
         }
         self._words = {number: text for number, text in texts.items() if text.isalnum()}
         if not self._words:
-            raise DataError("the model's vocabulary has no whole words to propose")
+            raise DataError("the model's vocabulary has no whole words to propose; use another model")
         self._word_ids = torch.tensor(list(self._words), device=self.device)
         self.candidates = min(candidates, len(self._words))
 
     def propose(self, sentences: Sequence[Sequence[str]], chosen: Sequence[Sequence[int]]) -> list[Candidates]:
         """Candidates for the chosen words that are one token, the likeliest first.
 
-        A word that does not fit into what the model reads has none; of a sentence that does not fit twice the second
-        copy is cut.
+        A word beyond the model's maximum length has none; if a sentence does not fit twice, its second copy is cut.
 
         Args:
             sentences: words.
@@ -300,7 +299,7 @@ class Proposer:
 
 
 def _batches(masked: Iterator[_Masked]) -> Iterator[list[_Masked]]:
-    """As many as are computed at once."""
+    """Batches of sentences that are computed at once."""
     some: list[_Masked] = []
     tokens = 0
     for each in masked:

@@ -1,13 +1,13 @@
-"""Words masked, exchanged for others of the same part of speech, and n-grams alone: the augmentation of Tang et al.
+"""The augmentation of Tang et al.: masked words, words replaced by the same part of speech, and n-grams.
 
-Tang et al. 2019, arXiv:1903.12136, section 3.3. For every word of a copy a number is drawn: with probability p_mask the
-word is masked, with probability p_pos it becomes another of its part of speech (word_classes.py), else it stays. Then,
-with probability p_ng, one n-gram of the copy is all that is left of it, with n from 1 to 5. Of a pair the first text is
-altered in one copy, the second in the next, both in the one after that, and so on. Sibling masked_lm.py takes words
-that a model predicts.
+Tang et al. 2019, arXiv:1903.12136, section 3.3. A number is drawn for every word of a copy: with probability p_mask the
+word is masked, with probability p_pos it becomes another of its part of speech (word_classes.py), else it is unchanged.
+Then, with probability p_ng, the copy is reduced to one of its n-grams, with n from 1 to 5. In a pair, the first text is
+altered in one copy, the second in the next, both in the one after that, and so on. Sibling masked_lm.py uses words that
+a model predicts.
 
-Where the paper is silent: n is drawn first and cut to the text's length, so that a text of three words often stays
-whole; a word without another of its part of speech stays; a sign of punctuation is a word.
+Not specified in the paper: n is drawn first and cut to the text's length, so a text of three words often remains whole;
+a word without another of its part of speech is unchanged; a punctuation mark is a word.
 
 Shapes: C copies, W words.
 """
@@ -38,7 +38,7 @@ _ALTERED = ((0,), (1,), (0, 1))
 
 
 class Masking(Augmentation):
-    """Masks, words of the same part of speech, and n-grams."""
+    """Mask words, replace them by the same part of speech, and take n-grams."""
 
     name: Literal["masking"] = "masking"
     copies: int | None = Field(
@@ -64,16 +64,16 @@ class Masking(Augmentation):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if self.tags is None:
-            yield UnreadKey("same_tag", "augmentation.tags is null: no word is exchanged", "give tags")
+            yield UnreadKey("same_tag", "augmentation.tags is null: no word is replaced", "give tags")
         elif self.same_tag == 0:
-            yield UnreadKey("tags", "augmentation.same_tag is 0: no word is exchanged", "raise same_tag")
+            yield UnreadKey("tags", "augmentation.same_tag is 0: no word is replaced", "raise same_tag")
         if self.ngram == 0:
             yield UnreadKey("longest_ngram", "augmentation.ngram is 0: every copy keeps all of its words")
 
     @model_validator(mode="after")
     def _add_up(self) -> Masking:
         if self.mask + self.same_tag > 1:
-            raise ValueError(f"mask and same_tag add up to {self.mask + self.same_tag:g}; at most 1 can be shared out")
+            raise ValueError(f"mask and same_tag add up to {self.mask + self.same_tag:g}; their sum may be at most 1")
         return self
 
     def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskingAugmenter:
@@ -83,7 +83,7 @@ class Masking(Augmentation):
             class_of = learnt_classes(texts) if self.tags == LEARNT else read_tags(Path(self.tags).expanduser())
         classes = WordClasses(class_of, count_words(texts))
         if self.tags is not None and self.same_tag > 0:
-            log.info("augmentation: %s words have others of their kind (tags: %s)", f"{len(classes):,}", self.tags)
+            log.info("augmentation: %s words have a part of speech (tags: %s)", f"{len(classes):,}", self.tags)
         return MaskingAugmenter(self, classes, surroundings.draw)
 
     def reads(self, *, offline: bool) -> dict[str, str]:
@@ -91,12 +91,12 @@ class Masking(Augmentation):
 
 
 class MaskingAugmenter(Augmenter):
-    """Makes the copies.
+    """Creates the copies.
 
     Args:
         settings: probabilities and number of copies.
         classes: of words.
-        draw: of all choices.
+        draw: random draws of all choices.
     """
 
     def __init__(self, settings: Masking, classes: WordClasses, draw: Draw) -> None:
@@ -129,10 +129,10 @@ class MaskingAugmenter(Augmenter):
         """One text of an example, altered in each copy.
 
         Args:
-            text: of at least one word; one without is left as it is.
+            text: unchanged if it has no words.
             side: which of the example's texts it is.
             copies: C.
-            example: the address of its draws.
+            example: the number that determines its draws.
         """
         cut, settings = CutText.of(text), self.settings
         words = cut.words
@@ -155,7 +155,7 @@ class MaskingAugmenter(Augmenter):
         return found
 
     def _ngram(self, number_3: NDArray[np.float64], words: int) -> range:
-        """Which words an n-gram has, of so many."""
+        """The words of an n-gram, of this many."""
         length = min(words, 1 + int(number_3[1] * self.settings.longest_ngram))
         first = int(number_3[2] * (words - length + 1))
         return range(first, first + length)

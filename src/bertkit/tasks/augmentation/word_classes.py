@@ -1,14 +1,13 @@
-"""Which words can replace one another: those of one part of speech, as a file tags them or as the texts show it.
+"""Which words can replace one another: those of one part of speech, as tagged in a file or derived from the texts.
 
-Tang et al. 2019, arXiv:1903.12136, section 3.3, take another word of the same part of speech, drawn by how often words
-of it occur in the training texts. A tagger is not to be had without another model. In its place, either every word has
-the tag that an annotated file gives it most often, whatever the sentence (a unigram tagger); or classes are learnt from
-the texts alone, after Schütze 1995, "Distributional part-of-speech tagging": words with like neighbours on both sides
-are one class.
+Tang et al. 2019, arXiv:1903.12136, section 3.3, take another word of the same part of speech, drawn by its frequency in
+the training texts. A tagger would need another model. Instead, either every word has the tag that an annotated file
+gives it most often, regardless of the sentence (a unigram tagger), or classes are derived from the texts alone, after
+Schütze 1995, "Distributional part-of-speech tagging": words with similar neighbours on both sides form a class.
 
-Quirks of the learnt classes: only the commonest words have one; classes are no parts of speech (weekdays may be one);
-neighbours are compared by the square roots of their shares, which keeps frequent words from drowning the others, and
-clustered by k-means, where Schütze takes cosines and Buckshot.
+Quirks of the derived classes: only the most common words have one; classes are not parts of speech (weekdays may be
+one); neighbours are compared by the square roots of their shares, which keeps frequent words from dominating, and
+clustered by k-means; Schütze uses cosines and Buckshot.
 
 Shapes: N words, C classes, F neighbours, R dimensions kept.
 """
@@ -35,7 +34,7 @@ CLASSES = 50
 """About as many as the Penn Treebank has tags."""
 KNOWN_WORDS = 5_000
 NEIGHBOURS = 250
-"""As Schütze has it."""
+"""As in Schütze."""
 LEAST_COUNT = 3
 _DIMENSIONS = 50
 _ROUNDS = 30
@@ -47,14 +46,14 @@ class WordClass:
 
     Attributes:
         words: sorted.
-        ends_N: running sum of how often each occurs.
+        ends_N: cumulative sum of the words' counts.
     """
 
     words: tuple[str, ...]
     ends_N: NDArray[np.int64]
 
     def another(self, word: str, share: float) -> str | None:
-        """A word other than this one, drawn by how often it occurs; None where there is no other.
+        """Another word of the class, drawn by frequency; None if there is no other.
 
         Args:
             word: one of the class.
@@ -67,7 +66,7 @@ class WordClass:
         if rest == 0:
             return None
         drawn = int(share * rest)
-        # The word's own stretch is stepped over.
+        # Skip the word's own interval.
         return self.words[int(np.searchsorted(self.ends_N, drawn + own * (drawn >= before), side="right"))]
 
 
@@ -76,7 +75,7 @@ class WordClasses:
 
     Args:
         class_of: a class's name by word.
-        counts: how often each word occurs in the texts; a word that does not is in no class.
+        counts: how often each word occurs in the texts; a word that does not occur is in no class.
     """
 
     def __init__(self, class_of: Mapping[str, str], counts: Mapping[str, int]) -> None:
@@ -94,12 +93,12 @@ class WordClasses:
         return len(self._class_of)
 
     def another(self, word: str, share: float) -> str | None:
-        """A word of the same class; None where there is none."""
+        """Another word of the same class; None if there is none."""
         own = self._class_of.get(word)
         return None if own is None else own.another(word, share)
 
     def class_of(self, word: str) -> tuple[str, ...]:
-        """The words of a word's class, itself among them; none where it has no class."""
+        """The words of a word's class, including itself; empty if it has no class."""
         own = self._class_of.get(word)
         return () if own is None else own.words
 
@@ -110,14 +109,14 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
 
 
 def read_tags(path: Path) -> dict[str, str]:
-    """Each word's most frequent tag, of two equally frequent ones the first by name; words are lowercased.
+    """Each word's most frequent tag (the alphabetically first if tied); words are lowercased.
 
     Args:
-        path: CoNLL-U (the universal tag is taken), or lines of a word, a tab and its tag; blank lines and those that
-            begin with # in CoNLL-U are passed over.
+        path: CoNLL-U (the universal tag is used), or lines of a word, a tab and its tag; blank lines and comments (#)
+            are skipped.
 
     Raises:
-        DataError: a line of another form, or no word at all.
+        DataError: a line of another form, or no tagged word.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for number, line in enumerate(chain.from_iterable(read_lines(path)), start=1):
@@ -125,7 +124,7 @@ def read_tags(path: Path) -> dict[str, str]:
         if not line.strip() or (line.startswith("#") and len(fields) == 1):
             continue
         if len(fields) == CONLLU_FIELDS:
-            # Ranges (1-2) and empty nodes (8.1) are no words.
+            # Ranges (1-2) and empty nodes (8.1) are not words.
             if fields[0].isdigit():
                 counts[fields[WORD].lower()][fields[UPOS]] += 1
         elif len(fields) == 2:
@@ -136,12 +135,12 @@ def read_tags(path: Path) -> dict[str, str]:
                 " and its tag"
             )
     if not counts:
-        raise DataError(f"{path}: holds no tagged word")
+        raise DataError(f"{path}: contains no tagged words")
     return {word: min(tags, key=lambda tag: (-tags[tag], tag)) for word, tags in counts.items()}
 
 
 def learnt_classes(texts: Sequence[str]) -> dict[str, str]:
-    """Classes of the commonest words by their neighbours in these texts; the order of the texts does not matter.
+    """Classes of the most common words by their neighbours in these texts; the order of the texts does not matter.
 
     Returns:
         A class's number, as text, by word.
@@ -162,8 +161,8 @@ def learnt_classes(texts: Sequence[str]) -> dict[str, str]:
 def _neighbour_shares(
     sentences: Sequence[Sequence[str]], words: Sequence[str], neighbours: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Square roots of the shares that the neighbours have to the left of each word, and to the right, (N, 2 F + 4); the
-    end of a text and all other words count as a neighbour each."""
+    """Square roots of the neighbours' shares to the left and to the right of each word, (N, 2 F + 4); the end of a text
+    and all other words together count as one neighbour each."""
     column = {word: number for number, word in enumerate(neighbours)}
     other, end = len(column), len(column) + 1
     row = {word: number for number, word in enumerate(words)}
@@ -186,7 +185,7 @@ def _neighbour_shares(
 
 
 def _k_means(point_NR: NDArray[np.float64], classes: int) -> NDArray[np.int64]:
-    """The class of each point: k-means from centres drawn apart (Arthur and Vassilvitskii 2007, k-means++)."""
+    """The class of each point: k-means, initialised as in k-means++ (Arthur and Vassilvitskii 2007)."""
     draw = Draw(0, "word-classes")
     centre_CR = point_NR[:1]
     distance_N = ((point_NR - centre_CR[0]) ** 2).sum(axis=1)

@@ -1,8 +1,8 @@
-"""A text split into words that can be replaced, masked or removed; the rest of it stays as it was.
+"""A text split into words that can be replaced, masked or removed; the rest is unchanged.
 
-Own design; the papers' releases cut with spaCy (Tang et al. 2019) or BERT's rules (Jiao et al. 2020) and join with
-spaces. A word is a run of letters and digits with the apostrophes and hyphens inside it; every other sign but a space
-is a word of its own.
+Not from a paper; the papers' code splits with spaCy (Tang et al. 2019) or BERT's rules (Jiao et al. 2020) and joins
+with spaces. A word is a run of letters and digits with the apostrophes and hyphens inside it; every other character
+except white space is a word of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class CutText:
     """A text and the positions of its words.
 
     Attributes:
-        text: the whole.
-        spans: the first character of each word and the one behind its last.
+        text: the whole text.
+        spans: the start and end characters of each word.
     """
 
     text: str
@@ -37,14 +37,14 @@ class CutText:
         return [self.text[start:end] for start, end in self.spans]
 
     def changed(self, new: Mapping[int, str | None], kept: range | None = None) -> str:
-        """The text with other words.
+        """The text with words replaced.
 
         Args:
-            new: by a word's number its replacement; None is a mask.
-            kept: words that are left over, one at least; all where None.
+            new: replacements by the word's number; None is a mask.
+            kept: the words that are kept, at least one; None: all.
 
         Returns:
-            A `MaskedText` where a word is masked.
+            A `MaskedText` if a word is masked.
         """
         numbers = range(len(self.spans)) if kept is None else kept
         at, end = (0, len(self.text)) if kept is None else (self.spans[kept[0]][0], self.spans[kept[-1]][1])

@@ -1,1 +1,1 @@
-"""Texts embedded apart and compared by their vectors: the task (task.py), its losses, and its evaluation."""
+"""Texts embedded separately and compared by their vectors: the task (task.py), its losses, and its evaluation."""

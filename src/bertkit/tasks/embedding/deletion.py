@@ -1,7 +1,7 @@
-"""Deleting words of a text, for a loss that rebuilds it.
+"""Deleting words of a text, for a loss that reconstructs it.
 
-Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3. A word is what the tokenizer does not divide further before it
-makes tokens; the released code takes nltk's words. At least one word of a text is kept.
+Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3. A word is a unit of the tokenizer's pre-tokenisation; the released
+code uses nltk's words. At least one word of a text is kept.
 
 Shapes: T packed tokens, I examples, S longest text, W words of a text.
 """
@@ -24,12 +24,12 @@ from bertkit.tasks.embedding.losses.tsdae import NO_TOKEN, TsdaeLoss
 from bertkit.tasks.encoding import SequenceEncoder
 
 WORD, WHOLE = "word", "whole"
-"""The number of each token's word in its text, and -1 of special tokens; the tokens of the texts as they were."""
+"""The number of each token's word in its text (-1 for special tokens); the tokens of the original texts."""
 _NONE = -1
 
 
 def words_of_tokens(texts: Sequence[str], encoder: SequenceEncoder) -> NDArray[np.int32]:
-    """The word of each token of the sequences of one text each, (T,)."""
+    """The word of each token, (T,), for sequences of one text each."""
     before, room = encoder.single.before, encoder.room(1)
     behind = encoder.single.special_tokens - before
     found: list[int] = []
@@ -40,14 +40,14 @@ def words_of_tokens(texts: Sequence[str], encoder: SequenceEncoder) -> NDArray[n
 
 
 def without_words(batch: TaskBatch, items: NDArray[np.int64], loss: EmbeddingLoss, draw: Draw, epoch: int) -> TaskBatch:
-    """The batch with words deleted as the draw has it, and the whole texts as a label; other losses' as it is.
+    """The batch with randomly deleted words, and the whole texts as a label; unchanged for other losses.
 
     Args:
-        batch: of one sequence an example.
-        items: the numbers of the examples, which address the draws.
-        loss: names the share of the words.
+        batch: with one sequence per example.
+        items: the numbers of the examples, which determine the draws.
+        loss: gives the share of the words.
         draw: of the run.
-        epoch: another one deletes other words.
+        epoch: each epoch deletes other words.
     """
     if not isinstance(loss, TsdaeLoss):
         return batch
@@ -69,7 +69,7 @@ def without_words(batch: TaskBatch, items: NDArray[np.int64], loss: EmbeddingLos
 
 
 def _kept(words_S: NDArray[np.int32], share: float, draw: Draw, item: int, epoch: int) -> NDArray[np.bool_]:
-    """Which tokens of a text stay, bool (S,): special ones, and those of the words that are kept."""
+    """Which tokens of a text are kept, bool (S,): special ones, and those of the kept words."""
     words_W = np.unique(words_S[words_S != _NONE])
     if not words_W.size:
         return np.ones(words_S.size, dtype=bool)

@@ -1,4 +1,4 @@
-"""How texts are embedded and what is learnt of their vectors: the section `embedding` of a recipe.
+"""How texts are embedded and how their vectors are trained: the section `embedding` of a recipe.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, sections 3 and 6.
 """
@@ -58,4 +58,4 @@ class EmbeddingSettings(Settings):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.loss is not None and not self.loss.compares_bounded_scores:
-            yield UnreadKey("largest_score", f"the loss {self.loss.name} reads no score on the scale of a cosine")
+            yield UnreadKey("largest_score", f"the loss {self.loss.name} compares no scores with a cosine")

@@ -1,4 +1,4 @@
-"""How vectors are evaluated: the cosines of pairs against scores, or whether the nearest text is the positive.
+"""Evaluation of vectors: the cosines of pairs against scores, or whether the nearest text is the positive.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 4: Spearman's correlation of cosine and score. As in
 sentence-transformers' evaluators, a triplet is right if the positive is nearest; pairs without a label are right if
@@ -21,13 +21,13 @@ from bertkit.tasks.examples import SentenceExample
 
 ACCURACY = "accuracy"
 POSITIVE = "positive"
-"""What is predicted of a triplet, or of a pair among all pairs, where it is right."""
+"""The prediction for a triplet, or for a pair among all pairs, if it is right."""
 _ROWS = 512
-"""Anchors that are compared with all positives at once."""
+"""Number of anchors that are compared with all positives at once."""
 
 
 class ComparedBy(Enum):
-    """What examples are evaluated by."""
+    """How examples are evaluated."""
 
     SCORES = "scores"
     TRIPLETS = "triplets"
@@ -35,7 +35,7 @@ class ComparedBy(Enum):
 
 
 def compared(examples: Sequence[SentenceExample]) -> ComparedBy | None:
-    """What these examples are evaluated by; None where they have no score, and one text each or classes."""
+    """How these examples are evaluated; None for single texts and for pairs with classes."""
     counts = {len(each.texts) for each in examples}
     if min(counts, default=0) > 2:
         return ComparedBy.TRIPLETS
@@ -47,18 +47,18 @@ def compared(examples: Sequence[SentenceExample]) -> ComparedBy | None:
 
 
 def reference(example: SentenceExample) -> Any:
-    """What is right: the score of a pair, or that the positive is nearest."""
+    """The reference: the score of a pair, or that the positive is nearest."""
     if len(example.texts) == 2 and isinstance(example.label, int | float):
         return float(example.label)
     return None if len(example.texts) == 1 or isinstance(example.label, str) else POSITIVE
 
 
 def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any]]) -> list[Prediction]:
-    """The cosine of each pair; of triplets, and pairs without a label, which text is nearest to the anchor.
+    """The cosine of each pair; for triplets and pairs without a label, which text is nearest to the anchor.
 
     Args:
         examples: of one split.
-        outputs: the vectors of each one's texts, (A, E).
+        outputs: the vectors of each example's texts, (A, E).
     """
     kind = compared(examples)
     if kind is ComparedBy.PAIRS:
@@ -69,7 +69,7 @@ def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any
         cosines = (normal_AE[1:] @ normal_AE[0]).tolist()
         if kind is ComparedBy.TRIPLETS:
             best = int(np.argmax(cosines))
-            # A negative that is just as near is not told from the positive.
+            # If a negative is equally near, the positive does not win.
             wins = best == 0 and cosines.count(cosines[0]) == 1
             found.append(Prediction(example.id, POSITIVE if wins else f"negative {max(best, 1)}", cosines))
         else:

@@ -1,11 +1,11 @@
-"""Embedding: each text becomes a vector of its own, and a loss compares the vectors.
+"""The embedding task: each text becomes a vector, and a loss compares the vectors.
 
-Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. A training example has one text or several, each
-a sequence of its own; `logits` are their vectors. Evaluated by the cosines (evaluate.py), never by the loss.
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. A training example has one or more texts, each a
+separate sequence; `logits` are their vectors. Evaluation uses the cosines (similarity.py), never the loss.
 
-A loss that compares a batch's examples reads it whole: where it is more than a micro-batch, the parts' vectors are
-computed first and each part once more in the backward pass (finetuning/loss_terms.py), so that memory does not grow
-with the batch (Gao et al. 2021, GradCache, arXiv:2101.06983).
+A loss that compares a batch's examples reads the whole batch. If it is larger than a micro-batch, the vectors of all
+parts are computed first, and each part again in the backward pass (finetuning/loss_terms.py). Memory therefore does not
+grow with the batch (Gao et al. 2021, GradCache, arXiv:2101.06983).
 
 Shapes: T packed tokens, I examples, A texts of each, B = I A sequences, D width of states, E width of vectors, K
 classes.
@@ -42,9 +42,9 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 
 TEXT_NUMBER = "text"
-"""The example's texts by number, equal for equal texts."""
+"""Numbers of the example's texts; equal for equal texts."""
 MODULE = "loss"
-"""A model's companion of this name is trained with it by the loss, and dropped behind the training."""
+"""The name of the companion that the loss trains with the model and that is dropped after training."""
 
 
 METRICS_OF: Mapping[ComparedBy | None, tuple[str, ...]] = {
@@ -52,21 +52,21 @@ METRICS_OF: Mapping[ComparedBy | None, tuple[str, ...]] = {
     ComparedBy.TRIPLETS: (ACCURACY,),
     ComparedBy.PAIRS: (ACCURACY,),
 }
-"""The scores that examples have by what they are evaluated by."""
+"""The scores for each way of evaluating examples."""
 
 
 class Embedding(Task):
     """Texts as vectors.
 
     Args:
-        loss: what is learnt.
+        loss: the training loss.
         metrics: names of the scores that are reported.
-        pooling: modes, whose vectors are joined.
+        pooling: modes; their vectors are concatenated.
         normalise: whether vectors have length one.
-        classes: names of the classes that the loss reads; empty where it reads none.
-        matryoshka: at which widths the loss is computed; None: at the whole.
-        largest_score: what scores are divided by.
-        has_teacher: whether the loss learns from a teacher in place of labels.
+        classes: names of the classes that the loss reads; empty if it reads none.
+        matryoshka: the widths at which the loss is computed; None: only the full width.
+        largest_score: scores are divided by this.
+        has_teacher: whether the loss uses a teacher in place of labels.
     """
 
     head: ClassVar[str] = "sentence_vector"
@@ -94,7 +94,7 @@ class Embedding(Task):
         self.has_teacher = has_teacher
 
     def width(self, config: EncoderConfig) -> int:
-        """E, with an encoder of this configuration."""
+        """E for an encoder of this configuration."""
         return int(getattr(config, "hidden_size", 0)) * len(self.pooling)
 
     @property
@@ -102,9 +102,9 @@ class Embedding(Task):
         return self.objective.compares_examples
 
     def encode(self, examples: Sequence[SentenceExample], encoder: SequenceEncoder) -> Features:
-        """Each text as a sequence; labels are those of the loss where its examples have them.
+        """Each text as a sequence; with the labels of the loss if all examples have them.
 
-        Examples of a split that is evaluated may have other labels than the loss reads, which then are left out here.
+        Examples of an evaluated split may have other labels than those of the loss; these are left out here.
         """
         repeats = self.objective.repeats_text and all(len(each.texts) == 1 for each in examples)
         texts = [text for each in examples for text in each.texts]
@@ -131,40 +131,40 @@ class Embedding(Task):
         return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
-        """Whether the loss can be computed of these examples.
+        """Check that the loss can be computed for these examples.
 
         Raises:
-            UsageError: it reads another number of texts, or labels that there are none of.
-            DataError: an example has another number of texts, or a label of another form.
+            UsageError: the loss needs a different number of texts, or labels that are missing.
+            DataError: an example has a different number of texts, or a label of the wrong form.
         """
         name, (least, most) = getattr(self.objective, "name", ""), self.objective.texts
         count = len(examples[0].texts)
         odd = next((each for each in examples if len(each.texts) != count), None)
         if odd is not None:
-            raise DataError(f"example {odd.id}: has {len(odd.texts)} texts, the first example {count}")
+            raise DataError(f"example {odd.id}: has {len(odd.texts)} texts, but the first example has {count}")
         if count < least or (most is not None and count > most):
             wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
             raise UsageError(
-                f"embedding.loss: {name} reads {wanted} texts of an example, here are {count}; name their columns with"
-                " --text, --text-pair and --negatives, or choose another loss"
+                f"embedding.loss: {name} needs {wanted} texts per example, but there are {count}; name their columns"
+                " with --text, --text-pair and --negatives, or choose another loss"
             )
         reads = self.objective.wanted
         if reads == "vectors" and not self.has_teacher:
-            raise UsageError(f"embedding.loss: {name} learns from a teacher; name it with embedding.teacher=MODEL")
+            raise UsageError(f"embedding.loss: {name} needs a teacher; name it with embedding.teacher=MODEL")
         if self.has_teacher:
             return
         if reads is not None and any(each.label is None for each in examples):
             raise UsageError(
-                f"embedding.loss: {name} reads a {reads} of each example, and there is none; name its column with"
-                " --label, or choose another loss, such as multiple_negatives"
+                f"embedding.loss: {name} needs a {reads} for each example, but an example has none; name its column"
+                " with --label, or choose another loss, such as multiple_negatives"
             )
         self._targets(examples, strict=True)
 
     def _targets(self, examples: Sequence[SentenceExample], *, strict: bool = False) -> NDArray[Any] | None:
-        """What the loss reads of the labels; None where they are not such.
+        """The loss's targets from the labels; None if the labels are of another form.
 
         Raises:
-            DataError: they are not, and `strict`.
+            DataError: the labels are of another form, and `strict` is set.
         """
         wanted = self.objective.wanted
         if wanted is None or wanted == "vectors" or self.has_teacher or not examples:
@@ -187,13 +187,13 @@ class Embedding(Task):
         scaled = score / self.largest_score
         if not -1 <= scaled <= 1:
             raise DataError(
-                f"example {example.id}: the score {score:g} divided by {self.largest_score:g} is not within -1 and 1,"
-                " as a cosine is; set embedding.largest_score to the scale's end, such as 5"
+                f"example {example.id}: the score {score:g} divided by {self.largest_score:g} is not between -1 and 1"
+                " like a cosine; set embedding.largest_score to the largest possible score, such as 5"
             )
         return scaled
 
     def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
-        """What the loss trains beside the encoder, drawn by the seed like torch's layers.
+        """The module that the loss trains along with the encoder, initialised from the seed like torch's layers.
 
         Raises:
             UsageError: Matryoshka's widths do not fit.
@@ -234,7 +234,7 @@ class Embedding(Task):
         return self.objective.loss(TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER)))
 
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        raise UsageError("task: vectors of texts have no logits that a teacher's could be compared with")
+        raise UsageError("task: an embedding model has no logits to compare with a teacher's; use embedding.teacher")
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [1] * batch.num_examples
@@ -252,18 +252,18 @@ class Embedding(Task):
         return reference(example)
 
     def comparable(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """As texts: a cosine is not on the scale of the scores, whose mean would be another constant prediction."""
+        """As strings: a cosine is not on the scale of the scores, so the mean score is no baseline."""
         guesses, gold = self.metric_inputs(predictions, examples)
         return [f"{each:.6f}" if isinstance(each, float) else each for each in guesses], [str(each) for each in gold]
 
     def write_files(self, directory: Path, *, width: int, max_tokens: int) -> None:
-        """Make a directory of the encoder that of a sentence embedder."""
+        """Add the files of a sentence embedder to the directory of the encoder."""
         write_sentence_files(
             directory, width=width, pooling=self.pooling, normalise=self.normalise, max_tokens=max_tokens
         )
 
     def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
-        """The scores that examples which are evaluated have: correlations of scored pairs, else an accuracy.
+        """The scores for examples to evaluate: correlations for scored pairs, else an accuracy.
 
         Raises:
             UsageError: they cannot be evaluated.
@@ -271,14 +271,14 @@ class Embedding(Task):
         kind = compared(examples)
         if kind not in METRICS_OF:
             raise UsageError(
-                "task.dev: vectors are evaluated by pairs with a score, pairs without a label, or triplets, and these"
-                " are not such; give scored pairs, such as --dev stsb (with --data-dir)"
+                "task.dev: vectors are evaluated on pairs with a score, pairs without a label, or triplets, but these"
+                " examples are none of them; give scored pairs, such as --dev stsb (with --data-dir)"
             )
         return METRICS_OF[kind]
 
 
 def class_name(example: SentenceExample) -> str:
-    """The name of an example's class; a whole number is one."""
+    """The name of an example's class, which may be a whole number."""
     label = example.label
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
@@ -291,7 +291,7 @@ def number_of(example: SentenceExample) -> float:
     """An example's score.
 
     Raises:
-        DataError: its label is no number.
+        DataError: its label is not a number.
     """
     if isinstance(example.label, int | float):
         return float(example.label)
@@ -299,8 +299,8 @@ def number_of(example: SentenceExample) -> float:
 
 
 def _margins(example: SentenceExample) -> list[float]:
-    """By how much the positive scores above each negative; from the scores themselves, the positive's first, where
-    there is one more."""
+    """The margin of the positive over each negative; computed from scores, the positive's first, if there is one more
+    number."""
     label, negatives = example.label, len(example.texts) - 2
     if isinstance(label, int | float):
         label = (float(label),)

@@ -1,4 +1,4 @@
-"""Readers of files with examples: one file for each format; load.py chooses among them."""
+"""Readers of files with examples: one module per format; load.py chooses among them."""
 
 from bertkit.tasks.readers.labels import label_names
 from bertkit.tasks.readers.load import load_split

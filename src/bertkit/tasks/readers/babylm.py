@@ -1,7 +1,7 @@
 """The (Super)GLUE tasks of the BabyLM challenge: JSON Lines with a whole number as the label.
 
 Charpentier et al. 2025, arXiv:2502.10645; github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/finetune/
-dataset.py: which fields are joined to the two texts. Sibling glue.py reads GLUE's own files.
+dataset.py, for the fields that are joined to form the two texts. Sibling glue.py reads GLUE's own files.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "rte": ("{}", ("sentence1",), "sentence2"),
     "wsc": ('Does "{}" refer to "{}" in this passage?', ("span2_text", "span1_text"), "text"),
 }
-"""Of each task the first text, the fields in it, and the field that is the second."""
+"""For each task, the template of the first text, the fields in it, and the field of the second text."""
 
 
 def read_babylm(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read a split; an example's id is its row, counted from 0, as the leaderboard counts.
+    """Read a split; an example's id is its row, counted from 0, as on the leaderboard.
 
     Raises:
         DataError: a missing field, an empty text or an unknown label.

@@ -1,8 +1,8 @@
-"""Words with tags in columns: CoNLL-2003, CoNLL-2000, WNUT-17, a user's own of their shape, and CoNLL-U.
+"""Words with tags in columns: CoNLL-2003, CoNLL-2000, WNUT-17, a user's own files in this format, and CoNLL-U.
 
 Tjong Kim Sang and De Meulder 2003, CoNLL (IOB1, `-DOCSTART-`); Tjong Kim Sang and Veenstra 1999, arXiv:cs/9907006
-(IOB1 and IOB2); Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Every reader gives IOB2, whatever the file has, so that
-a model's labels mean the same for all of them.
+(IOB1 and IOB2); Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Every reader returns IOB2, also for a file in IOB1, so a
+model's labels mean the same for all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WORD, UPOS = 1, 3
 def to_iob2(tags: Iterable[str]) -> tuple[str, ...]:
     """The same chunks in IOB2: each begins with B-.
 
-    IOB1 writes B- only where a chunk touches the one before it and both have one type. Tags that are IOB2 stay, and an
-    I- without a chunk to continue begins one, as conlleval reads it.
+    IOB1 writes B- only if a chunk directly follows another of the same type. Tags in IOB2 are unchanged. An I- without
+    a chunk to continue begins one, as in conlleval.
     """
     converted: list[str] = []
     before = "O"
@@ -41,18 +41,18 @@ def to_iob2(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_iob(tags: Iterable[str]) -> bool:
-    """Are these tags of IOB1 or IOB2? Parts of speech are not, nor are schemes with E- and S-."""
+    """Whether these tags are IOB1 or IOB2; parts of speech are not, nor are schemes with E- and S-."""
     return all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags)
 
 
 def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None) -> Split:
-    """Read one word a line, its tag in the last column, sentences separated by blank lines.
+    """Read one word per line, with its tag in the last column and blank lines between sentences.
 
-    Columns are separated by tabs where the line holds one, else by spaces. Documents begin at `-DOCSTART-` lines, which
-    are no words; in a file without them each sentence is its own document. One column alone is words without tags.
+    Columns are separated by tabs if the line contains one, else by spaces. Documents begin at `-DOCSTART-` lines, which
+    are not words; in a file without them each sentence is its own document. A single column is words without tags.
 
     Raises:
-        DataError: a line of another number of columns than the first, an unknown tag, or a file without sentences.
+        DataError: a line whose number of columns differs from the first, an unknown tag, or a file without sentences.
     """
     notes = Notes()
     labels = None if spec is None else spec.labels
@@ -79,7 +79,7 @@ def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train", *
 
 
 def alone(examples: Sequence[TaggedExample]) -> list[TaggedExample]:
-    """The same sentences, each a document of its own: nothing is known of their order."""
+    """The same sentences, each a document of its own, since nothing is known about their order."""
     return [TaggedExample(example.id, example.words, example.tags, number) for number, example in enumerate(examples)]
 
 
@@ -104,7 +104,7 @@ def _sentences(path: Path, encoding: str | None) -> Iterator[tuple[int, list[lis
 
 
 def check_columns(fields: Sequence[str], width: int, where: str) -> None:
-    """Refuse a line of another number of columns.
+    """Refuse a line with a different number of columns.
 
     Raises:
         DataError: with both numbers.
@@ -117,7 +117,7 @@ def check_columns(fields: Sequence[str], width: int, where: str) -> None:
 
 
 def fields_of(line: str) -> list[str]:
-    """A line's columns. A word may hold odd white space (WNUT-17 has such), so only tabs or plain spaces part them."""
+    """A line's columns, separated by tabs or plain spaces only: a word may contain other white space (WNUT-17)."""
     if "\t" in line:
         fields = [each.strip(" ") for each in line.split("\t")]
         while fields and not fields[-1]:
@@ -136,8 +136,8 @@ class ConlluSentence(NamedTuple):
 
 
 def conllu_sentences(path: Path, encoding: str | None = None) -> Iterator[ConlluSentence]:
-    """The sentences with their syntactic words: ranges (`1-2`, a contraction as it is written) and empty nodes (`8.1`)
-    are passed over.
+    """The sentences with their syntactic words; ranges (`1-2`, a contraction as written) and empty nodes (`8.1`) are
+    skipped.
 
     Raises:
         DataError: a line without ten fields.
@@ -165,7 +165,8 @@ def read_conllu(
 ) -> Split:
     """Read words with their universal parts of speech (UPOS).
 
-    Ids are `sent_id`, documents begin at `# newdoc`; without such comments, numbers and each sentence for itself.
+    Ids are `sent_id`, documents begin at `# newdoc`. Without such comments, ids are numbers and each sentence
+    is its own document.
 
     Raises:
         DataError: a line without ten fields, an unknown part of speech, or a file without sentences.

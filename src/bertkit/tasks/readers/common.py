@@ -1,7 +1,6 @@
-"""What every reader needs: numbered lines, checked fields, errors that name their place, and the notes of a split.
+"""Shared by all readers: numbered lines, checked fields, errors that name their place, and the notes of a split.
 
-No paper. Errors in the bytes themselves (missing file, invalid UTF-8, damaged compression) are located in
-bertkit.text.lines.
+Errors in the bytes themselves (missing file, invalid UTF-8, damaged compression) are raised in bertkit.text.lines.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from bertkit.tasks.examples import Example, SkippedRow, Split
 from bertkit.text.lines import read_lines
 
 NAMED = 10
-"""How many of the examples that a note counts are named."""
+"""How many of the examples counted by a note are named."""
 MAX_FILE_CHARACTERS = 256 << 20
-"""Of a file that is one JSON document, read whole."""
+"""Maximum size of a file that is a single JSON document."""
 DUPLICATE_IDS = "duplicate ids (renamed)"
 
 
 class Notes:
-    """Counts what a reader noticed, and names the first examples concerned."""
+    """Counts of what a reader noticed, with the names of the first examples concerned."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -46,10 +45,10 @@ class Notes:
         skipped: Sequence[SkippedRow] = (),
         groups: Sequence[str] = (),
     ) -> Split:
-        """The split of these examples; an id that came before gets `#2`, `#3`, ... and is noted.
+        """The split of these examples; a repeated id gets `#2`, `#3`, ... and is noted.
 
         Args:
-            examples: in the file's order.
+            examples: in file order.
             source: the file.
             skipped: rows that are left out.
             groups: one for each example, or none.
@@ -58,7 +57,7 @@ class Notes:
             DataError: there are no examples.
         """
         if not examples:
-            raise DataError(f"{source}: holds no examples" + (f" ({self})" if self.counts else ""))
+            raise DataError(f"{source}: contains no examples" + (f" ({self})" if self.counts else ""))
         taken = {example.id for example in examples}
         seen: set[str] = set()
         unique: list[Example] = []
@@ -84,7 +83,7 @@ class Notes:
 
 
 def numbered_lines(path: Path, encoding: str | None = None, errors: str = "strict") -> Iterator[tuple[int, str]]:
-    """The file's lines with their numbers from 1, without line ends; quotes and anything but tabs mean nothing here.
+    """The file's lines with their numbers from 1, without line ends; quotes have no meaning here.
 
     Raises:
         DataError: missing, unreadable or damaged file, or invalid UTF-8 (with its byte offset).
@@ -97,14 +96,14 @@ def numbered_lines(path: Path, encoding: str | None = None, errors: str = "stric
 
 
 def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a TSV file split at tabs and nothing else; empty lines are passed over."""
+    """Rows of a TSV file, split at tabs only; empty lines are skipped."""
     for number, line in numbered_lines(path):
         if line:
             yield number, line.split("\t")
 
 
 def json_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON Lines file; blank lines are passed over.
+    """The objects of a JSON Lines file; blank lines are skipped.
 
     Raises:
         DataError: a line that is not a JSON object.
@@ -115,7 +114,7 @@ def json_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, di
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         DataError: it is not JSON, or something other than an object.
@@ -127,7 +126,7 @@ def json_object(text: str, where: str) -> dict[str, Any]:
 
 
 def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
-    """The JSON object that a whole file is.
+    """The JSON object that makes up a whole file.
 
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
@@ -139,8 +138,8 @@ def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
         characters += sum(map(len, several)) + len(several)
         if characters > MAX_FILE_CHARACTERS:
             raise DataError(
-                f"{path}: one JSON document of more than {MAX_FILE_CHARACTERS >> 20} million characters; divide it,"
-                " or write JSON Lines"
+                f"{path}: one JSON document of more than {MAX_FILE_CHARACTERS >> 20} million characters; split it,"
+                " or use JSON Lines"
             )
     return json_object("\n".join(lines), str(path))
 
@@ -149,7 +148,7 @@ def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
     """The index of the first of `names` that is a column.
 
     Raises:
-        MissingColumnError: none is; the nearest columns are named.
+        MissingColumnError: none of them is; the nearest columns are named.
     """
     names = tuple(names)
     for name in names:
@@ -167,7 +166,7 @@ def field(record: dict[str, Any], names: str | tuple[str, ...], where: str) -> A
     """The value of the first of `names` that the record has.
 
     Raises:
-        DataError: it has none; the nearest are named.
+        DataError: it has none of them; the nearest are named.
     """
     columns = list(record)
     return record[columns[position(columns, (names,) if isinstance(names, str) else names, where)]]
@@ -177,7 +176,7 @@ def list_in(value: Any, where: str) -> list[Any]:
     """The value, if it is a list.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not a list.
     """
     if not isinstance(value, list):
         raise DataError(f"{where}: {kind_of(value)}, expected a list")
@@ -185,22 +184,20 @@ def list_in(value: Any, where: str) -> list[Any]:
 
 
 def check_width(row: Sequence[str], expected: int, where: str) -> None:
-    """Refuse a row of another number of fields.
+    """Refuse a row with the wrong number of fields.
 
     Raises:
         DataError: with both numbers.
     """
     if len(row) != expected:
-        raise DataError(
-            f"{where}: {len(row)} fields, expected {expected}; fields are separated by tabs, and never quoted"
-        )
+        raise DataError(f"{where}: {len(row)} fields, expected {expected}; fields are separated by tabs and not quoted")
 
 
 def text_in(value: Any, where: str) -> str:
-    """A text that is not blank.
+    """Check that a value is a text that is not blank.
 
     Raises:
-        DataError: not a string, empty or blank, or not encodable.
+        DataError: it is not a string, is empty or blank, or cannot be encoded.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise DataError(f"{where}: no text; fill it in or remove the row")
@@ -212,7 +209,7 @@ def text_in(value: Any, where: str) -> str:
 
 
 def encodable(value: str, where: str) -> str:
-    """The same text, if UTF-8 can hold it; JSON can spell out half a surrogate pair, which is no character.
+    """The same text, if it can be encoded in UTF-8; JSON allows half a surrogate pair, which is not a character.
 
     Raises:
         DataError: with the character's position.
@@ -221,7 +218,7 @@ def encodable(value: str, where: str) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as fault:
-            raise DataError(f"{where}: half a surrogate pair at character {fault.start}") from fault
+            raise DataError(f"{where}: half a surrogate pair at character {fault.start}; remove it") from fault
     return value
 
 
@@ -229,7 +226,7 @@ def number_in(value: Any, where: str) -> float:
     """A finite number.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not a finite number.
     """
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
@@ -241,7 +238,7 @@ def number_in(value: Any, where: str) -> float:
 
 
 def known_label(value: str, labels: Sequence[str] | None, where: str) -> str:
-    """The label, if it is one of `labels`; any is where they are None.
+    """The label, if it is one of `labels`; None accepts any label.
 
     Raises:
         DataError: it is not; the labels are listed.
@@ -254,6 +251,6 @@ def known_label(value: str, labels: Sequence[str] | None, where: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value."""
+    """The JSON name of a value's type."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -1,7 +1,7 @@
-"""Rows of CSV and TSV: delimiter, quotes, width, each row with its place.
+"""Rows of CSV and TSV files: delimiter, quotes and width; each row has its place for messages.
 
-No paper; CSV is RFC 4180, read by Python's csv module. A TSV is not quoted, as in GLUE, unless its own quotes show that
-it is: all can be read as RFC 4180 has them, and some of them cannot be characters of the text.
+CSV is RFC 4180, read by Python's csv module. A TSV is not quoted, as in GLUE, unless its quotes show that it is: all of
+them are valid in RFC 4180, and some of them cannot be characters of the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertkit.text.lines import MAX_LINE_BYTES
 
 Lines = Iterator[tuple[int, str]]
 RowsOrBad = Iterator[tuple[str, dict[str, Any] | None]]
-"""Rows by column, each with its place for messages; a bad one that is left out is None."""
+"""Rows by column, each with its place for messages; None for a bad row that is left out."""
 
 _LONGEST_QUOTED_LINES = 1_000
 _QUOTED_RECORD = re.compile(r'(?:"(?:[^"]|"")*"|[^"\t]*)(?:\t(?:"(?:[^"]|"")*"|[^"\t]*))*')
@@ -36,19 +36,19 @@ def rows_of_lines(
     quoted: bool | None = None,
     left_out: LeftOut | None = None,
 ) -> RowsOrBad:
-    """The rows of CSV or TSV by the columns that the first line names.
+    """The rows of CSV or TSV by the columns named in the first line.
 
     Args:
         lines: with their numbers.
         place: the file, for messages.
-        tabs: whether tabs separate the fields where `reading` names no delimiter.
-        reading: by which settings.
-        quoted: whether fields of a TSV may be quoted; where None, if those of the first line are.
-        left_out: what bad rows are noted in; None: the first one is raised.
+        tabs: whether tabs separate the fields if `reading` names no delimiter.
+        reading: the settings.
+        quoted: whether fields of a TSV may be quoted; None: if those of the first line are.
+        left_out: collects bad rows; None: the first one is raised.
 
     Raises:
-        DataError: a delimiter that the first line does not have, a column named twice; and of a row that is not left
-            out, unbalanced quotes, or another number of fields than the first line's.
+        DataError: a delimiter that is not in the first line, or a column named twice; and for a row that is not left
+            out, unbalanced quotes, or a number of fields that differs from the first line's.
     """
     reading = reading or TableReading()
     left_out = left_out or LeftOut(skip_bad=False)
@@ -64,14 +64,14 @@ def rows_of_lines(
     number, names = next((row for row in rows if row[1] != []), (first[0], []))
     header = [name.strip() for name in names or ()]
     if twice := sorted({name for name in header if name and header.count(name) > 1}):
-        raise DataError(f"{place}, line {number}: column {twice[0]!r} is there twice; rename one")
+        raise DataError(f"{place}, line {number}: the column {twice[0]!r} occurs twice; rename one")
     blank: list[int] = []
     for line, fields in rows:
         where = f"{place}, line {line}"
         if fields == []:
             blank.append(line)
             continue
-        if len(header) == 1:  # there a blank line is an empty field, but for those at the end
+        if len(header) == 1:  # with one column, a blank line is an empty field, except at the end
             yield from ((f"{place}, line {each}", {header[0]: ""}) for each in blank)
         blank.clear()
         if fields is None:
@@ -84,33 +84,33 @@ def rows_of_lines(
 
 
 def _fault(fields: list[str], header: list[str], delimiter: str, *, quoted: bool) -> str:
-    """What is wrong with a row; empty where nothing is."""
+    """What is wrong with a row; empty if nothing is."""
     if any(not each.isascii() and _has_bad_bytes(each) for each in fields):
         return "bytes that are not UTF-8"
     if len(fields) == len(header):
         return ""
-    rule = f"fields are separated by {delimiter_in_words(delimiter)}, and never quoted"
+    rule = f"fields are separated by {delimiter_in_words(delimiter)}, and not quoted"
     if quoted:
         mark = "a comma" if delimiter == "," else repr(delimiter)
-        rule = f'a field that holds {mark}, a quote or a line break is put in quotes, and a quote in it doubled ("")'
+        rule = f'put fields that contain {mark}, a quote or a line break in quotes, and double quotes inside them ("")'
     return f"{len(fields)} fields, expected {len(header)}; {rule}"
 
 
 def _has_bad_bytes(text: str) -> bool:
-    """Whether bytes were not UTF-8 that were kept as halves of surrogate pairs."""
+    """Whether there are bytes that were not UTF-8, kept as halves of surrogate pairs."""
     return any("\udc80" <= each <= "\udcff" for each in text)
 
 
 def _plain_fields(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows with the number of their line, blank ones without a field."""
+    """Rows with their line number; blank ones have no field."""
     return ((number, line.split(delimiter) if line else []) for number, line in lines)
 
 
 def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of CSV with the number of their first line; blank lines have no field, a bad row is None.
 
-    An unclosed quote takes in all lines up to the next quote, or to the end. Only the line that it is in is bad: rows
-    are read on from the line behind it.
+    An unclosed quote extends a field over all lines up to the next quote, or to the end. Only the line that it is in is
+    bad: reading continues with the next line.
     """
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # a review may be longer than 128 KiB
     row: list[tuple[int, str]] = []
@@ -134,7 +134,7 @@ def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> 
             taken = f" (lines {start} to {last} are one field)" if last > start else ""
             left_out.bad(
                 where,
-                DataError(f'{where}: not valid CSV: {fault}{taken}; a quote within a quoted field is doubled ("")'),
+                DataError(f'{where}: not valid CSV: {fault}{taken}; double quotes within a quoted field ("")'),
             )
             fields = None
             again.extendleft(reversed(row[1:]))
@@ -149,9 +149,9 @@ def _is_quoted_header(line: str) -> bool:
 def is_quoted(lines: Iterable[str]) -> bool:
     """Whether the fields of a TSV are quoted.
 
-    Every quote must fit RFC 4180 (a field without any, or one in quotes with those in it doubled), and one of them show
-    that it is no character of the text: the first line is quoted, or a quoted field holds a tab, a line break or a
-    doubled quote.
+    Every field must fit RFC 4180 (without quotes, or in quotes with those inside doubled), and at least one must show
+    that its quotes are not part of the text: the first line is quoted, or a quoted field contains a tab, a line break
+    or a doubled quote.
 
     Args:
         lines: of the whole file.

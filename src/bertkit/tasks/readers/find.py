@@ -1,7 +1,7 @@
-"""Where a task's files are below the data directory: `DIR/CoLA/train.tsv`, `DIR/SQuAD/dev-v1.1.json`, and so on.
+"""Find a task's files below the data directory: `DIR/CoLA/train.tsv`, `DIR/SQuAD/dev-v1.1.json`, and so on.
 
-No paper. The names are those of the official archives; the folder's case and punctuation do not count, a collection's
-folder (`glue`) may come between, the directory may be the task's own folder, and files may be compressed.
+The names are those of the official archives. Case and punctuation of the folder's name are ignored, there may be a
+collection's folder (`glue`) in between, the directory may be the task's own folder, and files may be compressed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def find_files(spec: TaskSpec, split: str, data_dir: Path) -> Path:
 
     Raises:
         UsageError: the task has no such split.
-        DataError: the directory or file is not there (with what is expected, and where it comes from), or several are.
+        DataError: the directory or file is missing (the message says what is expected, and its source), or several
+            files match.
     """
     if split not in spec.splits:
         raise UsageError(f"{spec.name} has no split {split!r}; there are: {', '.join(spec.splits)}")
@@ -36,7 +37,7 @@ def find_files(spec: TaskSpec, split: str, data_dir: Path) -> Path:
                 if len(found) > 1:
                     raise DataError(
                         f"{folder}: several files match {pattern}: {', '.join(path.name for path in found)}; "
-                        "keep one treebank in a folder"
+                        "keep only one of them in the folder"
                     )
                 return found[0]
     raise DataError(
@@ -46,7 +47,7 @@ def find_files(spec: TaskSpec, split: str, data_dir: Path) -> Path:
 
 
 def _folders(spec: TaskSpec, data_dir: Path) -> Iterator[Path]:
-    """The folders that the task's files may be in, the likeliest first."""
+    """The folders that may contain the task's files, the likeliest first."""
     wanted = list(dict.fromkeys(plain(name) for name in (*spec.folders, spec.name)))
     collections = [each for each in _directories(data_dir) if plain(each.name) in _COLLECTIONS]
     for name in wanted:
@@ -61,7 +62,7 @@ def _directories(parent: Path) -> list[Path]:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """What the pattern names in a folder, in any case; as it is, else compressed."""
+    """The files in a folder that match the pattern in any case; uncompressed ones, else compressed ones."""
     names = sorted(folder.iterdir())
     for suffix in ("", *COMPRESSIONS):
         wanted = f"{pattern}{suffix}".lower()
@@ -78,4 +79,4 @@ def _expected(spec: TaskSpec, split: str, data_dir: Path) -> str:
 def _seen(spec: TaskSpec, data_dir: Path) -> str:
     folder = next(_folders(spec, data_dir), data_dir)
     names = sorted(path.name for path in folder.iterdir())
-    return f"; {folder} holds {', '.join(names[:12]) or 'nothing'}{', ...' if len(names) > 12 else ''}"
+    return f"; {folder} contains {', '.join(names[:12]) or 'nothing'}{', ...' if len(names) > 12 else ''}"

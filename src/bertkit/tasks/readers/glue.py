@@ -1,8 +1,8 @@
-"""GLUE's own TSV files: one row an example, no quoting, columns found by their names.
+"""GLUE's own TSV files: one row per example, no quoting, columns found by their names.
 
-Wang et al. 2019, arXiv:1804.07461; the archives of gluebenchmark.com. Fields are split at tabs and nothing else: CoLA,
-QQP and MRPC hold stray quotes, which a CSV reader would take for the beginning of a field of many lines. CoLA's train
-and dev files alone have no header. An example's id is its row, counted from 0, as GLUE's submissions count.
+Wang et al. 2019, arXiv:1804.07461; the archives of gluebenchmark.com. Fields are split at tabs only: CoLA, QQP and MRPC
+contain stray quotes, which a CSV reader would take for the beginning of a field of many lines. Only CoLA's train and
+dev files have no header. An example's id is its row, counted from 0, as in GLUE's submissions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _MRPC_ARCHIVE = "msr_paraphrase_"
 def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
     """Read a split of a GLUE task, or MNLI's own JSON Lines.
 
-    A label is required outside test splits. An empty text is kept and noted, since a submission answers every row. Rows
-    of QQP with another number of fields are dropped and noted, as the released readers do; elsewhere they are an error.
+    A label is required outside test splits. An empty text is kept and noted, since a submission needs every row. Rows
+    of QQP with the wrong number of fields are dropped and noted, as in the released readers; in other tasks they are an
+    error.
 
     Raises:
         DataError: a missing column, a wrong field count, an unknown label, or a score that is not a number.
@@ -63,7 +64,7 @@ def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
     dropped = notes.counts.get(SHORT_ROWS, 0)
     if dropped > max(10, _MAX_SHORT_ROWS * row):
         raise DataError(
-            f"{path}: {dropped} of {row + 1} rows have not the header's {len(header)} fields "
+            f"{path}: {dropped} of {row + 1} rows do not have the header's {len(header)} fields "
             f"(the first: {notes.named[SHORT_ROWS][0]}); expected GLUE's {spec.folders[0]} file, separated by tabs"
         )
     return notes.split(examples, path)
@@ -74,21 +75,21 @@ def _label(value: str, spec: TaskSpec, where: str) -> str | float:
 
 
 def _header(path: Path, spec: TaskSpec) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The names of the columns, and the rows behind them."""
+    """The names of the columns, and the rows below them."""
     rows = tab_rows(path)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{path}: the file is empty")
     if spec.name == "cola" and "sentence" not in first[1]:
         return _COLA_LABELLED, tab_rows(path)
     return [name.strip() for name in first[1]], rows
 
 
 def _mrpc_rows(path: Path, split: str) -> set[tuple[str, ...]] | None:
-    """The dev pairs of Microsoft's archive, by their two ids; None where the whole file is wanted.
+    """The dev pairs of Microsoft's archive, by their two ids; None if the whole file is requested.
 
-    The archive has no dev split; GLUE's is 408 pairs of train, listed in its dev_ids.tsv or given in dev.tsv. Where
-    either is in the archive's folder, train leaves those pairs out.
+    The archive has no dev split. GLUE's consists of 408 pairs of train, listed in its dev_ids.tsv or given in dev.tsv.
+    If either is in the archive's folder, train leaves those pairs out.
     """
     if split == "test":
         return None
@@ -99,6 +100,6 @@ def _mrpc_rows(path: Path, split: str) -> set[tuple[str, ...]] | None:
     if split == "dev":
         raise DataError(
             f"{path.with_name('dev.tsv')}: no such file, and Microsoft's archive has no dev split; put GLUE's dev.tsv "
-            "or dev_ids.tsv (the ids of its 408 pairs) beside it"
+            "or dev_ids.tsv (the ids of its 408 pairs) in the same folder"
         )
     return None

@@ -1,8 +1,8 @@
-"""The same tasks from the Hub: its columns, its splits and its numbered labels turned into the official names.
+"""Published tasks from the Hub: its columns, splits and numbered labels mapped to the official names.
 
-No paper. Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in an order of its own
-(MNLI: entailment, neutral, contradiction; WNLI the reverse of RTE) and renames some (`acceptable` for CoLA's 1);
-examples have the official names, as from the files. How a copy differs is under `hub` in the task's entry.
+Lhoest et al. 2021, arXiv:2109.02846, is the library. A Hub data set numbers its labels in its own order (MNLI:
+entailment, neutral, contradiction; WNLI the reverse of RTE) and renames some (`acceptable` for CoLA's 1). Examples have
+the official names, as if read from the files. The differences of a copy are under `hub` in the task's entry.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
     """Read a split from the Hub, or from its local cache.
 
     Raises:
-        DataError: the task is not on the Hub, cannot be had (with what to do), or has not the columns expected.
+        DataError: the task is not on the Hub, cannot be loaded, or does not have the expected columns.
     """
     copy = spec.hub
     if copy is None:
-        raise DataError(f"{spec.name} is not read from the Hub; give its files with --data-dir (from {spec.archive})")
+        raise DataError(
+            f"{spec.name} cannot be read from the Hub; give its files with --data-dir (from {spec.archive})"
+        )
     name = copy.splits.get(split, split)
     offline = is_offline(offline)
     import datasets
@@ -61,19 +63,19 @@ def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offli
     try:
         return datasets.load_dataset(hub_id, config, split=split)
     except (OSError, ValueError, RuntimeError) as fault:
-        # Only online does the library tell a data set that is a program from others, which it does not run; offline it
-        # reports only that it has no copy.
+        # The library does not run a data set that is a script. It reports this only online; offline it reports only
+        # that it has no copy.
         if not offline and "scripts are no longer supported" not in str(fault):
             raise
         files = _exported(hub_id, f"{config}/{split}/*.parquet", offline=offline)
         if not files:
             raise
-        log.info("hub:%s is a program, which is not run; its Parquet export is read", hub_id)
+        log.info("hub:%s is a script, which is not run; reading its Parquet export instead", hub_id)
         return datasets.Dataset.from_parquet(files)
 
 
 def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
-    """Files of the Parquet export that the Hub keeps of a data set, in the Hub's cache; none where there are none."""
+    """Files of the Hub's Parquet export of a data set, in the local cache; empty if there are none."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -86,7 +88,7 @@ def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
 
 
 def layout_of(spec: TaskSpec) -> HubCopy:
-    """Of a task that has a copy on the Hub."""
+    """The layout of a task's copy on the Hub, which must exist."""
     assert spec.hub is not None, f"{spec.name}: has no copy on the Hub"
     return spec.hub
 
@@ -95,7 +97,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
     """The examples of a `datasets.Dataset` that has the columns of the task's copy on the Hub.
 
     Raises:
-        DataError: a missing column, an unknown label, a score that is not a number, or an empty text where the official
+        DataError: a missing column, an unknown label, a score that is not a number, or an empty text if the official
             files have none.
     """
     layout, notes = layout_of(spec), Notes()
@@ -123,14 +125,14 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
 
 
 def _class_names(feature: Any) -> list[str] | None:
-    """The names behind numbered labels; those of a list's items for tags."""
+    """The names of numbered labels; for tags, those of the list's items."""
     feature = getattr(feature, "feature", feature)
     names = getattr(feature, "names", None)
     return None if names is None else [str(name) for name in names]
 
 
 def _name(value: Any, where: str, *, names: list[str] | None, spec: TaskSpec, layout: HubCopy) -> str | None:
-    """A label's official name; None for -1, which is the Hub's way of having none."""
+    """A label's official name; None for -1, which means no label on the Hub."""
     if value is None or value == -1:
         return None
     if isinstance(value, int) and names is not None:
@@ -170,7 +172,7 @@ def _tagged(
         return None
     tags = None if record.get(layout.label) is None else tuple(str(names(tag, where)) for tag in record[layout.label])
     if tags is not None and len(tags) != len(words):
-        raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag a word")
+        raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag per word")
     return TaggedExample(name, words, to_iob2(tags) if tags is not None and is_iob(tags) else tags, 0)
 
 
@@ -185,7 +187,7 @@ def _question(
     if given["text"] and not answers:
         notes.add(LOST, name)
         return None
-    # The copy of 2.0 has no column is_impossible: no answers means just that.
+    # The copy of 2.0 has no column is_impossible: a question without answers is impossible.
     impossible = spec.name == "squad2" and not answers
     return QuestionExample(name, question, context, answers, impossible)
 

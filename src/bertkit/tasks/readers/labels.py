@@ -1,7 +1,7 @@
-"""The label names of a user's own data: those of train, and none beside.
+"""The label names of a user's own data: those that occur in train, and no others.
 
-No paper. Published tasks state their names in the catalogue; here they are gathered, sorted, and compared with the
-other splits before anything is trained.
+Published tasks have their names in the catalogue. For own data, names are collected, sorted, and compared with the
+other splits before training.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
     """The names of the labels in train, sorted: numbers by value, `O` first, and B- and I- of each type together.
 
     Args:
-        others: further splits by name, such as {"dev": [...]}; their labels must occur in train. Of a chunk type that
+        others: further splits by name, such as {"dev": [...]}; their labels must occur in train. If a chunk type
             occurs, both B- and I- count as occurring.
 
     Raises:
         DataError: an example of train has no label, train has fewer than two labels, or another split has a label that
-            train lacks (named with its first example).
+            is not in train (the message names its first example).
     """
     found: set[str] = set()
     for example in train:
         names = list(_names(example))
         if _unlabelled(example):
-            raise DataError(f"train: example {example.id} has no label; training needs one in every row")
+            raise DataError(f"train: example {example.id} has no label; every training row needs one")
         found.update(names)
     if any(isinstance(example, TaggedExample) for example in train) and is_iob(found):
         found |= {f"{prefix}-{name[2:]}" for name in found if name != "O" for prefix in "BI"}
     if len(found) < 2:
-        raise DataError(f"train: only one label, {', '.join(sorted(found))!r}; there is nothing to learn")
+        raise DataError(f"train: only one label, {', '.join(sorted(found))!r}; training needs examples of at least two")
     for split, examples in (others or {}).items():
         lacking: dict[str, list[str]] = {}
         for example in examples:
@@ -44,7 +44,7 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
         if lacking:
             name, ids = next(iter(lacking.items()))
             raise DataError(
-                f"{split}: labels that train lacks: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
+                f"{split}: labels that are not in train: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
                 f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; correct the spelling or add such examples"
             )
     return tuple(sorted(found, key=label_order))
@@ -64,7 +64,7 @@ def _unlabelled(example: Example) -> bool:
 
 
 def label_order(name: str) -> tuple[bool, float, str, str]:
-    """What names are sorted by: `O` first; then whole numbers by value; then names, a type's B- before its I-."""
+    """The sort key of a name: `O` first, then whole numbers by value, then names, a type's B- before its I-."""
     number = float(name) if re.fullmatch(r"-?[0-9]+", name) else float("inf")
     bare = name[2:] if name[:2] in ("B-", "I-") else name
     return name != "O", number, bare, name

@@ -1,6 +1,6 @@
-"""A split of a published task, from its official files or from the Hub.
+"""Load a split of a published task, from its official files or from the Hub.
 
-No paper; which task has which files is the catalogue's (bertkit.tasks.catalogue).
+The catalogue (bertkit.tasks.catalogue) lists the files of each task.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ READERS: dict[str, Callable[[Path, TaskSpec, str], Split]] = {
 
 
 def _joined(splits: Sequence[Split]) -> Split:
-    """Splits of texts and pairs one behind the other, as texts to embed; where there are several, ids are numbered by
-    the split."""
+    """Splits of texts and pairs, concatenated, as texts to embed; if there are several, ids are prefixed with the
+    split's number."""
     several = len(splits) > 1
     examples: list[Example] = []
     notes: dict[str, int] = {}
@@ -59,13 +59,13 @@ def _joined(splits: Sequence[Split]) -> Split:
 
 
 def load_split(spec: TaskSpec | str, split: str, data_dir: Path | str | None = None, *, offline: bool = False) -> Split:
-    """The examples of a task's split, in the file's order.
+    """The examples of a task's split, in file order.
 
     Args:
         spec: the task, or its name.
         split: `train`, `dev`, `test`, for MNLI also `dev_mm` and `test_mm`.
-        data_dir: where the official files are; the Hub's copy where left out.
-        offline: use the Hub's local cache alone.
+        data_dir: where the official files are; None: the Hub's copy.
+        offline: use only the Hub's local cache.
 
     Raises:
         UsageError: no such task or split.

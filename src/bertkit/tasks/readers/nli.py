@@ -1,8 +1,8 @@
-"""Natural language inference in its authors' own files: SNLI and MNLI as JSON Lines, SICK as a TSV with a header.
+"""Natural language inference from the authors' own files: SNLI and MNLI as JSON Lines, SICK as a TSV with a header.
 
 Bowman et al. 2015, arXiv:1508.05326; Williams et al. 2018, arXiv:1704.05426; Marelli et al. 2014, LREC (and
 SemEval-2014 task 1). A gold label of `-` means that the annotators had no majority: such pairs are dropped and counted,
-as all do. SICK's labels are written in lower case, so that they match those of SNLI and MNLI.
+as is usual. SICK's labels are lowercased to match those of SNLI and MNLI.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SICK_SETS = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
 
 
 def read_nli(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read SNLI's or MNLI's JSON Lines: sentence1, sentence2, gold_label, pairID; premise, hypothesis, label serve too.
+    """Read SNLI's or MNLI's JSON Lines: sentence1, sentence2, gold_label, pairID (or premise, hypothesis, label).
 
     Raises:
         DataError: a missing field, an empty text or an unknown label.
@@ -54,7 +54,7 @@ def read_nli(path: Path, spec: TaskSpec, split: str) -> Split:
 
 
 def read_sick(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read SICK: the whole in one file (SICK.txt, with the column SemEval_set) or SemEval's three.
+    """Read SICK: a single file (SICK.txt, with the column SemEval_set) or SemEval's three.
 
     Raises:
         DataError: a missing column, a wrong field count, an unknown label, or a score that is not a number.

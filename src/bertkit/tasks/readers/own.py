@@ -1,7 +1,7 @@
-"""A user's own data for any kind of task, with no code: one file a split.
+"""A user's own data for any kind of task, without code: one file per split.
 
-No paper. Texts and choices come as tables (table.py), tags as CoNLL columns or JSON Lines, spans as SQuAD's JSON, texts
-to embed as tables or as lines (sentences.py).
+Texts and choices are tables (table.py), tags CoNLL columns or JSON Lines, spans SQuAD's JSON, and texts to embed tables
+or lines (sentences.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _TAGS = ("tags", "ner_tags")
 def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReading | None = None) -> Split:
     """Read one split of a user's data.
 
-    classification, regression, multi_label: a table (`read_texts`). choice: a table with the context, perhaps a
-    question, endings and the right one's number from 0 or letter from A. embedding: a table of texts, pairs or
-    triplets, or text, a sentence a line. tagging: `.jsonl` with a list of words and one of tags, `.conllu`, or else
-    CoNLL columns. span: SQuAD's JSON. Where some examples have a label, those without are
-    left out, and noted.
+    - classification, regression, multi_label: a table (`read_texts`).
+    - choice: a table with context, optionally a question, endings, and the right one's number from 0 or letter from A.
+    - embedding: a table of texts, pairs or triplets, or text with one sentence per line.
+    - tagging: `.jsonl` with a list of words and one of tags, `.conllu`, or else CoNLL columns.
+    - span: SQuAD's JSON.
+    If some examples have a label, those without are left out and noted.
 
     Raises:
-        UsageError: an unknown kind, an ending that the kind is not read from, or settings that it has no use for.
+        UsageError: an unknown kind, a file ending that the kind does not support, or settings that it does not use.
         DataError: the file is invalid; the message names the place.
     """
     columns, reading = columns or Columns(), reading or TableReading()
@@ -55,7 +56,7 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
 
 
 def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
-    """As `read_own`, with the labels where every row has one, without them where not.
+    """As `read_own`, with the labels if every row has one, otherwise without.
 
     Raises:
         UsageError, DataError: as `read_own`; an invalid label is an error.
@@ -76,7 +77,7 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
 
 
 def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReading) -> bool:
-    """Whether a table has a column of labels; columns of CoNLL hold the tags in any case."""
+    """Whether a table has a column of labels; CoNLL columns always contain the tags."""
     assert columns.label is not None
     if kind == "tagging" and _bare(path).suffix != ".jsonl":
         return True
@@ -99,7 +100,8 @@ def _read_spans(path: Path, columns: Columns, reading: TableReading) -> Split:
 def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
     if columns.group is not None:
         raise UsageError(
-            f"--group {columns.group} (columns.group): {path.name} has no columns; {instead} stay together without it"
+            f"--group {columns.group} (columns.group): {path.name} has no columns; leave it out: {instead} stay"
+            " together anyway"
         )
 
 
@@ -129,7 +131,7 @@ def _read_tagged_objects(path: Path, columns: Columns, reading: TableReading) ->
         if value is not None:
             tags = _strings(value, f"{where}, tags")
             if len(tags) != len(words):
-                raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag a word")
+                raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag per word")
         if not documents or documents[-1] != record.get("document"):
             documents.append(record.get("document"))
         return TaggedExample(name, words, tags, len(documents) - 1)
@@ -160,7 +162,7 @@ def _in_iob2(examples: list[TaggedExample], notes: Notes) -> list[TaggedExample]
 
 def _strings(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: {kind_of(value)}, expected a list of words that is not empty")
+        raise DataError(f"{where}: {kind_of(value)}, expected a non-empty list of words")
     return tuple(
         label_name(each, f"{where}[{k}]") if isinstance(each, int | float) else text_in(each, f"{where}[{k}]")
         for k, each in enumerate(value)

@@ -1,7 +1,6 @@
-"""How the files of a task are read: format, missing labels and bad rows; and what of a file is left out.
+"""Settings for reading the files of a task (format, missing labels, bad rows), and the rows that are left out.
 
-No paper. table.py and own.py read by these settings; delimiter and encoding are those of every file
-(bertkit.text.file_format).
+table.py and own.py use these settings; delimiter and encoding are those of every file (bertkit.text.file_format).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from bertkit.text.file_format import FileFormat
 Item = TypeVar("Item")
 
 MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
-"""How data frames, spreadsheets and databases write that a value is missing; none is used as a class name."""
+"""How data frames, spreadsheets and databases mark a missing value; none of these is used as a class name."""
 NO_LABEL_REASON = "no label"
 """Why a row without a label is left out."""
 NO_LABEL = "rows without a label (left out)"
 SKIP_HINT = "; --skip-bad-rows of `finetune`, `predict` and `eval` leaves such rows out"
-"""Behind the error of one bad row."""
+"""Appended to the error of one bad row."""
 BAD_ROWS = "bad rows (left out)"
 
 
@@ -48,7 +47,7 @@ class TableReading(FileFormat):
     later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "quoted", "na", "skip_bad_rows"})
 
     def is_missing(self, label: object) -> bool:
-        """Whether a label is one of the values that mean that there is none."""
+        """Whether a label is one of the values that mark a missing label."""
         return isinstance(label, str) and label.strip() in self.na
 
     def only(self, path: Path, *used: str) -> None:
@@ -60,16 +59,16 @@ class TableReading(FileFormat):
         for name in ("delimiter", "quoted", "skip_bad_rows"):
             if name not in used and getattr(self, name) != type(self).model_fields[name].default:
                 raise UsageError(
-                    f"--{name.replace('_', '-')} (reading.{name}): has no effect on {path.name}, which is read by the"
-                    " format of its kind of task; leave it out"
+                    f"--{name.replace('_', '-')} (reading.{name}): has no effect on {path.name}, because its kind of"
+                    " task has a fixed format; leave it out"
                 )
 
 
 class LeftOut:
-    """The rows of one file that are not read: bad ones where they may be left out, and those without a label.
+    """The rows of one file that are left out: bad ones if this is allowed, and those without a label.
 
     Args:
-        skip_bad: whether bad rows are left out; else the first one is raised.
+        skip_bad: whether bad rows are left out; if not, the first one is raised.
     """
 
     def __init__(self, *, skip_bad: bool) -> None:
@@ -82,7 +81,7 @@ class LeftOut:
         """Note a row that cannot be read.
 
         Raises:
-            DataError: `error`, with the option that leaves it out, where bad rows are not left out.
+            DataError: `error`, with the option that leaves it out, if bad rows are not left out.
         """
         if not self.skip_bad:
             if isinstance(error, MissingColumnError):
@@ -95,14 +94,14 @@ class LeftOut:
     def labelled(
         self, items: Sequence[Item], label: Callable[[Item], object], place: Callable[[Item], str]
     ) -> list[Item]:
-        """The items that have a label, where some have one; those without are noted. All of them where none has."""
+        """The items that have a label, if any does; those without are noted. If none has a label, all items."""
         if all(label(each) is None for each in items):
             return list(items)
         self.rows += [SkippedRow(place(each), NO_LABEL_REASON) for each in items if label(each) is None]
         return [each for each in items if label(each) is not None]
 
     def check(self, kept: int) -> None:
-        """Refuse a file most of whose rows are bad: it is read wrongly.
+        """Refuse a file if most of its rows are bad: its settings must be wrong.
 
         Args:
             kept: rows that are read.
@@ -112,12 +111,12 @@ class LeftOut:
         """
         if self._first is not None and self._bad > kept:
             raise DataError(
-                f"{self._first}\n{self._bad:,} of {self._bad + kept:,} rows are bad, too many to be left out: are"
-                " columns, delimiter and encoding right?"
+                f"{self._first}\n{self._bad:,} of {self._bad + kept:,} rows are bad, too many to leave out; check"
+                " columns, delimiter and encoding"
             ) from self._first
 
     @property
     def notes(self) -> Iterable[tuple[str, str]]:
-        """What each row is counted as, and its line."""
+        """The note under which each row is counted, and its line."""
         for row in self.rows:
             yield NO_LABEL if row.reason == NO_LABEL_REASON else BAD_ROWS, row.place.rpartition(", ")[2]

@@ -1,11 +1,11 @@
-"""Sentences whose words have senses: SemCor as JSON Lines, and the files of the word sense disambiguation framework.
+"""Sentences with word senses: SemCor as JSON Lines, and the files of the word sense disambiguation framework.
 
 Miller et al. 1993 (SemCor); Raganato, Camacho-Collados and Navigli 2017, "Word sense disambiguation: a unified
 evaluation framework and empirical comparison", EACL: an XML file of sentences with instances, and a file of gold keys
-beside it, `X.data.xml` and `X.gold.key.txt`. A sense is a WordNet sense key, such as `bank%1:14:00::`.
+next to it, `X.data.xml` and `X.gold.key.txt`. A sense is a WordNet sense key, such as `bank%1:14:00::`.
 
 JSON Lines: {"id": "br-a01.s1", "tokens": ["The", "jury", ...], "senses": [[token, lemma, part of speech, key], ...]}.
-An occurrence with several senses joins their keys by semicolons; an example counts for the first of them.
+The keys of an occurrence with several senses are joined by semicolons; an example counts for the first of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SenseMark:
     """A word with a sense.
 
     Attributes:
-        place: of the word in its sentence.
+        place: position of the word in its sentence.
         lemma: lower-case, words of a phrase joined by `_`.
-        pos: n, v, a or r, as WordNet has them; as it is written where it is none of the framework's.
-        keys: senses, any of which is right; empty where there is no gold.
+        pos: n, v, a or r, as in WordNet; unchanged if it is not one of the framework's.
+        keys: senses, any of which is right; empty without gold.
     """
 
     place: int
@@ -48,7 +48,7 @@ class SenseSentence:
 
     Attributes:
         id: for messages.
-        words: phrases that have one sense are one word, with blanks.
+        words: a phrase with one sense is one word, with spaces.
         marks: in the order of the words.
     """
 
@@ -61,7 +61,7 @@ def read_senses(path: Path) -> list[SenseSentence]:
     """The sentences of a `.jsonl` file (also compressed) or of a `.data.xml` file with its gold keys.
 
     Raises:
-        DataError: an invalid file, one of another kind, no gold keys beside the XML, or no sense at all.
+        DataError: an invalid file, one of another kind, no gold keys next to the XML, or no sense at all.
     """
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix == ".jsonl":
@@ -69,9 +69,9 @@ def read_senses(path: Path) -> list[SenseSentence]:
     elif path.suffix == ".xml":
         sentences = list(_framework(path))
     else:
-        raise DataError(f"{path}: expected word senses in a .jsonl file of SemCor's shape or in a {DATA} file")
+        raise DataError(f"{path}: expected a .jsonl file in SemCor's format or a {DATA} file")
     if not any(mark.keys for sentence in sentences for mark in sentence.marks):
-        raise DataError(f"{path}: no word has a gold sense")
+        raise DataError(f"{path}: no word has a gold sense; check the sense keys")
     return sentences
 
 
@@ -107,16 +107,16 @@ def keys_of(written: str) -> tuple[str, ...]:
 
 
 def pos_of_key(key: str) -> str:
-    """n, v, a or r, by a WordNet sense key; nothing where it is none."""
+    """n, v, a or r from a WordNet sense key; empty if it is not one."""
     return _OF_NUMBER.get(key.partition("%")[2][:1], "")
 
 
 def _framework(path: Path) -> Iterator[SenseSentence]:
     gold_path = path.with_name(path.name.removesuffix(DATA).removesuffix(".xml") + GOLD)
     if not gold_path.is_file():
-        raise DataError(f"{path}: no gold keys; expected them in {gold_path.name} beside it")
+        raise DataError(f"{path}: no gold keys; expected them in {gold_path.name} in the same folder")
     gold = dict(_gold(gold_path))
-    # Read as lines, so that the file is bounded and UTF-8, whatever encoding it declares; expat bounds entities.
+    # Reading lines bounds the file and ensures UTF-8, for any declared encoding; expat bounds entities.
     parser: ElementTree.XMLPullParser[ElementTree.Element] = ElementTree.XMLPullParser(("end",))
     try:
         for _, line in numbered_lines(path):
@@ -131,7 +131,7 @@ def _framework(path: Path) -> Iterator[SenseSentence]:
 def _finished(
     parser: ElementTree.XMLPullParser[ElementTree.Element], gold: dict[str, tuple[str, ...]], path: Path
 ) -> Iterator[SenseSentence]:
-    events: Iterator[Any] = parser.read_events()  # of other shapes for other kinds of event than "end"
+    events: Iterator[Any] = parser.read_events()  # other events than "end" have other shapes
     for _, element in events:
         if element.tag == "sentence":
             yield _sentence(element, gold, path)

@@ -1,8 +1,8 @@
-"""Texts to embed, of the user's own: a table of texts, pairs, or anchors with positives and negatives; or lines.
+"""A user's own texts to embed: a table of texts, pairs, or anchors with positives and negatives; or lines of text.
 
-No paper. Labels are read as they stand (a number, a name, or a list of margins), since a run may learn from classes and
-be evaluated by scores: what a loss reads of them is the task's (bertkit.tasks.embedding). Sibling table.py reads texts
-whose label is what is predicted.
+Labels are read unchanged (a number, a name, or a list of margins), since a run may train on classes and be evaluated on
+scores; the task (bertkit.tasks.embedding) converts them for its loss. Sibling table.py reads texts whose label is
+predicted.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ BLANK = "blank lines (left out)"
 
 
 def read_sentences(path: Path, columns: Columns, reading: TableReading) -> Split:
-    """Read `.txt` (a text a line) or a table.
+    """Read `.txt` (one text per line) or a table.
 
-    The column of labels may be absent where it has the default name; negatives may be columns of texts or of lists. All
-    examples have as many texts as the first.
+    A label column with the default name may be absent; negatives may be columns of texts or of lists. All examples must
+    have as many texts as the first.
 
     Raises:
-        UsageError: settings that lines of text have no use for.
-        DataError: a missing column, an empty text, another number of texts, or a label of another form.
+        UsageError: settings that do not apply to lines of text.
+        DataError: a missing column, an empty text, a different number of texts, or a label of the wrong form.
     """
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix == ".txt":
         reading.only(path)
         if columns.text_pair is not None or columns.negatives or columns.group is not None:
-            raise UsageError(f"{path}: lines of text have no columns; give a table (.csv, .tsv, .jsonl, .parquet)")
+            raise UsageError(f"{path}: lines of text have no columns; use a table (.csv, .tsv, .jsonl, .parquet)")
         return _lines(path, reading)
     label = columns.label
     if columns.named_label is None and not _has_column(path, label, reading):

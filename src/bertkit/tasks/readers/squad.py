@@ -1,8 +1,8 @@
-"""SQuAD's JSON: articles of paragraphs of questions, each with answers by their text and first character.
+"""SQuAD's JSON: articles, paragraphs and questions; each answer is given by its text and first character.
 
 Rajpurkar et al. 2016, arXiv:1606.05250 (1.1), and 2018, arXiv:1806.03822 (2.0: `is_impossible`). Plausible answers of
-impossible questions are not read. An answer that is not at its offset is dropped and noted: it would teach a
-span of other words. A question that loses all its answers goes too.
+impossible questions are not read. An answer that is not at its offset is dropped and noted, since its span would
+contain other words. A question that loses all its answers is dropped too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNANSWERED = "questions without answers (labels unknown)"
 
 
 def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train", *, encoding: str | None = None) -> Split:
-    """Read a file of SQuAD 1.1 or 2.0, or any of their shape.
+    """Read a file of SQuAD 1.1 or 2.0, or any file of the same shape.
 
     Raises:
         DataError: not JSON, a missing key (with its path in the file), or an empty question or context.
@@ -77,12 +77,12 @@ def _answer(item: dict[str, Any], place: str) -> tuple[str, int]:
     if not isinstance(text, str):
         raise DataError(f"{place}.text: {kind_of(text)}, expected a string")
     if not isinstance(start, int) or isinstance(start, bool):
-        raise DataError(f"{place}.answer_start: {start!r:.40}, expected the number of a character, counted from 0")
+        raise DataError(f"{place}.answer_start: {start!r:.40}, expected a character position, counted from 0")
     return text, start
 
 
 def _list(record: dict[str, Any], key: str, place: str) -> list[dict[str, Any]]:
-    """A list of objects."""
+    """The list of objects under a key."""
     items = list_in(field(record, key, place), f"{place}.{key}")
     for k, item in enumerate(items):
         if not isinstance(item, dict):

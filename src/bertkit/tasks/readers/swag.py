@@ -1,4 +1,4 @@
-"""Endings to choose from, in the files of SWAG, HellaSwag and CODAH.
+"""Multiple choice of endings: the files of SWAG, HellaSwag and CODAH.
 
 Zellers et al. 2018, arXiv:1808.05326 (CSV); Zellers et al. 2019, arXiv:1905.07830 (JSON Lines); Chen et al. 2019,
 arXiv:1904.04365 (TSV without a header). In SWAG and HellaSwag the question is the beginning of the sentence that an
@@ -31,7 +31,7 @@ _CODAH_FIELDS = 7
 
 
 def read_swag(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read SWAG's CSV (sent1, sent2, ending0 to ending3, label; quoted fields); ids are rows, counted from 0.
+    """Read SWAG's CSV (sent1, sent2, ending0 to ending3, label; quoted fields); ids are row numbers from 0.
 
     Raises:
         DataError: a missing column, an empty text, or a label that names no ending.
@@ -47,7 +47,7 @@ def read_swag(path: Path, spec: TaskSpec, split: str) -> Split:
 
 
 def read_hellaswag(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read HellaSwag's JSON Lines (ctx_a, ctx_b, endings, label, ind); the whole context is ctx_a where ctx_b is empty.
+    """Read HellaSwag's JSON Lines (ctx_a, ctx_b, endings, label, ind); the context is ctx_a alone if ctx_b is empty.
 
     Raises:
         DataError: a missing field, an empty text, or a label that names no ending.
@@ -60,7 +60,7 @@ def read_hellaswag(path: Path, spec: TaskSpec, split: str) -> Split:
 
 
 def hellaswag_example(record: dict[str, Any], name: str, split: str, where: str) -> ChoiceExample:
-    """One object of HellaSwag's files, or row of its copy on the Hub."""
+    """The example of an object in HellaSwag's files, or of a row in its copy on the Hub."""
     endings = endings_in(field(record, "endings", where), f"{where}, endings")
     label = None if split == "test" and "label" not in record else field(record, "label", where)
     context = text_in(field(record, ("ctx_a", "ctx"), where), f"{where}, ctx_a")
@@ -69,9 +69,9 @@ def hellaswag_example(record: dict[str, Any], name: str, split: str, where: str)
 
 
 def read_codah(path: Path, spec: TaskSpec, split: str) -> Split:
-    """Read CODAH's one file: category, prompt, four endings, index of the right one; no header, no quoting.
+    """Read CODAH's single file: category, prompt, four endings, index of the right one; no header, no quoting.
 
-    The split is ours: dev is a fifth of the prompts, by their CRC-32, so that a prompt that occurs twice is on one
+    The split is our own: dev is a fifth of the prompts, chosen by their CRC-32, so a prompt that occurs twice is on one
     side. The id is the category (`o`, `i`, `n`, ...; may be empty) and the line.
 
     Raises:
@@ -90,21 +90,21 @@ def read_codah(path: Path, spec: TaskSpec, split: str) -> Split:
 
 
 def endings_in(value: Any, where: str) -> tuple[str, ...]:
-    """Two endings or more.
+    """Check a list of endings.
 
     Raises:
-        DataError: not a list of two texts or more.
+        DataError: not a list of at least two texts.
     """
     if not isinstance(value, list | tuple) or len(value) < 2:
-        raise DataError(f"{where}: {kind_of(value)}, expected a list of two endings or more")
+        raise DataError(f"{where}: {kind_of(value)}, expected a list of at least two endings")
     return tuple(text_in(ending, f"{where}[{number}]") for number, ending in enumerate(value))
 
 
 def ending_index(value: Any, endings: tuple[str, ...], where: str) -> int | None:
-    """The right ending's index from 0, written as a number or as a letter from A; None where there is no label.
+    """The right ending's index from 0, written as a number or as a letter from A; None if there is no label.
 
     Raises:
-        DataError: it names no ending.
+        DataError: there is no such ending.
     """
     if value is None or value == "" or value == -1:
         return None

@@ -1,6 +1,6 @@
 """A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
 
-No paper. The kind is the file's ending; delimited.py splits CSV and TSV into fields, reading.py has the settings of it.
+The file's ending gives the format; delimited.py splits CSV and TSV into fields, reading.py has the settings.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample, SentenceExample)
 
 ROWS_AT_ONCE = 256
-"""Of a Parquet file, where one value written once may be the text of every row."""
+"""Rows read at once from a Parquet file, in which a value that is stored once may be the text of every row."""
 TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
 QUOTED = "texts in quotes (read as part of the text; if they are not, reading.quoted=true)"
 
 
 class Columns(Settings):
-    """Which columns of a user's table hold what."""
+    """The columns of a user's table."""
 
     text: str = Field("text", description="Column of the text, of the words (tagging) or of the context (choice).")
     text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
@@ -71,18 +71,18 @@ class Columns(Settings):
 
     @property
     def named_label(self) -> str | None:
-        """The label's column where it is not the default."""
+        """The label's column if it is not the default."""
         return None if self.label == type(self).model_fields["label"].default else self.label
 
 
 def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
     """Read texts or pairs with labels (classification), scores (regression) or sets of labels (multi-label).
 
-    Labels stay strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list where the format has lists.
-    Where some rows have a label, those without are left out, and noted.
+    Labels are strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list if the format has lists.
+    If some rows have a label, those without are left out and noted.
 
     Raises:
-        UsageError: an ending that is not known.
+        UsageError: an unknown file ending.
         DataError: a missing column (near names given), an empty text, a score that is not a finite number, a wrong
             field count, or a file without rows.
     """
@@ -112,17 +112,17 @@ def read_rows(
     example: Callable[[dict[str, Any], str, str], Labelled],
     notes: Notes,
 ) -> Split:
-    """A table as a split: its rows as examples, without those that are left out.
+    """Read a table as a split: its rows as examples, without those that are left out.
 
     Args:
         path: the table.
         columns: of ids and groups.
         reading: the settings.
-        example: makes one of a row, its id and its place.
+        example: makes an example of a row, its id and its place.
         notes: what was noticed; rows that are left out are added.
 
     Raises:
-        UsageError: an ending that is not known.
+        UsageError: an unknown file ending.
         DataError: an invalid row that is not left out, or too many that are.
     """
     left_out = LeftOut(skip_bad=reading.skip_bad_rows)
@@ -148,13 +148,13 @@ def _label_of(example: TextExample | TaggedExample | ChoiceExample | SentenceExa
 
 
 def _group(record: dict[str, Any], column: str, where: str, reading: TableReading) -> str:
-    """The row's group; its place where it has none, so that it is alone in it."""
+    """The row's group; if it has none, its place, so that it is alone in its group."""
     value = field(record, column, where)
     return where if value is None or reading.is_missing(value) or not str(value).strip() else str(value).strip()
 
 
 def row_id(record: dict[str, Any], columns: Columns, row: int, where: str) -> str:
-    """The row's id: of the column named, else of the column `id`, else its number from 0."""
+    """The row's id: from the given column, else from the column `id`, else its number from 0."""
     if columns.id is not None:
         return str(field(record, columns.id, where))
     value = record.get("id")
@@ -165,46 +165,46 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a table by column, each with its place for messages.
 
     Raises:
-        UsageError: an ending that is not known.
-        DataError: unreadable, no header, a column named twice, or a row of another number of fields than the header.
+        UsageError: an unknown file ending.
+        DataError: unreadable, no header, a column named twice, or a row whose number of fields differs from the header.
     """
     rows = rows_or_bad(path, TableReading(), LeftOut(skip_bad=False))
     return ((where, record) for where, record in rows if record is not None)
 
 
 def rows_or_bad(path: Path, reading: TableReading, left_out: LeftOut) -> RowsOrBad:
-    """The rows of a table, as `table_rows`; a bad one that is left out is noted, and None.
+    """The rows of a table, as `table_rows`; a bad row that is left out is noted and is None here.
 
     Args:
         path: the table.
         reading: the settings.
-        left_out: what bad rows are noted in.
+        left_out: collects bad rows.
     """
     kind = _kind(path)
     used = {".csv": ("delimiter", "quoted"), ".tsv": ("delimiter", "quoted")}.get(kind, ())
     reading.only(path, *used, "skip_bad_rows")
     if kind == ".parquet":
         return _parquet_rows(path)
-    # Bytes that are not UTF-8 are kept apart until it is known which row they are in.
+    # Bytes that are not UTF-8 are kept as they are until it is known which row they are in.
     errors = "surrogateescape" if reading.skip_bad_rows else "strict"
     if kind == ".jsonl":
         return _objects(numbered_lines(path, reading.encoding, errors), path, left_out)
     lines = _table_lines(path, reading, errors)
     first = next(lines, None)
     if first is None:
-        raise DataError(f"{path}: is empty; expected a first line that names the columns")
+        raise DataError(f"{path}: the file is empty; expected a first line with the names of the columns")
     quoted = None
     if kind == ".tsv" and reading.quoted is None and path.is_file():
         quoted = is_quoted(line for _, line in _table_lines(path, reading, errors))
         if quoted:
-            log.info("%s: its fields are quoted, and read so (reading.quoted=false reads quotes as characters)", path)
+            log.info("%s: fields are read as quoted (reading.quoted=false reads quotes as characters)", path)
     return rows_of_lines(
         *(chain([first], lines), str(path)), tabs=kind == ".tsv", reading=reading, quoted=quoted, left_out=left_out
     )
 
 
 def _table_lines(path: Path, reading: TableReading, errors: str) -> Lines:
-    """The lines of a CSV or TSV; where the first one holds carriage returns, these end lines, as on the first Macs."""
+    """The lines of a CSV or TSV; if the first one contains carriage returns, these end lines, as on the first Macs."""
     lines = numbered_lines(path, reading.encoding, errors)
     first = next(lines, None)
     if first is None:
@@ -217,7 +217,7 @@ def _table_lines(path: Path, reading: TableReading, errors: str) -> Lines:
 
 
 def _objects(lines: Lines, path: Path, left_out: LeftOut) -> RowsOrBad:
-    """The objects of JSON Lines; blank lines are passed over."""
+    """The objects of JSON Lines; blank lines are skipped."""
     for number, line in lines:
         if not line or line.isspace():
             continue
@@ -256,9 +256,9 @@ def _parquet_rows(path: Path) -> RowsOrBad:
 
 
 def is_absent(value: Any, kind: Kind, reading: TableReading) -> bool:
-    """Whether the row has no label: nothing, NaN (what a data frame writes for it), or a value that means it.
+    """Whether the row has no label: nothing, NaN (as data frames write it), or a value that marks a missing one.
 
-    An empty cell of a multi-label column means that no label holds.
+    An empty cell of a multi-label column means that no label applies.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)) or reading.is_missing(value):
         return True
@@ -280,7 +280,7 @@ def label_name(value: Any, where: str) -> str:
         DataError: a list, an object or a fraction.
     """
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a data frame turns whole numbers into floats where a row lacks one
+        value = int(value)  # data frames turn whole numbers into floats if a row has none
     if not isinstance(value, str | int):
         raise DataError(f"{where}: label {value!r:.60} ({kind_of(value)}), expected a name or a whole number")
     return encodable(str(value).strip(), where)

@@ -1,7 +1,7 @@
-"""Dependency trees from CoNLL-U: words, parts of speech, heads and relations, each tree checked.
+"""Dependency trees from CoNLL-U: words, parts of speech, heads and relations; every tree is checked.
 
-Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Sibling columns.py reads words and parts of speech alone and so has no
-use for heads; here what is no tree is refused, since every measure of a tree would be meaningless on it.
+Nivre et al. 2020, arXiv:2004.10643 (CoNLL-U). Sibling columns.py reads only words and parts of speech. Here a sentence
+whose heads do not form a tree is an error, since no measure of trees would be meaningful.
 
 Shapes: W words of a sentence.
 """
@@ -27,10 +27,10 @@ class TreeExample:
 
     Attributes:
         id: `sent_id`, or its number in the file.
-        line: of its first word.
+        line: line number of its first word.
         words: syntactic words.
         tags: universal parts of speech.
-        heads: each word's head, from 0; `ROOT` at the root.
+        heads: each word's head, counted from 0; `ROOT` for the root.
         relations: each word's relation to its head, such as `nsubj` or `nmod:poss`.
     """
 
@@ -43,17 +43,17 @@ class TreeExample:
 
 
 def read_trees(path: Path) -> list[TreeExample]:
-    """The trees of a treebank, over syntactic words: ranges (`1-2`) and empty nodes (`8.1`) are passed over.
+    """The trees of a treebank, over syntactic words: ranges (`1-2`) and empty nodes (`8.1`) are skipped.
 
     Raises:
-        DataError: a line without ten fields, a head that is no word of the sentence, a sentence without a root or with
-            several, a cycle (each with sentence id and line), or a file without sentences.
+        DataError: a line without ten fields, a head that is not in the sentence, a sentence with no root or several, a
+            cycle (each with sentence id and line), or a file without sentences.
     """
     trees: list[TreeExample] = []
     for name, _, rows in conllu_sentences(path):
         trees.append(_tree(rows, name or str(len(trees) + 1), path))
     if not trees:
-        raise DataError(f"{path}: holds no sentences")
+        raise DataError(f"{path}: contains no sentences")
     return trees
 
 
@@ -73,7 +73,7 @@ def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeE
     cycle = find_cycle(heads)
     if cycle:
         around = " -> ".join(f"{place + 1} {words[place]!r}" for place in (*cycle, cycle[0]))
-        raise DataError(f"{path}, line {rows[cycle[0]][0]}: sentence {name}: heads go in a cycle, {around}; no tree")
+        raise DataError(f"{path}, line {rows[cycle[0]][0]}: sentence {name}: the heads form a cycle, {around}")
     if len(roots) != 1:
         found = ", ".join(f"{place + 1} {words[place]!r}" for place in roots)
         raise DataError(f"{path}, line {first}: sentence {name}: {len(roots)} roots ({found}), expected one (head 0)")
@@ -88,7 +88,7 @@ def _tree(rows: Sequence[tuple[int, list[str]]], name: str, path: Path) -> TreeE
 
 
 def find_cycle(heads: Sequence[int]) -> list[int]:
-    """The places of one cycle, in the order of the heads; empty where there is none."""
+    """The positions of one cycle, in the order of the heads; empty if there is none."""
     done = [False] * len(heads)
     for start in range(len(heads)):
         path: list[int] = []

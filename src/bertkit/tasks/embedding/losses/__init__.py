@@ -1,4 +1,4 @@
-"""The losses on vectors of texts, by the name that a recipe gives them; a new one is one file and one entry."""
+"""The losses on vectors of texts, by their name in recipes; a new one is one file and one entry."""
 
 from __future__ import annotations
 

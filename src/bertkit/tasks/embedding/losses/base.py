@@ -1,7 +1,7 @@
-"""The base of a loss on the vectors of texts, and what it reads.
+"""Base class of losses on the vectors of texts, and their input.
 
-Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3: texts are embedded apart, by one encoder, and
-compared by their vectors alone. A loss is one file here; task.py computes the vectors.
+Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3: one encoder embeds texts separately, and
+only their vectors are compared. Each loss is one file here; task.py computes the vectors.
 
     pair       anchor, other                     a score, a class, or nothing
     triplet    anchor, positive, negative, ...   nothing, or margins
@@ -24,8 +24,8 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 
 TargetKind = Literal["score", "class", "margins", "vectors"]
-"""What a loss reads beside vectors: a number for each pair, a class for each pair, or for each negative by how much the
-positive's score is greater, or a teacher's vector of the first text."""
+"""What a loss reads in addition to vectors: a number for each pair, a class for each pair, the positive's margin over
+each negative, or a teacher's vector of the first text."""
 Distance = Literal["cosine", "euclidean", "manhattan"]
 
 
@@ -37,9 +37,9 @@ class TextVectors:
         vectors_IAE: of each example's texts, the anchor first.
         target: scores (I,), classes (I,), margins (I, A - 2) or a teacher's vectors (I, E); None: the loss reads
             none.
-        text_IA: equal numbers of equal texts; only of a loss that compares examples.
-        whole_IS: the tokens of each text before some were deleted, -1 behind its end; only of a loss that rebuilds it.
-        model: whose vectors they are.
+        text_IA: equal numbers for equal texts; only for a loss that compares examples.
+        whole_IS: the tokens of each text before deletion, -1 after its end; only for a loss that reconstructs the text.
+        model: the model that computed the vectors.
     """
 
     vectors_IAE: Tensor
@@ -54,7 +54,7 @@ class TextVectors:
 
     @property
     def wanted(self) -> Tensor:
-        """The target, of a loss that reads one."""
+        """The target, for a loss that reads one."""
         assert self.target is not None
         return self.target
 
@@ -63,27 +63,27 @@ class EmbeddingLoss(Settings):
     """A loss on vectors, with its settings."""
 
     wanted: ClassVar[TargetKind | None] = None
-    """What it reads beside the vectors."""
+    """What it reads in addition to the vectors."""
     texts: ClassVar[tuple[int, int | None]] = (2, 2)
-    """The least and the largest number of an example's texts; None: any number."""
+    """The minimum and maximum number of an example's texts; None: any number."""
     compares_examples: ClassVar[bool] = False
-    """Whether an example's loss depends on the others of its batch, so that the whole batch is read at once."""
+    """Whether an example's loss depends on the others in its batch; the batch is then read as a whole."""
     compares_bounded_scores: ClassVar[bool] = False
-    """Whether scores are compared with a similarity, and must lie between -1 and 1."""
+    """Whether scores are compared with a similarity and must be between -1 and 1."""
     repeats_text: ClassVar[bool] = False
-    """Whether an example of one text is read twice, each time under a dropout of its own."""
+    """Whether an example of one text is read twice, with different dropout masks."""
     of_parts: ClassVar[bool] = True
-    """Whether the loss is defined of the first numbers of the vectors alone, as Matryoshka needs it."""
+    """Whether the loss is defined for leading dimensions of the vectors alone, as Matryoshka requires."""
 
     def count(self, examples: int) -> int:
-        """What the sum is divided by: the number of examples, or 1 of a loss that the batch has as a whole."""
+        """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
         return examples
 
     rebuilds_text: ClassVar[bool] = False
-    """Whether words of the text are deleted before it is embedded, and it is rebuilt from the vector."""
+    """Whether words of the text are deleted before embedding, and the text is reconstructed from the vector."""
 
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
-        """What is trained with the model and dropped behind it; None of most losses.
+        """A module that is trained with the model and dropped afterwards; None for most losses.
 
         Args:
             width: E.
@@ -91,7 +91,7 @@ class EmbeddingLoss(Settings):
             model: for a module that shares weights with it.
 
         Raises:
-            UsageError: it does not fit the model.
+            UsageError: the module does not fit the model.
         """
         return None
 
@@ -100,8 +100,8 @@ class EmbeddingLoss(Settings):
         """The loss of a batch.
 
         Args:
-            batch: vectors of float32.
-            module: of `module`.
+            batch: vectors in float32.
+            module: from `module`.
         """
 
 
@@ -111,12 +111,12 @@ def mean_of(loss_I: Tensor) -> LossSum:
 
 
 def of_whole_batch(loss: Tensor) -> LossSum:
-    """A loss that the batch has as a whole."""
+    """A loss of the batch as a whole."""
     return LossSum(loss, 1, loss.new_zeros((), dtype=torch.long))
 
 
 def pair(batch: TextVectors) -> tuple[Tensor, Tensor]:
-    """The vectors of both texts of pairs, (I, E) each."""
+    """The vectors of the first and the second texts of pairs, (I, E) each."""
     first_IE, second_IE = batch.vectors_IAE.unbind(dim=1)
     return first_IE, second_IE
 
@@ -128,12 +128,13 @@ def cosine(first_IE: Tensor, second_IE: Tensor) -> Tensor:
 
 def distance(kind: Distance, first_IE: Tensor, second_IE: Tensor) -> Tensor:
     """The distance of each pair of vectors, (I,): one minus the cosine, the length of the difference, or the sum of its
-    absolute values. As torch's pairwise distance, 1e-6 is added to each difference, so that the root has a gradient."""
+    absolute values. As in torch's pairwise distance, 1e-6 is added to each difference so that the root has a
+    gradient."""
     if kind == "cosine":
         return 1 - cosine(first_IE, second_IE)
     return functional.pairwise_distance(first_IE, second_IE, p=2 if kind == "euclidean" else 1)
 
 
 def unit(vectors: Any) -> Tensor:
-    """The vectors at length one."""
+    """The vectors scaled to length one."""
     return functional.normalize(vectors, dim=-1)

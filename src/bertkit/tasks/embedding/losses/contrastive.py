@@ -1,7 +1,7 @@
-"""Contrastive losses of pairs that belong together, or do not.
+"""Contrastive losses on pairs that belong together or do not.
 
-Hadsell et al. 2006, CVPR. The online form, of the released OnlineContrastiveLoss.py alone, keeps the hard pairs of a
-batch: positives that are farther apart than the nearest negative, and negatives that are nearer than the farthest
+Hadsell et al. 2006, CVPR. The online form, which is only in the released OnlineContrastiveLoss.py, uses the hard pairs
+of a batch: positives that are farther apart than the nearest negative, and negatives that are nearer than the farthest
 positive.
 
 Shapes: I examples.
@@ -29,7 +29,7 @@ from bertkit.tasks.embedding.losses.base import (
 
 
 class ContrastiveLoss(EmbeddingLoss):
-    """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, of the score y and the distance d."""
+    """(y d^2 + (1 - y) max(margin - d, 0)^2) / 2, with score y and distance d."""
 
     name: Literal["contrastive"] = "contrastive"
     distance: Distance = Field("cosine", description="Distance function for two vectors.")
@@ -47,8 +47,8 @@ class ContrastiveLoss(EmbeddingLoss):
 
 
 class OnlineContrastiveLoss(EmbeddingLoss):
-    """Summed d^2 of the hard positives and max(margin - d, 0)^2 of the hard negatives; other scores than 0 and 1 are
-    neither."""
+    """The sum of d^2 over hard positives and max(margin - d, 0)^2 over hard negatives; scores other than 0 and 1 are
+    ignored."""
 
     name: Literal["online_contrastive"] = "online_contrastive"
     distance: Distance = Field("cosine", description="Distance function for two vectors.")
@@ -73,5 +73,5 @@ class OnlineContrastiveLoss(EmbeddingLoss):
 
 
 def _or_mean(bound: Tensor | None, own_M: Tensor) -> Tensor:
-    """The bound that the other kind sets, or the mean of its own where there is no other."""
+    """The bound set by the other kind of pairs, or the mean of its own if there are no others."""
     return own_M.mean() if bound is None else bound

@@ -1,8 +1,8 @@
-"""CoSENT: the pairs of a batch are ranked by their cosines as by their scores.
+"""CoSENT: the cosines of a batch's pairs are trained to rank them as their scores do.
 
 Su 2022 (kexue.fm/archives/8847); Huang et al. 2024, CoSENT, IEEE/ACM TASLP 32. The loss of a batch is
 log(1 + sum exp(scale (s_i - s_j))) over all pairs of its examples where the score of i is less than that of j. Only the
-order of the scores matters, so any scale of them will do. Sibling angle.py ranks another similarity.
+order of the scores matters, so their scale is arbitrary. Sibling angle.py ranks another similarity.
 
 Shapes: I examples.
 """
@@ -21,7 +21,7 @@ from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextV
 
 
 class RankingLoss(EmbeddingLoss):
-    """log(1 + sum exp(scale (s_i - s_j))) over the pairs of a batch's examples that are ranked, s a similarity."""
+    """log(1 + sum exp(scale (s_i - s_j))) over the ranked pairs of a batch's examples, with similarity s."""
 
     scale: float = Field(20.0, gt=0, description="Scale of the similarities: the inverse of a temperature.")
 
@@ -33,14 +33,14 @@ class RankingLoss(EmbeddingLoss):
 
     @abstractmethod
     def similarity(self, first_IE: Tensor, second_IE: Tensor) -> Tensor:
-        """Of each pair of vectors, (I,)."""
+        """The similarity of each pair of vectors, (I,)."""
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         return of_whole_batch(ranking_loss(self.scale * self.similarity(*pair(batch)), batch.wanted))
 
 
 class CosentLoss(RankingLoss):
-    """The ranking of cosines."""
+    """Ranking by cosines."""
 
     name: Literal["cosent"] = "cosent"
 

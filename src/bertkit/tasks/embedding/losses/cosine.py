@@ -1,4 +1,4 @@
-"""Squared error of the cosine: SBERT's regression.
+"""Squared error of the cosine: the regression loss of SBERT.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3; the released CosineSimilarityLoss.py.
 """

@@ -1,7 +1,7 @@
-"""MarginMSE: by how much a positive scores above a negative, as a cross-encoder has it.
+"""MarginMSE: match a cross-encoder's margin between the scores of a positive and a negative.
 
 Hofstaetter et al. 2020, arXiv:2010.02666, section 3: squared error between the margin of the dot products and the
-teacher's margin. With several negatives, the mean over them.
+teacher's margin; the mean over negatives if there are several.
 
 Shapes: I examples, A texts of each, E width, N = A - 2 negatives.
 """

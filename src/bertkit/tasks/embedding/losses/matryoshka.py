@@ -1,7 +1,7 @@
-"""Matryoshka: a loss of the first numbers of the vectors too, so that vectors can be cut.
+"""Matryoshka: the loss is also computed on leading dimensions of the vectors, so that vectors can be truncated.
 
 Kusupati et al. 2022, Matryoshka Representation Learning, arXiv:2205.13147, section 3: the weighted sum of one loss over
-several widths. As in the released MatryoshkaLoss.py, the cut vectors are brought to length one.
+several widths. As in the released MatryoshkaLoss.py, truncated vectors are scaled to length one.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Matryoshka(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Matryoshka:
         if self.widths[-1] < 1 or not all(map(gt, self.widths, self.widths[1:])):
-            raise ValueError(f"widths: {list(self.widths)}: expected whole numbers from large to small")
+            raise ValueError(f"widths: {list(self.widths)}: expected positive whole numbers in decreasing order")
         weights = self.weights
         if weights is not None and (len(weights) != len(self.widths) or min(weights) < 0):
-            raise ValueError(f"weights: expected {len(self.widths)} numbers of at least 0, one for each width")
+            raise ValueError(f"weights: expected {len(self.widths)} numbers of at least 0, one per width")
         return self
 
     def check(self, loss: EmbeddingLoss, width: int) -> None:
         """Check the widths.
 
         Raises:
-            UsageError: the vectors have no such width, or the loss reads them whole.
+            UsageError: the vectors are narrower, or the loss needs whole vectors.
         """
         if self.widths[0] > width:
             raise UsageError(f"embedding.matryoshka.widths: {self.widths[0]} is more than the vectors' width, {width}")
         if not loss.of_parts:
             name = getattr(loss, "name", "")
-            raise UsageError(f"embedding.matryoshka: the loss {name} reads vectors whole; leave matryoshka out")
+            raise UsageError(f"embedding.matryoshka: the loss {name} needs whole vectors; leave matryoshka out")
 
     def loss(self, loss: EmbeddingLoss, batch: TextVectors, module: nn.Module | None) -> LossSum:
         """The weighted sum of the loss over the widths."""

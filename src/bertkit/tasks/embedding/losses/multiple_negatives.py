@@ -1,11 +1,11 @@
-"""Multiple negatives: the anchor's positive among the texts of the whole batch.
+"""Multiple negatives: find each anchor's positive among the texts of the whole batch.
 
 Henderson et al. 2017, arXiv:1705.00652, section 4.4; the InfoNCE of van den Oord et al. 2018, arXiv:1807.03748. An
-example may bring negatives of its own. Batches beyond memory are computed in parts (Gao et al. 2021, GradCache,
-arXiv:2101.06983): vectors of all parts first, then each part once more with the gradient of its vectors (task.py).
+example may have negatives of its own. Batches that exceed memory are computed in parts (Gao et al. 2021, GradCache,
+arXiv:2101.06983): vectors of all parts first, then each part again with the gradient of its vectors (task.py).
 
-A text that occurs twice in a batch would be its own negative; such candidates are left out here, where the released
-MultipleNegativesRankingLoss.py trusts its sampler.
+A text that occurs twice in a batch would be its own negative. Such candidates are left out here; the released
+MultipleNegativesRankingLoss.py relies on its sampler.
 
 Shapes: I examples, A texts of each, E width, C = I (A - 1) candidates.
 """
@@ -44,7 +44,7 @@ class MultipleNegativesLoss(EmbeddingLoss):
         return self.among(batch.vectors_IAE, batch.text_IA)
 
     def among(self, vectors_IAE: Tensor, text_IA: Tensor | None) -> LossSum:
-        """The loss of these vectors; duplicates are found by the numbers of the texts."""
+        """The loss of these vectors; text numbers identify duplicates."""
         anchor_IE = unit(vectors_IAE[:, 0])
         candidate_CE = unit(vectors_IAE[:, 1:].transpose(0, 1).flatten(0, 1))
         logits_IC = self.scale * (anchor_IE @ candidate_CE.T)
@@ -64,7 +64,7 @@ class MultipleNegativesLoss(EmbeddingLoss):
 
 
 def _duplicates(text_IA: Tensor, candidate_C: Tensor) -> Tensor:
-    """Where a candidate is the same text as the example's anchor or as its positive, without that positive itself,
+    """Whether a candidate is the same text as the example's anchor or positive, except that positive itself,
     bool (I, C)."""
     same_IC = (text_IA[:, :1] == candidate_C) | (text_IA[:, 1:2] == candidate_C)
     own_I = torch.arange(text_IA.shape[0], device=text_IA.device)

@@ -1,8 +1,8 @@
-"""Unsupervised SimCSE: a text is its own positive, under another dropout.
+"""Unsupervised SimCSE: a text is its own positive, with a different dropout mask.
 
-Gao et al. 2021, SimCSE, arXiv:2104.08821, section 3: each text goes through the encoder twice, and the two vectors are
-found among those of the batch, at a temperature of 0.05. In training alone a dense layer with tanh is behind [CLS]
-(`--mlp_only_train` of the released train.py, which the paper's unsupervised models have).
+Gao et al. 2021, SimCSE, arXiv:2104.08821, section 3: each text goes through the encoder twice, and each first vector
+must find its second among those of the batch, at a temperature of 0.05. Only in training, a dense layer with tanh
+follows [CLS] (`--mlp_only_train` of the released train.py, used for the paper's unsupervised models).
 
 Shapes: I examples, E width of the vectors.
 """
@@ -37,8 +37,8 @@ class SimcseLoss(MultipleNegativesLoss):
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
         if model is not None and not has_dropout(model):
             log.warning(
-                "embedding.loss.name=simcse: the two readings of a text differ by dropout alone, the model has none:"
-                " vectors get worse; take a model whose config.json has dropout (0.1 in BERT), or the loss tsdae"
+                "embedding.loss.name=simcse: the two passes over a text differ only by dropout, but the model has none,"
+                " so vectors get worse; use a model with dropout in its config.json (0.1 in BERT), or the loss tsdae"
             )
         return nn.Sequential(Linear(width, width), nn.Tanh()) if self.projection else None
 
@@ -48,7 +48,7 @@ class SimcseLoss(MultipleNegativesLoss):
 
 
 def has_dropout(model: HeadedModel) -> bool:
-    """Whether the encoder has dropout anywhere; a classifier's is not read here."""
+    """Whether the encoder has dropout anywhere; a classifier's does not count."""
     settings = model.encoder.config.model_dump()
     rates = [rate for name, rate in settings.items() if "dropout" in name and not name.startswith("classifier")]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -1,4 +1,4 @@
-"""Softmax on a concatenation of both vectors: SBERT's loss for natural language inference.
+"""Softmax over a concatenation of both vectors: SBERT's loss for natural language inference.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3, and table 6 for the concatenations. The linear
 map has no bias in the paper's formula; the released SoftmaxLoss.py has one, as here.
@@ -23,7 +23,7 @@ Part = Literal["u", "v", "|u-v|", "u*v"]
 
 
 class SoftmaxLoss(EmbeddingLoss):
-    """Cross-entropy of a class, from a linear map of the joined parts; the map is dropped when training ends."""
+    """Cross-entropy of the class, from a linear map of the concatenated parts; the map is dropped after training."""
 
     name: Literal["softmax"] = "softmax"
     parts: tuple[Part, ...] = Field(

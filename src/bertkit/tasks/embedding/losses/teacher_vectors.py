@@ -1,8 +1,8 @@
-"""The teacher's vectors, by squared error.
+"""Squared error to a teacher's vectors.
 
-Reimers and Gurevych 2020, arXiv:2004.09813, section 2: a student maps a sentence and its translation to the vector that
-the teacher has of the sentence. With one text an example it is plain distillation of an embedder. The mean over an
-example's texts and the vectors' numbers, as in the released MSELoss.py.
+Reimers and Gurevych 2020, arXiv:2004.09813, section 2: a student maps a sentence and its translation to the teacher's
+vector of the sentence. With one text per example, this is plain distillation of an embedder. The error is averaged over
+an example's texts and the vectors' dimensions, as in the released MSELoss.py.
 
 Shapes: I examples, A texts of each, E width of the vectors.
 """
@@ -18,7 +18,7 @@ from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextV
 
 
 class TeacherVectorLoss(EmbeddingLoss):
-    """Squared error of each text's vector and the teacher's vector of the example's first text."""
+    """Squared error between each text's vector and the teacher's vector of the example's first text."""
 
     name: Literal["teacher_vectors"] = "teacher_vectors"
 

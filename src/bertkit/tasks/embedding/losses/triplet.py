@@ -1,4 +1,4 @@
-"""Triplets: the positive is nearer to the anchor than the negative, by a margin.
+"""Triplet loss: the positive must be nearer to the anchor than the negative, by a margin.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3: max(|a - p| - |a - n| + margin, 0), Euclidean,
 margin 1; the released TripletLoss.py has the margin 5, as here.

@@ -1,10 +1,10 @@
-"""TSDAE: the text is rebuilt from the vector of what is left of it.
+"""TSDAE: a text is reconstructed from the vector of its undeleted words.
 
 Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: 60% of the words are deleted, the rest is embedded, and a decoder
 that shares the encoder's layers (models/vector_decoder.py) predicts each token of the whole text from those before it
-and the vector. Which words are deleted is drawn anew in every epoch.
+and the vector. The deleted words are redrawn in every epoch.
 
-The vocabulary head begins anew, where the released DenoisingAutoEncoderLoss.py takes that of a masked language model.
+The vocabulary head is newly initialised; the released DenoisingAutoEncoderLoss.py uses that of a masked language model.
 
 Shapes: I examples, S longest text, E width of the vectors.
 """
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 
 
 class TsdaeLoss(EmbeddingLoss):
-    """Cross-entropy of every token of a text, from those before it and the vector of what is left of it."""
+    """Cross-entropy of every token of a text, given those before it and the vector of the undeleted words."""
 
     name: Literal["tsdae"] = "tsdae"
     deletion: float = Field(
