@@ -76,7 +76,7 @@ def test_a_directory_belongs_to_one_identity(tmp_path: Path) -> None:
         opened(tmp_path / "c", {**IDENTITY, "model": "other"})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(DataError, match="holds other files than outputs"):
+    with pytest.raises(DataError, match="contains other files than outputs"):
         opened(tmp_path / "full")
 
 

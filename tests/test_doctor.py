@@ -37,7 +37,7 @@ def test_everything_is_looked_at_and_a_stopped_training_ends_alike(bertkit: Bert
     assert done.code == 0, done.stderr
     lines = dict(line[8:].split(": ", 1) for line in done.stdout.splitlines())
     assert list(lines) == [*NAMES, "training"]
-    assert lines["training"].endswith("the same weights to the bit")
+    assert lines["training"].endswith("bit-identical weights")
     assert lines["Hub"].startswith("offline")
 
 
@@ -84,7 +84,7 @@ def test_no_compiler_is_a_warning(bertkit: Bertkit, monkeypatch: pytest.MonkeyPa
 
 def test_other_weights_after_a_stop_are_a_fault(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_trained", lambda directory, name, **limits: name)
-    assert found(bertkit, "training", code=5)["found"].endswith("other weights")
+    assert found(bertkit, "training", code=5)["found"].endswith("different weights")
 
 
 @pytest.mark.usefixtures("no_training")

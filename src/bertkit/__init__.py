@@ -18,18 +18,18 @@ def load(
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
     offline: bool = False,
 ) -> Model:
-    """A finished model to predict, encode and fill with.
+    """Load a finished model for prediction, encoding and mask filling.
 
     Args:
         model: a run directory, a model directory or a Hub id.
-        device: where to compute; auto: CUDA if there is one.
+        device: where to compute; auto: CUDA if available.
         precision: of `encode`, see `bertkit.inference.model.Model`.
-        offline: read a Hub model from the local cache alone.
+        offline: read a Hub model only from the local cache.
 
     Raises:
         bertkit.errors.DataError: there is no such model.
         bertkit.errors.UsageError: there is no CUDA device.
     """
-    from bertkit.inference.model import Model  # here, for the command line's help need not wait for torch
+    from bertkit.inference.model import Model  # imported here because the command line's help does not need torch
 
     return Model(model, device=device, precision=precision, offline=offline)

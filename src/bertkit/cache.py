@@ -1,8 +1,8 @@
-"""Caches on disk: what is expensive to compute and can be computed again, by the hash of all that it depends on.
+"""Caches on disk: results that are expensive but can be recomputed, addressed by the hash of all they depend on.
 
-Own design. A single-file result (a plan, a harvested corpus) is at `cache_file`, and is written by
-`files.replacing`, so that it is whole or absent. Many small results (a teacher's outputs, features of a frozen encoder)
-are records of a `RecordCache`. Any of it may be deleted at any time.
+Not from a paper. A single-file result (a plan, a harvested corpus) is at `cache_file` and is written by
+`files.replacing`, so it is either complete or absent. Many small results (a teacher's outputs, features of a frozen
+encoder) are records of a `RecordCache`. Anything may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS = {
     "kernels": "loops compiled for this processor",
     "fetched": "texts, shards and models of stores (s3://, gs://, file://)",
 }
-"""The directories below the root of all caches, and what each holds; an entry is a file or directory in one."""
+"""The directories below the root of all caches, and their contents; an entry is a file or directory in one of them."""
 
 _MANIFEST = "manifest.json"
 _VALUES, _INDEX = "values.bin", "index.bin"
@@ -46,17 +46,17 @@ log = logging.getLogger(__name__)
 
 
 def identity_hash(identity: Any) -> str:
-    """32 hexadecimal digits of the sha256 of a JSON value, whatever the order of its keys."""
+    """32 hexadecimal digits of the sha256 of a JSON value, regardless of the order of its keys."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def cache_file(root: Path, kind: str, identity: Any, suffix: str) -> Path:
-    """The path of a result that is one file; its directory is made.
+    """The path of a single-file result; its directory is created.
 
     Args:
         root: of all caches.
         kind: the directory below it.
-        identity: all that decides the content, as a JSON value.
+        identity: everything that decides the content, as a JSON value.
         suffix: of the file.
     """
     directory = root / kind
@@ -74,15 +74,16 @@ class RecordCache:
     """Bytes by 16-byte key, in two files that only grow.
 
         values.bin   bytes of one record | of the next ...
-        index.bin    key, start, size, checksum: 32 bytes a record
+        index.bin    key, start, size, checksum: 32 bytes per record
 
-    A record's place is written behind its bytes, so a crash leaves a tail that the next opening drops. A damaged record
-    is missing; when it is added again, its later place counts. One process writes at a time, others read.
+    A record's index entry is written after its bytes, so a crash leaves a tail that is dropped when the cache is next
+    opened. A damaged record counts as missing; if it is added again, its last entry counts. One process writes at a
+    time, others read.
 
     Args:
         values, index: descriptors of the two files.
-        name: where it is, for messages.
-        what: it holds, in the plural, for messages.
+        name: the path, for messages.
+        what: the contents, in the plural, for messages.
         max_bytes: of the values; records that do not fit are not kept.
 
     Attributes:
@@ -101,43 +102,43 @@ class RecordCache:
 
     @classmethod
     def open(cls, directory: Path, identity: Mapping[str, str], *, what: str, max_bytes: float) -> RecordCache:
-        """The cache in a directory of its own, made where there is none.
+        """The cache in a directory of its own, which is created if missing.
 
         Args:
-            directory: may not hold other files.
-            identity: all that the records depend on; the manifest repeats it.
+            directory: must not contain other files.
+            identity: everything that the records depend on; also stored in the manifest.
             what, max_bytes: see the class.
 
         Raises:
-            DataError: the directory belongs to another identity, is no cache, or cannot be written.
+            DataError: the directory belongs to another identity, is not a cache, or cannot be written.
         """
         try:
             if not (directory / _MANIFEST).exists():
                 _make(directory, identity)
             if not (directory / _MANIFEST).exists():
-                raise DataError(f"{directory}: holds other files than {what}; name an empty directory")
+                raise DataError(f"{directory}: contains other files than {what}; name an empty directory")
             _check(directory, identity, what)
             values, index = (
                 os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666) for name in (_VALUES, _INDEX)
             )
         except OSError as error:
-            raise DataError(f"{directory}: cannot keep {what} there: {error}") from error
+            raise DataError(f"{directory}: cannot store {what} there: {error}") from error
         return cls(values, index, name=str(directory), what=what, max_bytes=max_bytes)
 
     @classmethod
     def under(cls, root: Path, kind: str, identity: Mapping[str, str], *, what: str, max_bytes: float) -> RecordCache:
-        """The cache of this identity below the root of all caches; else as `open`."""
+        """The cache of this identity below the root of all caches; otherwise as `open`."""
         return cls.open(root / kind / identity_hash(identity), identity, what=what, max_bytes=max_bytes)
 
     @classmethod
     def temporary(cls, directory: Path, *, what: str, max_bytes: float) -> RecordCache:
-        """A cache in files without names, which vanish with the process, on the disk of `directory`."""
+        """A cache in unnamed files, which disappear with the process, on the disk of `directory`."""
         with tempfile.TemporaryFile(dir=directory) as values, tempfile.TemporaryFile(dir=directory) as index:
             descriptors = os.dup(values.fileno()), os.dup(index.fileno())
         return cls(*descriptors, name=str(directory), what=what, max_bytes=max_bytes)
 
     def private_copy(self, directory: Path) -> RecordCache:
-        """A temporary cache with the records of this one, which this process may add to."""
+        """A temporary cache with the records of this one, to which this process may add records."""
         copy = RecordCache.temporary(directory, what=self.what, max_bytes=self.max_bytes)
         for key in list(self._places):
             if (found := self.get([key])) is not None:
@@ -146,7 +147,7 @@ class RecordCache:
 
     @property
     def size_bytes(self) -> int:
-        """Of all values."""
+        """The size of all values."""
         return self._end
 
     def __len__(self) -> int:
@@ -156,7 +157,7 @@ class RecordCache:
         return key in self._places
 
     def get(self, keys: Sequence[bytes]) -> list[bytes] | None:
-        """The records of these keys, in their order; None if any is missing or damaged."""
+        """The records with these keys, in their order; None if any is missing or damaged."""
         found: list[bytes] = []
         for key in keys:
             place = self._places.get(key)
@@ -171,7 +172,7 @@ class RecordCache:
         return found
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Keep a record, unless it is there, does not fit, or another process is writing."""
+        """Store a record, unless it exists, does not fit, or another process is writing."""
         if not self.is_writer or key in self._places:
             return
         if self._end + len(value) > self.max_bytes:
@@ -182,7 +183,7 @@ class RecordCache:
             _write(self._values, value, place.start)
             _write(self._index, np.array([(key, *place)], dtype=_RECORD).tobytes(), self._records * _RECORD.itemsize)
         except OSError as error:
-            self._warn_full(f"the disk does not take them ({error.strerror})")
+            self._warn_full(f"they cannot be written ({error.strerror})")
             return
         self._places[key] = place
         self._records += 1
@@ -199,7 +200,7 @@ class RecordCache:
         self.is_full = True
 
     def _read_index(self) -> None:
-        """The records up to the first one whose value is incomplete; a writer truncates both files there."""
+        """Read the records up to the first with an incomplete value; a writer truncates both files there."""
         size = os.fstat(self._values).st_size
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
         for record in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD):
@@ -213,11 +214,11 @@ class RecordCache:
             os.ftruncate(self._index, self._records * _RECORD.itemsize)
             os.ftruncate(self._values, self._end)
         else:
-            log.info("%s: another process is writing here; what it has not written yet is computed", self.name)
+            log.info("%s: another process is writing here; records that it has not written yet are computed", self.name)
 
 
 def _make(directory: Path, identity: Mapping[str, str]) -> None:
-    """Make an empty cache, whole under its name, unless another process was first or other files are there."""
+    """Create an empty cache atomically, unless another process was first or there are other files."""
     writing = directory.with_name(f".{directory.name}.{os.getpid()}.new")
     writing.mkdir(parents=True, exist_ok=True)
     try:
@@ -242,7 +243,7 @@ def _check(directory: Path, identity: Mapping[str, str], what: str) -> None:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether this process is the one that writes, until it ends or closes the file."""
+    """Whether this process is the writer, until it ends or closes the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -251,7 +252,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _write(descriptor: int, content: bytes, start: int) -> None:
-    """All of it, or an OSError."""
+    """Write all of it, or raise an OSError."""
     view = memoryview(content)
     while view:
         written = os.pwrite(descriptor, view, start)

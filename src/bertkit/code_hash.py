@@ -1,7 +1,7 @@
 """The identity of the code that a run was made with: a hash of the package's own files.
 
-Own design. A version number stays the same while a checkout changes, and a commit does not cover files that are edited
-and not committed.
+Not from a paper. A version number does not change when a checkout is edited, and a commit does not cover edits that are
+not committed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _SUFFIXES = (".py", ".yaml", ".cpp", ".h")
 
 @cache
 def code_sha256() -> str:
-    """sha256 over names and contents of the package's source files, in C++ too, and of its tables, as they are at the
-    first call."""
+    """sha256 over names and contents of the package's source files (including C++) and tables, as they are at the first
+    call."""
     digest = hashlib.sha256()
     for path in sorted(path for path in _PACKAGE.rglob("*") if path.suffix in _SUFFIXES and path.is_file()):
         content = path.read_bytes()

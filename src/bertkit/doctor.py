@@ -1,7 +1,7 @@
-"""What of this machine and this installation works, and how to mend what does not: `bertkit doctor`.
+"""What works on this machine and installation, and how to fix what does not: `bertkit doctor`.
 
-Own design (contract: `bertkit doctor`). Each check looks at one thing and says in a sentence what it found; a fault
-keeps bertkit from working, a warning from working well. The last check trains: a tiny model, and once more with a stop.
+Not from a paper (contract: `bertkit doctor`). Each check examines one thing and reports it in one sentence; a fault
+keeps bertkit from working, a warning from working well. The last check trains a tiny model, then again with a stop.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ _TEXT = (
     print,
     sorted,
 )
-"""What describes itself in English on every machine."""
+"""Modules with English docstrings that are present on every machine."""
 
 Verdict = Literal["ok", "warning", "fault"]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        name: of what was looked at.
+        name: of what was checked.
         verdict: a fault keeps bertkit from working, a warning from working well.
-        found: in one sentence.
-        remedy: what to do about it; empty where all is well.
+        found: the finding in one sentence.
+        remedy: what to do about it; empty if all is well.
     """
 
     name: str
@@ -81,10 +81,10 @@ class Diagnosis:
 
 
 def diagnoses(*, offline: bool = False, runs_root: Path = Path("runs")) -> Iterator[Diagnosis]:
-    """Look at one thing after another.
+    """Run the checks one after the other.
 
     Args:
-        offline: leave the Hub alone.
+        offline: do not contact the Hub.
         runs_root: where runs are written.
     """
     checks: Mapping[str, Callable[[], Diagnosis]] = {
@@ -111,7 +111,7 @@ _WRITABLE = "set BERTKIT_CACHE and BERTKIT_RUNS to directories you can write, wi
 
 
 def _is_of_disk(error: BaseException) -> bool:
-    """Whether a disk refused to be written."""
+    """Whether a disk refused a write."""
     errors = (error, error.__cause__)
     return any(isinstance(each, OSError) and each.errno in (EROFS, EACCES, EPERM, ENOSPC) for each in errors)
 
@@ -142,7 +142,7 @@ def _processor() -> Diagnosis:
     if onednn_is_faster():
         found += ", multiplies float32 by oneDNN"
     if threads > cores:
-        remedy = f"export OMP_NUM_THREADS={cores}: more threads than cores wait for one another"
+        remedy = f"export OMP_NUM_THREADS={cores}: with more threads than cores, threads wait for one another"
         return Diagnosis("processor", "warning", found, remedy)
     return Diagnosis("processor", "ok", found)
 
@@ -153,7 +153,7 @@ def _others() -> Diagnosis:
     load, cores = psutil.getloadavg()[0], psutil.cpu_count() or 1
     found = f"load {load:.1f} on {cores} cores"
     if load > 0.75 * cores:
-        return Diagnosis("other processes", "warning", found, "training is slower, and speeds measured now mean little")
+        return Diagnosis("other processes", "warning", found, "training is slower, and measured speeds are unreliable")
     return Diagnosis("other processes", "ok", found)
 
 
@@ -164,7 +164,7 @@ def _memory() -> Diagnosis:
     free = memory.available / 1e9
     found = f"{free:.1f} of {memory.total / 1e9:.1f} GB free"
     if free < _LEAST_MEMORY_GB:
-        return Diagnosis("memory", "warning", found, "close other programs; --plan says what a run takes")
+        return Diagnosis("memory", "warning", found, "close other programs; --plan shows how much a run needs")
     return Diagnosis("memory", "ok", found)
 
 
@@ -175,7 +175,7 @@ def _gpu() -> Diagnosis:
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds none"
         return Diagnosis("GPU", "ok", f"none ({built}); runs use the processor")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    torch.ones(8, device="cuda").sum().item()  # a driver that does not fit fails here
+    torch.ones(8, device="cuda").sum().item()  # fails here if the driver does not match
     fault = _triton_fault()
     if fault is not None:
         remedy = "install a C compiler and Python's headers for triton: attention then takes two thirds of the time"
@@ -184,7 +184,7 @@ def _gpu() -> Diagnosis:
 
 
 def _triton_fault() -> str | None:
-    """Why the Triton kernels for attention do not run on the first GPU; None: they do, or do not support it."""
+    """Why the Triton kernels for attention do not run on the first GPU; None: they run, or do not support it."""
     import torch
 
     from bertkit.kernels.gpu_attention import find_fault, supports_device
@@ -207,7 +207,7 @@ def _kernels() -> Diagnosis:
 
 
 def _directory(name: str, path: Path, variable: str) -> Diagnosis:
-    """Whether files can be written where `variable` says, and how much room is left."""
+    """Whether files can be written to the directory set by `variable`, and how much space is left."""
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     free = shutil.disk_usage(there).free / 1e9
     try:
@@ -217,7 +217,7 @@ def _directory(name: str, path: Path, variable: str) -> Diagnosis:
         return Diagnosis(name, "fault", f"{path}: {error.strerror}", f"set {variable} to a directory you can write")
     found = f"{path}, {free:,.0f} GB free"
     if free < _LEAST_DISK_GB:
-        return Diagnosis(name, "warning", found, f"free some space, or set {variable} to another disk")
+        return Diagnosis(name, "warning", found, f"free some space, or set {variable} to a directory on another disk")
     return Diagnosis(name, "ok", found)
 
 
@@ -227,12 +227,12 @@ def _hub(*, offline: bool) -> Diagnosis:
     from bertkit.hub import hub_errors, is_offline
 
     if is_offline(offline):
-        return Diagnosis("Hub", "ok", "offline, as you asked; models and data sets are those in the cache")
+        return Diagnosis("Hub", "ok", "offline as requested; only models and data sets in the cache are used")
     try:
         HfApi().model_info("google-bert/bert-base-uncased", timeout=_HUB_SECONDS)
     except hub_errors() as error:
-        found = f"{constants.ENDPOINT} is out of reach ({first_line(error)[:120]})"
-        remedy = "models and text of your own need no network; set HF_HUB_OFFLINE=1 so that nothing waits for it"
+        found = f"{constants.ENDPOINT} cannot be reached ({first_line(error)[:120]})"
+        remedy = "your own models and text need no network; set HF_HUB_OFFLINE=1 to avoid waiting for it"
         return Diagnosis("Hub", "warning", found, remedy)
     return Diagnosis("Hub", "ok", f"{constants.ENDPOINT} answers")
 
@@ -245,13 +245,13 @@ def _training() -> Diagnosis:
         stopped = _trained(directory, "stopped", max_minutes=0.0)
     found = f"{_STEPS} updates of a tiny model, and the same with a stop"
     if straight != stopped:
-        remedy = "report this with the whole output of `bertkit doctor`: a resumed run has other weights here"
-        return Diagnosis("training", "fault", f"{found}: other weights", remedy)
-    return Diagnosis("training", "ok", f"{found}: the same weights to the bit")
+        remedy = "report this with the whole output of `bertkit doctor`: a resumed run has different weights here"
+        return Diagnosis("training", "fault", f"{found}: different weights", remedy)
+    return Diagnosis("training", "ok", f"{found}: bit-identical weights")
 
 
 def _trained(directory: Path, name: str, **limits: Any) -> str:
-    """The hash of the weights of a run, which is resumed as often as it stops."""
+    """The hash of the weights of a run, which is resumed each time it stops."""
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.run import run_pretraining
     from bertkit.progress import silent_progress
@@ -271,7 +271,7 @@ def _trained(directory: Path, name: str, **limits: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What runs log is no news here."""
+    """Silence the logs of the runs."""
     log = logging.getLogger("bertkit")
     level = log.level
     log.setLevel(logging.ERROR)

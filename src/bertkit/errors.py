@@ -1,7 +1,7 @@
-"""The errors that a command can end with, each with its exit code.
+"""The errors with which a command can end, each with its exit code.
 
-An error's message is what the user reads: it names the file, line or dotted key, the value, what was expected, and the
-remedy. Anything raised that is not one of these is a bug (exit code 1).
+The message is what the user reads: it names the file, line or dotted key, the value, what was expected, and the remedy.
+Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class DataError(BertkitError):
 
 
 class MissingColumnError(DataError):
-    """A table lacks a column that was named: a fault of all its rows."""
+    """A named column is missing in a table: an error that concerns all its rows."""
 
 
 class DivergedError(BertkitError):
-    """Training diverged: the loss or the gradient stopped being finite."""
+    """Training diverged: the loss or the gradient is no longer finite."""
 
     exit_code = 4
 
@@ -46,7 +46,7 @@ class StoppedError(BertkitError):
 
     Args:
         reason: what stopped it, where, and what is saved.
-        remedy: how to continue; a caller that stops because of it gives its own.
+        remedy: how to continue; a caller that stops because of this error gives its own.
     """
 
     exit_code = 75
@@ -57,7 +57,7 @@ class StoppedError(BertkitError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's message, or of the message that caused it, without a trace."""
+    """The first line of a library's message, or of the message of its cause, without a traceback."""
     cause = error.__cause__ or error
     text = str(cause).strip() or str(error).strip() or type(cause).__name__
     return text.splitlines()[0]

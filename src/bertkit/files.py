@@ -1,7 +1,7 @@
-"""Files that survive a crash: written whole or not at all, and known by their sha256; names that files give to files.
+"""Files that survive a crash (written completely or not at all), their sha256, and checks of file names in files.
 
-Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and lasts once the directory is synced.
-For every layer; run/checkpoint.py does the same for a directory of files. Imports the standard library only.
+Source: POSIX rename(2) and fsync(2); a rename within one directory is atomic, and durable once the directory is synced.
+Used by every layer; run/checkpoint.py does the same for a directory of files. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ def cache_directory() -> Path:
 
 
 def bytes_in(path: Path) -> int:
-    """The bytes of a file, or of all files below a directory; links count as links, what is not there as nothing."""
+    """The bytes of a file or of all files below a directory; links are not followed, missing files count 0."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size if os.path.lexists(path) else 0
     return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
 
 
 def file_within(directory: Path, name: Any, source: str | Path) -> Path:
-    """A file or directory of a model, run or data set that one of its own files names; it need not exist.
+    """A file or directory that is named in one of the files of a model, run or data set; it need not exist.
 
-    Links may lead to other places of the directory, and from a snapshot of the Hub's cache to the blobs of its model.
+    Links may lead to other places in the directory, and from a snapshot in the Hub's cache to the blobs of its model.
 
     Args:
-        directory: that the name is relative to, and has to stay in.
-        name: as the file gives it.
-        source: the file that gives it, for messages.
+        directory: the directory that the name is relative to and must stay in.
+        name: the name in the file.
+        source: the file that contains the name, for messages.
 
     Raises:
-        DataError: no text, an absolute path, one with `..`, a name that no file can have, or one that a link leads out
-            of the directory.
+        DataError: not text, an absolute path, a path with `..`, an invalid file name, or a link out of the directory.
     """
-    remedy = "only names below its own directory are accepted; delete the entry, or get the files from their publisher"
+    remedy = "only paths below its own directory are accepted; delete the entry, or get the files from their publisher"
     if not isinstance(name, str) or "\0" in name:
-        raise DataError(f"{source}: names {name!r:.80}, which is no file name; {remedy}")
+        raise DataError(f"{source}: names {name!r:.80}, which is not a file name; {remedy}")
     given = PurePosixPath(name.replace("\\", "/"))
     if given.is_absolute() or ".." in given.parts or PureWindowsPath(name).drive:
         raise DataError(f"{source}: names {name!r:.80}, which leads out of {directory}; {remedy}")
     path = directory / name
     try:
         real, roots = path.resolve(), [directory.resolve()]
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that UTF-8 cannot hold
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that UTF-8 cannot encode
         raise DataError(f"{source}: names {name!r:.80}, which cannot be followed: {error}") from error
     here = directory.absolute()
     roots += [each.parent.resolve() / "blobs" for each in here.parents if each.name == "snapshots"]
@@ -70,7 +69,7 @@ def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
     """The names, relative to `directory`, of the regular files below one of its directories, in order.
 
     Raises:
-        DataError: a link leads out of `directory` (see `file_within`), or something is neither file nor directory.
+        DataError: a link leads out of `directory` (see `file_within`), or an entry is neither a file nor a directory.
     """
     found: list[str] = []
     open_names = [below]
@@ -79,7 +78,7 @@ def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
         path = file_within(directory, name, source)
         if path.is_dir():
             if path.is_symlink():
-                raise DataError(f"{path}: is a link to a directory; put the directory itself there")
+                raise DataError(f"{path}: is a link to a directory; replace it by the directory itself")
             open_names += [(PurePosixPath(name) / each.name).as_posix() for each in path.iterdir()]
         elif path.is_file():
             found.append(name)
@@ -89,7 +88,7 @@ def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file's content, or a directory's list of names, onto the disk."""
+    """Force a file's content, or a directory's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,20 +100,20 @@ _USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
 
 
 def without_credentials(text: str) -> str:
-    """A text whose URLs have lost user name and password: `https://me:key@host/` becomes `https://host/`."""
+    """The text without user names and passwords in URLs: `https://me:key@host/` becomes `https://host/`."""
     return _USER_INFO.sub("", text)
 
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that replaces `path` atomically and durably at the end; a reader never sees a part of it.
+    """A file to write to, which replaces `path` atomically and durably at the end; a reader never sees a partial file.
 
     Args:
         path: the file.
         private: whether only its owner may read it; else its mode follows the umask.
 
     Raises:
-        OSError: the disk refused; the old file is untouched.
+        OSError: it cannot be written; the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -130,12 +129,12 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open`: a file that it makes is read and written by its owner alone, whatever the umask."""
+    """For `open`: new files can be read and written only by their owner, regardless of the umask."""
     return os.open(path, flags, 0o600)
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace `path` with a text in UTF-8, see `replacing`."""
+    """Replace `path` with a text in UTF-8; see `replacing`."""
     with replacing(path, private=private) as file:
         file.write(text.encode())
 
@@ -158,7 +157,7 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file for reading, unless reading it might wait for ever or never end.
+    """Open a file for reading, unless reading it might block or never end.
 
     Raises:
         DataError: a FIFO, device, socket or directory.
@@ -170,7 +169,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     if descriptor >= 0:
         os.close(descriptor)
     what = "a directory" if path.is_dir() else "a pipe, device or socket"
-    raise DataError(f"{path}: not a regular file but {what}; name a file (a pipe is read where `-` stands for it)")
+    raise DataError(f"{path}: not a regular file but {what}; name a file (to read a pipe, use `-` where supported)")
 
 
 def _may_open(path: Path) -> bool:
@@ -178,23 +177,23 @@ def _may_open(path: Path) -> bool:
 
 
 MAX_JSON_BYTES = 64 << 20
-"""Of a file that is one document; a parsed one takes up to some twenty times as much memory."""
+"""Limit for a single JSON document; once parsed it takes up to about twenty times as much memory."""
 
 
 def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value of a file that is one JSON document.
+    """The value of a file that contains one JSON document.
 
     Raises:
-        DataError: the file is missing, no regular file, too large, or see `json_input.parse_json`.
+        DataError: the file is missing, not a regular file, too large, or invalid (see `json_input.parse_json`).
     """
     try:
         with open_regular(path) as file:
-            # No more than there is: a buffer of the bound would be made for every small file.
+            # Limited to the file's size: otherwise a buffer of the limit would be allocated for every small file.
             content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if len(content) > max_bytes:
-        raise DataError(f"{path}: more than {max_bytes >> 20} MiB; no such document is that large, so it is damaged")
+        raise DataError(f"{path}: more than {max_bytes >> 20} MiB; valid files are smaller, so it is damaged")
     return parse_json(content, str(path))
 
 
@@ -202,7 +201,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        DataError: the file is missing, is not JSON (see `json_input`), or holds something other than an object.
+        DataError: the file is missing, is not JSON (see `json_input`), or contains something other than an object.
     """
     value = read_json_file(path)
     if not isinstance(value, dict):
@@ -214,7 +213,7 @@ def sha256_of(path: Path) -> str:
     """The sha256 of a file's content, in hexadecimal.
 
     Raises:
-        DataError: no regular file.
+        DataError: not a regular file.
         OSError: missing or unreadable.
     """
     with open_regular(path) as file:

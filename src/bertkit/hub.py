@@ -1,8 +1,8 @@
 """Access to the Hugging Face Hub: when the network may be used, and what its client's errors mean.
 
 Protocol and cache are those of `huggingface_hub`: cached files are not fetched again, an interrupted fetch continues,
-and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN keep their usual meaning. The client is imported where it is needed, since
-that takes a third of a second.
+and HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN have their usual meaning. The client is imported only where needed, since
+the import takes a third of a second.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bertkit.errors import DataError, first_line
 
 
 def is_offline(offline: bool = False) -> bool:
-    """Whether the network may not be used: by `--offline`, or by the environment."""
+    """Whether the network may not be used, because of `--offline` or the environment."""
     return offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
-    """What the client raises where something cannot be had: refusals, wrong names, and a network that fails."""
+    """The client's exceptions for failed requests: refusals, wrong names and network failures."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    # Refusals derive from OSError and from the errors of the HTTP library, which is another from release to release;
-    # where the network fails that library's own are raised.
+    # Refusals derive from OSError and from the errors of the HTTP library, which differs between releases; if the
+    # network fails, that library's own errors are raised.
     return (*HfHubHTTPError.__bases__, HFValidationError)
 
 
@@ -36,7 +36,7 @@ def refusal(error: BaseException, what: str) -> str:
 
     Args:
         error: one of `hub_errors`.
-        what: was requested: model, tokenizer, data set.
+        what: what was requested: model, tokenizer, data set.
     """
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -49,28 +49,28 @@ def refusal(error: BaseException, what: str) -> str:
     if isinstance(error, LocalEntryNotFoundError):
         return "not in the local Hub cache while the Hub cannot be reached; go online once"
     if isinstance(error, HFValidationError):
-        return f"no {what} of the Hub can have this name: {first_line(error)}"
+        return f"not a valid name for a {what} on the Hub: {first_line(error)}"
     if isinstance(error, GatedRepoError):
         return (
-            f"the Hub gives this {what} only to those who accepted its terms; accept them on its page and set HF_TOKEN"
+            f"access to this {what} on the Hub requires accepting its terms; accept them on its page and set HF_TOKEN"
         )
     if isinstance(error, RevisionNotFoundError):
-        return f"the Hub's {what} has no branch, tag or commit of this name"
+        return f"this {what} on the Hub has no branch, tag or commit with this name"
     if isinstance(error, RepositoryNotFoundError):
-        return f"the Hub has no {what} of this name; check it, and set HF_TOKEN if the {what} is private"
-    return f"cannot be fetched from the Hub: {first_line(error)}; run again to go on"
+        return f"the Hub has no {what} with this name; check the name, and set HF_TOKEN if the {what} is private"
+    return f"cannot be fetched from the Hub: {first_line(error)}; run again to continue"
 
 
 @cache
 def dataset_commit(repository: str, *, offline: bool = False) -> str:
-    """The current commit of a data set, the same for the whole process.
+    """The current commit of a data set; it stays the same for the whole process.
 
     Args:
         repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit hash is returned unchecked.
-        offline: without the network; the last known commit is in the cache.
+        offline: use no network, but the last known commit in the cache.
 
     Raises:
-        DataError: there is none, or the Hub cannot be reached.
+        DataError: there is no such data set, or the Hub cannot be reached.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -81,7 +81,7 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
     revision = branch or None
     try:
         try:
-            # One small file, for the client notes in its cache which commit it came from.
+            # One small file, because the client records in its cache which commit it came from.
             card = hf_hub_download(
                 name, "README.md", repo_type="dataset", revision=revision, local_files_only=is_offline(offline)
             )
@@ -94,7 +94,7 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
 
 @contextmanager
 def without_network(offline: bool = True) -> Iterator[None]:
-    """Restrict `datasets` and the Hub's client to their caches, if `offline`; both read their environment only on
+    """Restrict `datasets` and the Hub's client to their caches, if `offline`; both read the environment only on
     import."""
     import datasets
     import huggingface_hub.constants

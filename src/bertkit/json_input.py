@@ -1,8 +1,9 @@
-"""JSON from outside: bounded in depth, valid Unicode, with every error located.
+"""Parsing untrusted JSON: limited depth, valid Unicode, and every error with its location.
 
-RFC 8259, section 9, lets a parser bound them. Python's own parser recurses, so that deep nesting ends in a
-RecursionError there or in whatever reads the value afterwards; it raises a plain ValueError for integers of more than
-4,300 digits, and passes half a surrogate pair on to the first file that is written. Imports the standard library only.
+RFC 8259, section 9, allows a parser to set such limits. Python's own parser recurses, so deep nesting ends in a
+RecursionError there or in any code that reads the value afterwards. It raises a plain ValueError for integers of more
+than 4,300 digits, and passes on half a surrogate pair, which then fails when a file is written. Imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ def parse_json(text: str | bytes, where: str, *, finite: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
-        text: as a string, or in UTF-8.
+        text: a string, or bytes in UTF-8.
         where: file and line, for messages.
-        finite: refuse NaN and Infinity, which Python writes and RFC 8259 does not know.
+        finite: refuse NaN and Infinity, which Python writes although they are not in RFC 8259.
 
     Raises:
-        DataError: it is not JSON, nested deeper than `MAX_JSON_DEPTH`, or holds half a surrogate pair or an integer of
-            thousands of digits.
+        DataError: it is not JSON, is nested deeper than `MAX_JSON_DEPTH`, or contains half a surrogate pair or an
+            integer of thousands of digits.
     """
     if isinstance(text, bytes):
         try:
@@ -43,9 +44,9 @@ def parse_json(text: str | bytes, where: str, *, finite: bool = False) -> Any:
     except RecursionError as error:
         raise DataError(_too_deep(where)) from error
     except _ConstantError as error:
-        raise DataError(f"{where}: not valid JSON: {error} is no number of JSON") from error
+        raise DataError(f"{where}: not valid JSON: {error} is not a JSON number") from error
     except ValueError as error:  # Python's limit on the digits of an integer
-        raise DataError(f"{where}: not valid JSON: a number of too many digits; write it as text") from error
+        raise DataError(f"{where}: not valid JSON: a number has too many digits; write it as text") from error
     deep = text.count("[") + text.count("{") > MAX_JSON_DEPTH
     if deep or any(mark in text for mark in _ESCAPED_SURROGATE):
         _check(value, where)
@@ -71,7 +72,7 @@ def _check(value: Any, where: str) -> None:
 
 
 def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
-    """All values with their depth and the nearest key above them, and the keys; without recursion."""
+    """All values with their depth and nearest enclosing key, and all keys; without recursion."""
     rest: list[tuple[int, str, Any]] = [(0, "", value)]
     while rest:
         depth, key, item = rest.pop()
@@ -84,7 +85,7 @@ def _walk(value: Any) -> Iterator[tuple[int, str, Any]]:
 
 
 def _surrogate(text: str) -> int | None:
-    """The character at which a text stops being encodable."""
+    """The index of the first character that cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

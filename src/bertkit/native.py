@@ -1,7 +1,7 @@
-"""Building C++ files into libraries, once for each version of them, kept in the cache; loaded through ctypes.
+"""Compiling C++ files into libraries, once per version, stored in the cache and loaded through ctypes.
 
-Own design. The files have no dependency, so that a compiler alone suffices, and a machine without one computes the same
-without them. What they are for is with their callers: loops in place of torch's operators (kernels/), words of a corpus
+Not from a paper. The files have no dependencies, so a compiler alone suffices; a machine without one computes the same
+results without them. Callers: loops that replace torch's operators (kernels/), words of a corpus
 (text/compiled_words.py).
 """
 
@@ -24,14 +24,14 @@ _KIND = "kernels"
 
 
 class CompilerError(Exception):
-    """A library cannot be built or kept; the message says why, in one line."""
+    """A library cannot be built or stored; the message states why in one line."""
 
 
 def compiler() -> str:
     """The path of the C++ compiler.
 
     Raises:
-        CompilerError: there is none.
+        CompilerError: no compiler was found.
     """
     found = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if found is None:
@@ -40,17 +40,17 @@ def compiler() -> str:
 
 
 def compiler_version(path: str) -> str:
-    """What a compiler says of itself, in one line; CompilerError if it cannot be used."""
+    """A compiler's version in one line; CompilerError if it cannot be used."""
     return _output_of([path, "--version"]).splitlines()[0]
 
 
 def library_file(sources: Sequence[Path], flags: Sequence[str], identity: Any, root: Path | None = None) -> Path:
-    """Where the library of these files is kept; its directory is made.
+    """The path of the library built from these files; its directory is created.
 
     Args:
-        sources: the files it is built of, with those that they include.
+        sources: the files it is built from, including those that they include.
         flags: of the compiler.
-        identity: what else decides it, as a JSON value.
+        identity: everything else that decides it, as a JSON value.
         root: of all caches; None: `cache_directory()`.
 
     Raises:
@@ -61,7 +61,7 @@ def library_file(sources: Sequence[Path], flags: Sequence[str], identity: Any, r
 
 
 def build_library(path: Path, sources: Sequence[Path], flags: Sequence[str]) -> None:
-    """Build a library of these files, if it is not there.
+    """Build a library from these files, if it does not exist.
 
     Raises:
         CompilerError: there is no compiler, or it fails.
@@ -78,7 +78,7 @@ def build_library(path: Path, sources: Sequence[Path], flags: Sequence[str]) -> 
 
 
 def _output_of(command: list[str]) -> str:
-    """What a compiler prints."""
+    """The output of a compiler."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=BUILD_SECONDS, check=False

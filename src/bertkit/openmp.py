@@ -1,9 +1,9 @@
-"""How the threads of OpenMP wait for one another on a machine where other processes compute.
+"""How OpenMP threads wait for one another on a machine where other processes compute.
 
-Nothing here follows a paper. A thread that waits spins on its core for a while before it sleeps, since waking takes
-longer than most waits. GNU's library, which torch uses on Linux, spins for milliseconds: where another process has
-taken the core of one thread, the others keep theirs, on which that thread could go on. Threads that sleep at once lose
-a fifth of the speed of a quiet machine, so that they are chosen where others are seen to compute when a command starts
+Not from a paper. A waiting thread spins on its core for a while before it sleeps, since waking takes longer than most
+waits. GNU's library, which torch uses on Linux, spins for milliseconds: if another process has taken the core of one
+thread, the others keep theirs busy, although that thread could continue there. Threads that sleep at once lose a fifth
+of the speed on a quiet machine, so they are used only if other processes are computing when a command starts
 (benchmarks/shared_cores.py measures both).
 """
 
@@ -21,11 +21,11 @@ _PAUSE_SECONDS = 0.002
 
 
 def sleep_where_cores_are_shared(running: Callable[[], int] | None = None) -> None:
-    """Let waiting threads sleep if there are fewer cores than they and the processes that compute now; unless the
-    environment decides how they wait. Effective before torch is imported.
+    """Let waiting threads sleep if there are fewer cores than threads and currently computing processes, unless the
+    environment decides how they wait. Has an effect only before torch is imported.
 
     Args:
-        running: how many other threads of the machine compute now; None: by `LOAD`.
+        running: returns how many other threads of the machine compute now; None: read from `LOAD`.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get("OMP_NUM_THREADS", "")
@@ -37,7 +37,7 @@ def sleep_where_cores_are_shared(running: Callable[[], int] | None = None) -> No
 
 
 def _others_running() -> int:
-    """The fewest that ran in a few samples: what ran throughout computes."""
+    """The smallest number running in a few samples: threads that run throughout are computing."""
     found = []
     for _ in range(_SAMPLES):
         try:

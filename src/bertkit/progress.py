@@ -1,6 +1,7 @@
 """The interface of progress displays.
 
-Own design: no layer below the command line depends on terminals. The command line passes a display, tests a silent one.
+Not from a paper. No layer below the command line depends on terminals: the command line passes a display, tests pass a
+silent one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class ProgressMeter(Protocol):
     """The progress of one piece of work."""
 
     def update(self, completed: int, note: str | None = None) -> None:
-        """In all, `completed` units are done; `note` is a short text beside the bar."""
+        """Set the total number of completed units; `note` is a short text next to the bar."""
 
 
 class Progress(Protocol):
@@ -39,7 +40,7 @@ def silent_progress(label: str, total: int | None = None, unit: str = "steps") -
 
 
 def counted(items: Collection[Item], progress: Progress, label: str, *, unit: str) -> Iterator[Item]:
-    """The items, each counted on a display once the next one is requested."""
+    """The items; each is counted on a display once the next one is requested."""
     with progress(label, total=len(items), unit=unit) as meter:
         for done, item in enumerate(items, start=1):
             yield item

@@ -1,7 +1,7 @@
-"""The processes ("ranks") that train one model together, as each of them sees them; usually there is one alone.
+"""The processes ("ranks") that train one model together, as seen by each of them; usually there is only one.
 
-Own design. The words are those of torch.distributed. Every rank runs the same command: the first one writes the run
-directory, and a decision that others must share is made there (`from_first`). What needs torch is in
+Not from a paper. The terms are those of torch.distributed. Every rank runs the same command: the first one writes the
+run directory, and decisions that all must share are made there (`from_first`). Code that needs torch is in
 training/rank_group.py, which derives from `Ranks`; this file imports nothing heavy.
 """
 
@@ -22,11 +22,11 @@ Brief = TypeVar("Brief")
 
 
 class RankLostError(StoppedError):
-    """Another rank died, ended or does not answer; the run goes on from its newest checkpoint with --resume."""
+    """Another rank died, ended or does not answer; --resume continues the run from its newest checkpoint."""
 
 
 class RanksNeededError(UsageError):
-    """The recipe is to be trained by several processes, and this one is alone.
+    """The recipe needs several processes, but there is only this one.
 
     Args:
         count: `engine.ranks`.
@@ -34,21 +34,21 @@ class RanksNeededError(UsageError):
 
     def __init__(self, count: int) -> None:
         super().__init__(
-            f"engine.ranks is {count}, and this process is alone; start it by `bertkit ... --nproc {count}` or by"
+            f"engine.ranks is {count}, but there is only one process; start it with `bertkit ... --nproc {count}` or"
             f" `torchrun --nproc-per-node {count} -m bertkit ...`"
         )
         self.count = count
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code; one that trained with others ends at once.
+    """End this process with an exit code; a process that trained with others ends immediately.
 
     Threads of the libraries that connect ranks may still be running when their objects are destroyed at exit. On a busy
-    machine that ended a rank by SIGABRT ("terminate called without an active exception") after all was written.
+    machine this ended a rank by SIGABRT ("terminate called without an active exception") after everything was written.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # closed by the reader, or by the program
+            with suppress(OSError, ValueError):  # closed by the reader or by the program
                 stream.flush()
         logging.shutdown()
         os._exit(code)
@@ -56,18 +56,18 @@ def leave(code: int) -> NoReturn:
 
 
 def share_of(number: int, rank: int, count: int) -> tuple[int, int]:
-    """Begin and end of a rank's part of so many sequences: consecutive parts whose sizes differ by at most 1."""
+    """Start and end of a rank's part of `number` sequences: consecutive parts with sizes that differ by at most 1."""
     return number * rank // count, number * (rank + 1) // count
 
 
 class Ranks:
-    """One process alone, which is also the form that every group of ranks has.
+    """A single process, and the interface of every group of ranks.
 
     Attributes:
         rank: of this process, from 0.
-        count: of all.
-        wants_stop: whether this rank is to stop; told to the others with the counts of the next update.
-        all_stop: whether any rank wanted to, so that all stop after the same update.
+        count: number of ranks.
+        wants_stop: whether this rank should stop; sent to the others with the counts of the next update.
+        all_stop: whether any rank wants to stop, so that all stop after the same update.
     """
 
     rank = 0
@@ -82,26 +82,26 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The rank's name, for messages."""
         return f"rank {self.rank}"
 
     def share(self, number: int) -> tuple[int, int]:
-        """Begin and end of this rank's part of so many sequences: `share_of`."""
+        """Start and end of this rank's part of `number` sequences, see `share_of`."""
         return share_of(number, self.rank, self.count)
 
     def from_first(self, make: Callable[[], Value]) -> Value:
-        """What the first rank makes; an error that it makes is raised on every rank."""
+        """The result of `make` on the first rank; an error there is raised on every rank."""
         return make()
 
     def led(
         self, make: Callable[[], Value], brief: Callable[[Value], Brief], follow: Callable[[Brief], Value]
     ) -> Value:
-        """What the first rank makes, and what the others make of what they are told about it.
+        """The result of `make` on the first rank; on the others, what `follow` makes from a summary of it.
 
         Args:
-            make: on the first rank.
-            brief: of what was made, what the others need to know.
-            follow: on the others.
+            make: called on the first rank.
+            brief: extracts from the result what the others need.
+            follow: called on the others.
         """
         made: list[Value] = []
 
@@ -113,8 +113,8 @@ class Ranks:
         return made[0] if made else follow(found)
 
     def in_turn(self) -> AbstractContextManager[None]:
-        """A context that the first rank enters first, then one rank of each machine, then the rest: what the first
-        puts into a cache is found there by the others. Nothing is told to other ranks inside."""
+        """A context that the first rank enters first, then one rank of each machine, then the rest, so that the others
+        find in a cache what the first put there. There must be no communication between ranks inside."""
         return nullcontext()
 
     def gathered(self, value: Value) -> list[Value]:
@@ -122,35 +122,35 @@ class Ranks:
         return [value]
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
-        """Each count, summed over the ranks; as many on each of them."""
+        """Each count, summed over the ranks; all ranks give equally many counts."""
         return list(counts)
 
     def sum_gradients(self, parameters: Sequence[Any]) -> None:
-        """Sum each parameter's gradient over the ranks; one that has none on any rank stays without."""
+        """Sum each parameter's gradient over the ranks; a parameter without a gradient on all ranks stays without."""
 
     def seconds(self, now: Callable[[], float]) -> float:
         """The first rank's time."""
         return now()
 
     def begin(self, *, timeout_seconds: float) -> None:
-        """The training begins: from here on a rank that does not answer for so long is lost."""
+        """Called when training begins: from here on, a rank that does not answer within the timeout is lost."""
 
     def require_same(self, of: Mapping[str, Any]) -> None:
-        """Check that all ranks have the same of each of these, in words that name it.
+        """Check that each of these named values is the same on all ranks.
 
         Raises:
-            UsageError: they have not; the message names what differs, and where.
+            UsageError: they differ; the message names what differs, and where.
         """
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells a process that it starts.
+    """The information that torchrun gives a process that it starts.
 
     Attributes:
-        rank, local_rank: of this process among all, and among those of this machine.
-        count: of all processes.
-        restart: how often torchrun has started them anew.
+        rank, local_rank: of this process among all, and among those on this machine.
+        count: number of processes.
+        restart: how often torchrun has restarted them.
     """
 
     rank: int
@@ -160,7 +160,7 @@ class Launch:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
-        """As torchrun, or what acts like it, has set the environment; None where this process is alone.
+        """From the environment as set by torchrun or a compatible launcher; None if this process is alone.
 
         Raises:
             UsageError: the variables contradict one another.
@@ -176,7 +176,7 @@ class Launch:
         if count < 2:
             return None
         if rank >= count:
-            raise UsageError(f"RANK={rank}, WORLD_SIZE={count}: a rank is below their number; start it by torchrun")
+            raise UsageError(f"RANK={rank}, WORLD_SIZE={count}: RANK must be below WORLD_SIZE; start it with torchrun")
         return cls(rank, local_rank, count, restart)
 
 
@@ -185,13 +185,13 @@ _current = _ALONE
 
 
 def current() -> Ranks:
-    """The ranks that train now; a process alone is one."""
+    """The current group of ranks; a single process is a group of one."""
     return _current
 
 
 @contextmanager
 def acting(ranks: Ranks) -> Iterator[None]:
-    """Be one of these while the context is open."""
+    """Make `ranks` the current group while the context is open."""
     global _current
     before, _current = _current, ranks
     try:

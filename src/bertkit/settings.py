@@ -1,7 +1,7 @@
 """The base of every configuration object.
 
-A settings class is in the file of the class that it builds, is frozen, and refuses unknown keys. A field's description
-is its help on the command line and its entry in the reference, so it explains None or an empty list in
+A settings class is in the same file as the class that it builds, is frozen, and refuses unknown keys. A field's
+description is its help on the command line and its entry in the reference, so it explains None or an empty list in
 parentheses: "Pairs of each paradigm (default: all)."
 """
 
@@ -18,15 +18,15 @@ LARGEST_WHOLE = 2**53
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key whose value changes nothing that is computed, given the other settings.
+    """A key that has no effect, given the other settings.
 
     Attributes:
-        name: the field, dotted where it is nested; empty for all of the settings together.
+        name: the field, dotted if it is nested; empty for all of the settings together.
         reason: why nothing reads it, as a clause.
-        remedy: what to change, other than to leave the key out.
-        refused: whether a new run is refused; else there is a warning, as where the command line replaced the setting
-            that the key went with.
-        told: whether there is a warning; none where a flag of its own asks for what leaves the key unread.
+        remedy: what to change, other than leaving the key out.
+        refused: whether a new run is refused; else there is a warning, for example if the command line replaced the
+            setting that the key belonged to.
+        told: whether there is a warning; False if a command-line flag explicitly requests what leaves the key unread.
     """
 
     name: str
@@ -37,22 +37,22 @@ class UnreadKey:
 
 
 class Settings(BaseModel):
-    """Frozen settings; an unknown key, a wrong type, NaN or infinity is an error, and no type is silently converted to
-    another."""
+    """Frozen settings; an unknown key, a wrong type, NaN or infinity is an error, and types are never silently
+    converted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
 
     later_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields that runs of an earlier version do not have: left out where they have their default, so that such a run
-    keeps the hash of its recipe."""
+    """Fields that runs of earlier versions do not have: left out if they have their default, so that such a run keeps
+    the hash of its recipe."""
 
     @model_validator(mode="after")
     def _whole_numbers_are_bounded(self) -> Self:
-        # Beyond this a float is not exact, and soon neither C nor torch can hold the number.
+        # Beyond this a float is not exact, and a little further neither C nor torch can represent the number.
         for name in self.model_fields_set:
             value = getattr(self, name)
             if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-                raise ValueError(f"{name} is beyond {LARGEST_WHOLE:,}; choose a smaller number")
+                raise ValueError(f"{name} is larger than {LARGEST_WHOLE:,}; choose a smaller number")
         return self
 
     @model_serializer(mode="wrap")
@@ -60,10 +60,10 @@ class Settings(BaseModel):
         return self.dumped(handler(self))
 
     def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields that a dump shows.
+        """The fields to include in a dump.
 
         Args:
-            fields: all of them, as JSON or Python data.
+            fields: all fields, as JSON or Python data.
         """
         known = type(self).model_fields
         unchanged = {
@@ -74,11 +74,11 @@ class Settings(BaseModel):
         return {name: value for name, value in fields.items() if name not in unchanged}
 
     def unread_keys(self, recipe: Any) -> Iterable[UnreadKey]:
-        """The fields that nothing reads, given the others, whatever their values.
+        """The fields that nothing reads, given the other settings, for any value.
 
-        Such a key would change the hash of a recipe and not its result; recipe/unread.py reports those that are set.
+        Such a key would change the hash of a recipe but not its result; recipe/unread.py reports those that are set.
 
         Args:
-            recipe: the whole that these settings are a part of, of a package above this one.
+            recipe: the recipe that contains these settings; its class is in a package above this one.
         """
         return ()

@@ -1,8 +1,8 @@
-"""Tables as CSV (RFC 4180) that a spreadsheet may open.
+"""Tables as CSV (RFC 4180) that are safe to open in a spreadsheet.
 
-A spreadsheet takes a cell that begins with =, +, - or @ for a formula, which can fetch from the network or start a
-program. Text that begins so is written behind an apostrophe, which spreadsheets read as "this is text"; numbers and
-single characters stay as they are. Imports the standard library only.
+A spreadsheet interprets a cell that begins with =, +, - or @ as a formula, which can access the network or start a
+program. Such text is written with an apostrophe in front, which spreadsheets read as "this is text"; numbers and single
+characters are unchanged. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table; its directory is made.
+    """Write a table; its directory is created.
 
     Args:
         path: of the file.
@@ -24,7 +24,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
         rows: a value for each column; None is an empty cell.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -34,5 +34,5 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def cell(value: Any) -> Any:
-    """A value as a cell holds it."""
+    """The content of a value's cell."""
     return f"'{value}" if isinstance(value, str) and len(value) > 1 and value.startswith(_FORMULA) else value

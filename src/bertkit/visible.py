@@ -1,8 +1,8 @@
 """Untrusted text made safe to display: characters that control a terminal or fake a line become escapes.
 
-File names, texts, labels and tokens may hold escape sequences (ECMA-48: C0 and C1 controls) and marks that reorder what
-is displayed (Unicode Standard Annex 9; Boucher and Anderson 2021, arXiv:2111.00169). Files keep them as they are.
-Imports the standard library only.
+File names, texts, labels and tokens may contain escape sequences (ECMA-48: C0 and C1 controls) and marks that reorder
+the displayed text (Unicode Standard Annex 9; Boucher and Anderson 2021, arXiv:2111.00169). Files keep them unchanged.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same for a message of several lines, which are kept; each after the first is indented, so that none looks
-    like a message of its own."""
+    """The same for a message of several lines, which are kept; each line after the first is indented, so that none
+    looks like a separate message."""
     first, *others = (visible(line) for line in text.split("\n"))
     return "\n".join([first, *(line if line.startswith("  ") or not line else f"  {line}" for line in others)])
 
 
 def visible_document(text: str) -> str:
-    """The same for a whole document such as a recipe, whose lines stay as they are."""
+    """The same for a whole document such as a recipe, with its lines unchanged."""
     return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def visible_json(text: str) -> str:
-    """A JSON text of the same value in which those characters are escapes of JSON: `\\u009b`."""
+    """A JSON text with the same value in which those characters are JSON escapes: `\\u009b`."""
     return _OUTSIDE_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -189,7 +189,7 @@ def test_layers_are_those_of_the_model_that_it_starts_from(
 def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(task_trainer: TaskTrainer) -> None:
     chosen = Pruned(layers=(1,), heads={1: (2,)}).prepare(task_trainer.model, seed=0)
     assert pruned_heads(chosen.encoder) == {0: (2,)}
-    with pytest.raises(UsageError, match=r"method\.heads: layer 0 is not there; layers have the numbers 1"):
+    with pytest.raises(UsageError, match=r"method\.heads: layer 0 does not exist; the layers are 1"):
         Pruned(layers=(1,), heads={0: (2,)}).prepare(task_trainer.model, seed=0)
 
 
@@ -237,7 +237,7 @@ def test_zeros_that_are_there_at_once_stay_where_they_are(place: Place) -> None:
 def test_a_best_evaluation_before_the_share_had_grown_is_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     grows = "method={name: pruned, magnitude: 0.9, magnitude_ramp: 1.0}"
     outcome = place.run(grows, "epochs=4", "optimisation.select=best", "optimisation.early_stopping=4")
-    warned = "the best evaluation came before the share had grown" in caplog.text
+    warned = "the best evaluation was before the share had fully grown" in caplog.text
     share = outcome.results["pruned"]["magnitude"]["share"]
     assert warned == (share < 0.899)
     assert outcome.results["selected"]["step"] == 28 or warned
@@ -261,12 +261,12 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
         ("{name: pruned, heads: 0.9}", "method.heads: 0.9 of 6 heads are 5"),
         ("{name: pruned, heads: {0: [0, 1, 2]}}", "layer 0 would have none of its 3 heads left"),
         ("{name: pruned, heads: {0: [7]}}", "layer 0 has no head 7"),
-        ("{name: pruned, heads: {4: [0]}}", "method.heads: layer 4 is not there; layers have the numbers 0, 1"),
+        ("{name: pruned, heads: {4: [0]}}", "method.heads: layer 4 does not exist; the layers are 0, 1"),
         ("{name: pruned, layers: [0, 2]}", "method.layers"),
         ("{name: pruned, layers: [1, 0]}", "in ascending order"),
         ("{name: pruned, layers: frist, keep: 1}", "'first', 'last', 'uniform' or 'skip'"),
         ("{name: pruned, layers: last, keep: 3}", "from 1 to 2, found 3"),
-        ("{name: pruned, layers: [0], keep: 1}", "keep goes with"),
+        ("{name: pruned, layers: [0], keep: 1}", "keep works only with"),
         ("{name: pruned, magnitude: 1.0}", "less than 1"),
     ],
 )

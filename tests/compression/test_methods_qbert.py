@@ -159,7 +159,7 @@ def test_more_bits_come_nearer() -> None:
 
 def test_mixed_bits_without_data_and_bits_out_of_order_are_refused(place: Place) -> None:
     model, _ = load_model(place.calm)
-    with pytest.raises(UsageError, match=r"method\.bits: mixed is measured on training data"):
+    with pytest.raises(UsageError, match=r"method\.bits: mixed bits are measured on training data"):
         QBert().prepare(model, 0)
-    with pytest.raises(ValueError, match=r"low_bits \(4\) must be fewer than high_bits \(3\)"):
+    with pytest.raises(ValueError, match=r"low_bits \(4\) must be lower than high_bits \(3\)"):
         QBert(low_bits=4)

@@ -200,7 +200,7 @@ def test_a_batch_knows_its_lanes(shards: TokenShards) -> None:
 def test_a_text_that_is_too_short_says_how_many_sequences_it_makes(tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "short", [[9, 8], [30]])
     stream = stream_of(shards, ContinuousText(), 4)
-    with pytest.raises(DataError, match=r"4 sequences of 23 tokens .* need 96 tokens, and there are 49; .*=2"):
+    with pytest.raises(DataError, match=r"4 continuous sequences .* needs 96 tokens, but the text has 49; .*=2"):
         stream.epoch_length(0)
     assert stream_of(shards, ContinuousText(), 2).epoch_length(0) == 2
 

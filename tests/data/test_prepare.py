@@ -285,7 +285,7 @@ def test_files_of_other_tools_with_the_names_of_shards_are_left_alone(tmp_path: 
     contents = {"progress.json": '{"epoch": 3}', "vocab.txt": "a", "tokens-train.bin": "b", "manifest.json": "{}"}
     for name, content in contents.items():
         (mine / name).write_text(content)
-    with pytest.raises(UsageError, match="is not empty and holds no token shards"):
+    with pytest.raises(UsageError, match="is not empty and contains no token shards"):
         run(source, mine, tmp_path / "cache", 1, SHARD_TOKENS)
     assert {path.name: path.read_text() for path in mine.iterdir()} == contents
     assert not is_shards(mine)

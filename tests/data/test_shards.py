@@ -158,7 +158,7 @@ def test_missing_truncated_and_altered_files_are_named(tmp_path: Path, name: str
 def test_what_is_not_finished_shards_is_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such directory"):
         TokenShards.open(tmp_path / "absent")
-    with pytest.raises(DataError, match="no token shards here"):
+    with pytest.raises(DataError, match="not token shards"):
         TokenShards.open(tmp_path)
     ShardWriter(tmp_path, IDENTITY, 300).close()
     with pytest.raises(DataError, match="unfinished token shards; run the same command again"):

@@ -159,7 +159,7 @@ def test_outputs_that_are_read_again_equal_those_that_are_computed(
 ) -> None:
     caplog.set_level("INFO")
     again = place.run(logits_only, run_dir=place.directory / "again")
-    assert any(f"{TRAIN} are there" in message for message in caplog.messages)
+    assert any(f"{TRAIN} are cached already" in message for message in caplog.messages)
     assert weights(again) == weights(finished)
     unkept = place.run(logits_only, "engine.teacher_store_gb=0", run_dir=place.directory / "unkept")
     assert any("computes in every pass" in message for message in caplog.messages)
@@ -279,7 +279,7 @@ def test_examples_without_labels_are_learnt_from(place: Place, tmp_path: Path) -
         place.run(recipe, "distillation=[labels]", copies, run_dir=tmp_path / "no")
     with pytest.raises(DataError, match=r"a control needs a label for every example; leave the copies out"):
         place.run(recipe, copies, control=True, run_dir=tmp_path / "no")
-    with pytest.raises(UsageError, match=r"transfer: its examples have no labels, and a control learns"):
+    with pytest.raises(UsageError, match=r"transfer: its examples have no labels, and a control trains"):
         place.run(recipe, f"transfer={{file: {file}}}", control=True, run_dir=tmp_path / "no")
 
 

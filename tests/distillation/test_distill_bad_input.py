@@ -29,9 +29,11 @@ class TestBadInput:
 
     def test_a_student_whose_labels_stand_in_another_order(self, place: Place, logits_only: str) -> None:
         turned = write_model(place.directory / "turned", heads=(HEAD,), labels=Labels(("good", "bad")))
-        with pytest.raises(DataError, match=r"its labels are good, bad, the teacher's bad, good.*new_head=true"):
+        with pytest.raises(
+            DataError, match=r"its labels are good, bad, but the teacher's are bad, good.*new_head=true"
+        ):
             place.run(logits_only, student=str(turned))
-        with pytest.raises(DataError, match=r"must have the same labels in the same order"):
+        with pytest.raises(DataError, match=r"use teachers with the same labels in the same order"):
             place.run(logits_only, teachers=[str(place.teacher), str(turned)])
 
     def test_a_student_with_other_tokens_and_a_term_that_compares_them(self, place: Place, every_term: str) -> None:
@@ -47,20 +49,20 @@ class TestBadInput:
         shutil.copytree(place.teacher, directory, dirs_exist_ok=True)
         contents = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(contents | {"quantization_config": {"bits": 8}}))
-        with pytest.raises(DataError, match="is quantised, and whole numbers cannot be trained"):
+        with pytest.raises(DataError, match="is quantised, and quantised weights cannot be trained"):
             place.run(logits_only, student=str(directory))
 
     def test_several_teachers_and_a_look_inside(self, place: Place, every_term: str) -> None:
-        with pytest.raises(UsageError, match="needs a single teacher"):
+        with pytest.raises(UsageError, match="give a single teacher"):
             place.run(every_term, teachers=[str(place.teacher), str(place.calm)])
 
     @pytest.mark.parametrize(
         ("override", "told"),
         [
-            ("student={number: 3}", r"3 layers of a teacher of 2; a student cannot be deeper"),
+            ("student={number: 3}", r"3 layers, but the teacher has only 2"),
             ("student={layers: [0, 5]}", r"layers: \[0, 5\] for 2 of 2 layers"),
             ("distillation=[{hidden_states: {layers: [[1, 7]]}}]", r"\[1, 7\] is out of range"),
-            ("distillation=[{attention: {layers: [[0, 0]]}}]", r"attention begins with 1"),
+            ("distillation=[{attention: {layers: [[0, 0]]}}]", r"start from layer 1"),
             ("distillation=[{hidden_states: {layers: skip}}]", r"leaves nothing to compare"),
         ],
     )

@@ -140,16 +140,19 @@ def test_the_keys_say_what_a_student_is(student: str, kind: type, tmp_path: Path
         ("distillation: [{soft_target: {}}]", "did you mean soft_targets"),
         ("distillation: [{hidden_states: {layers: midle}}]", "distillation.hidden_states.layers: expected 'uniform'"),
         ("distillation: [labels]\nmodel: x", "write student: {model: ...}"),
-        ("distillation: [labels]\nstudent: {layers: [0, 1], number: 2}", "number goes with a name of layers"),
+        (
+            "distillation: [labels]\nstudent: {layers: [0, 1], number: 2}",
+            "number works only with a named choice of layers",
+        ),
         ("distillation: [labels]\nstudent: {number: 0}", "student.number: expected a value greater than or equal to 1"),
         ("distillation: [labels]\nstudent: {config: {family: bert, hiden_size: 3}}", "did you mean hidden_size"),
         ("distillation: [labels]\ntransfer: {file: x.csv}", "transfer: its examples have no labels"),
         ("distillation: [labels]\nteecher: x", "unknown key; did you mean teacher"),
         ("distillation: [labels]\nbefore: {set: {optimisation.epoch: 3}}", "did you mean epochs"),
         ("distillation: [labels]\ntask: [rte, mrpc]", "one task at a time, not on rte, mrpc"),
-        ("distillation: [labels]\nmethod: {name: setfit}", "setfit learns from pairs of texts, and from no teacher"),
-        ("distillation: [labels]\nteacher: '?'", "teacher: which one"),
-        ("distillation: [labels]\nstudent: {model: '?'}", "student.model: which one"),
+        ("distillation: [labels]\nmethod: {name: setfit}", "setfit trains on pairs of texts, without a teacher"),
+        ("distillation: [labels]\nteacher: '?'", "teacher: none is named"),
+        ("distillation: [labels]\nstudent: {model: '?'}", "student.model: no model is named"),
     ],
 )
 def test_a_fault_is_told_with_its_key(lines: str, told: str, tmp_path: Path) -> None:

@@ -286,19 +286,25 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
         (["student.layers=[0, 1, 2]"], "for 2 of 4 layers"),
         (["model.num_hidden_layers=5", "student=null", "objective=[hidden_states]"], "maps a student of 5 layers"),
         (["objective.cosine.layers=[[3, 4]]"], r"\[3, 4\] is out of range"),
-        (["model.hidden_size=12"], "cosine: the student's states are 12 wide, the teacher's 24"),
-        (["objective=[attention]", "model.num_attention_heads=2"], "the student has 2 heads a layer, the teacher 3"),
+        (["model.hidden_size=12"], "cosine: the student's states have width 12, the teacher's 24"),
+        (["objective=[attention]", "model.num_attention_heads=2"], "the student has 2 heads per layer, the teacher 3"),
         (["objective.soft_targets.temperature=0"], r"objective\.soft_targets\.temperature: expected"),
         (
             ["objective={soft_targets: {weight: 0}}"],
             "objective: expected a list",
         ),
-        (["objective=[soft_targets: {weight: 0}]"], "the weights sum to nothing"),
-        (["objective=[soft_targets: {positions: masked}]"], "positions is masked, and nothing masks"),
+        (["objective=[soft_targets: {weight: 0}]"], "all weights are 0"),
+        (["objective=[soft_targets: {positions: masked}]"], "positions is masked, but no objective masks"),
         (["objective=[masked_lm, replaced_token, cosine]"], "leave one of them out"),
-        (["tokenizer.vocab_size=200"], "tokenizer: a student reads what its teacher reads"),
-        (["data.sequence_length=48", "model.max_position_embeddings=48"], r"above what the teacher reads \(40\)"),
-        (["frozen=[embeddings.segment]"], r"frozen: the student has no 'embeddings\.segment'; it has embeddings\.norm"),
+        (["tokenizer.vocab_size=200"], "tokenizer: a student uses its teacher's tokenizer"),
+        (
+            ["data.sequence_length=48", "model.max_position_embeddings=48"],
+            "is 48, but the teacher reads at most 40 tokens",
+        ),
+        (
+            ["frozen=[embeddings.segment]"],
+            r"frozen: the student has no part 'embeddings\.segment'; its parts are embeddings\.norm",
+        ),
         (["init=x"], "not both"),
         (["optimisation.stages=[{share: 1}]", PHASES[0]], r"leave optimisation\.stages out"),
         ([PHASES[0].replace("layer: 2", "layer: 9")], "progressive takes 18 steps"),
@@ -316,7 +322,7 @@ def test_a_missing_teacher_and_one_that_predicts_no_words_are_refused(classroom:
     with pytest.raises(UsageError, match="give --teacher MODEL"):
         classroom.request("none", teachers=()).requested()
     silent = write_model(BertConfig(num_hidden_layers=4, **SIZES), classroom.text, tmp_path / "silent", heads=())
-    with pytest.raises(DataError, match=r"soft_targets compares words, and this teacher has no masked LM's head"):
+    with pytest.raises(DataError, match=r"soft_targets compares words, but this teacher has no masked-LM head"):
         job(classroom, tmp_path, "student.head=false", teachers=[str(silent)])
 
 
@@ -324,7 +330,7 @@ def test_another_tokenizer_and_a_changed_teacher_are_refused(classroom: Classroo
     config = BertConfig(num_hidden_layers=4, **SIZES)
     (tmp_path / "text.txt").write_text("quite another lot of words, so that the pieces differ\n" * 9)
     other = write_model(config, tmp_path / "text.txt", tmp_path / "other")
-    with pytest.raises(DataError, match="a student reads what its teacher reads"):
+    with pytest.raises(DataError, match="student and teacher must read the same tokens"):
         classroom.request("none", f"tokenizer.path={other}").requested()
     run = tmp_path / "run"
     with pytest.raises(StoppedError):
@@ -388,7 +394,7 @@ def test_two_teachers_teach_by_the_mean_of_their_logits(classroom: Classroom, tm
     plans = [distill_text_plan(classroom.request("none", *words, teachers=teachers)) for teachers in (same[:1], same)]
     assert plans[1]["teacher"]["flops"] == pytest.approx(2 * plans[0]["teacher"]["flops"])
     assert plans[1]["flops"] - plans[1]["teacher"]["flops"] == plans[0]["flops"] - plans[0]["teacher"]["flops"]
-    with pytest.raises(UsageError, match=r"objective\.cosine: compares layers, and needs a single teacher"):
+    with pytest.raises(UsageError, match=r"objective\.cosine: compares layers, .* give a single teacher"):
         classroom.request("none", teachers=same).requested()
     other = write_model(BertConfig(num_hidden_layers=4, **SIZES), write_text(tmp_path / "few.txt", 40), tmp_path / "o")
     with pytest.raises(DataError, match="have different tokenizers"):

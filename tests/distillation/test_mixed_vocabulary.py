@@ -296,8 +296,8 @@ def test_a_teacher_that_cannot_read_two_vocabularies_is_named() -> None:
     narrow = ElectraConfig(num_hidden_layers=1, hidden_size=12, num_attention_heads=3, embedding_size=7)
     silent = BertConfig(num_hidden_layers=1, hidden_size=12, num_attention_heads=3)
     for config, heads, message in (
-        (narrow, ["masked_lm"], "a model of the family electra cannot read two vocabularies"),
-        (silent, ["next_sentence"], r"it has no head for that \(it has: next_sentence\)"),
+        (narrow, ["masked_lm"], "models of the family electra cannot read two vocabularies"),
+        (silent, ["next_sentence"], r"the model has no masked-LM head \(its heads: next_sentence\)"),
     ):
         with pytest.raises(DataError, match=message):
             DualTeacher(HeadedModel(config.build(40), heads), 9, seed=0)
@@ -309,7 +309,7 @@ def test_a_teacher_that_cannot_read_two_vocabularies_is_named() -> None:
         ({"student_share": 1.1}, "student_share"),
         ({"student_share": -0.1}, "student_share"),
         ({"weight": -1.0}, "weight"),
-        ({"mask_share": 0.8, "random_share": 0.3}, "must not exceed 1 together"),
+        ({"mask_share": 0.8, "random_share": 0.3}, "must not exceed 1"),
         ({"rate": 1.0}, "rate"),
     ],
 )

@@ -87,7 +87,7 @@ def test_of_a_teacher_that_is_no_run_the_pretrained_model_is_to_be_named(
     shutil.copytree(teacher / "model", bare)
     refused = command("distill", "pkd", "--teacher", bare, "--run-dir", tmp_path / "s", *STILL)
     assert refused.code == 2
-    assert "which pretrained model was the teacher" in refused.stderr
+    assert "the pretrained model from which the teacher" in refused.stderr
     assert "--set student.of=MODEL" in refused.stderr
     assert not (tmp_path / "s").exists()
     base = ("--set", "student.of=base")

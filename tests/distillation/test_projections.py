@@ -199,7 +199,7 @@ def test_a_student_of_another_shape_is_refused_by_name(config: EncoderConfig, me
 
 def test_projections_need_the_teachers_training_and_no_batch() -> None:
     objective = SharedProjections()
-    assert "needs mixed_vocabulary beside it" in objective.errors_beside([MaskedLM(), objective])[0]
+    assert "needs mixed_vocabulary, which trains the teacher" in objective.errors_beside([MaskedLM(), objective])[0]
     assert not objective.errors_beside([MaskedLM(), MixedVocabulary(), objective])
     student, _ = beside()
     assert objective.reads(student, BATCH).numel() == 0

@@ -204,11 +204,11 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.num_hidden_layers=3"], "has 3 layers and its teacher 4, .* as many layers as its teacher"),
+        (["model.num_hidden_layers=3"], "has 3 layers, its teacher 4, .* the same number of layers"),
         (["model.num_hidden_layers=5"], "write model.num_hidden_layers: 4"),
         (["objective.mixed_vocabulary.student_share=1.5"], r"objective\.mixed_vocabulary\.student_share: expected"),
         (["objective.shared_projections.weight=-1"], r"objective\.shared_projections\.weight: expected"),
-        (["tokenizer.lowercase=false"], "tokenizer.lowercase: false, and the teacher's is true"),
+        (["tokenizer.lowercase=false"], "tokenizer.lowercase: false, but the teacher's is true"),
         (["tokenizer.strip_accents=false"], "leave tokenizer.strip_accents out"),
         (["tokenizer.type=unigram"], "tokenizer.type is unigram, .* write wordpiece"),
         (["student={}"], "leave student out"),
@@ -218,13 +218,19 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
             "cosine, soft_targets compares the outputs",
         ),
         (["objective=[masked_lm, mixed_vocabulary, replaced_token]"], "leave one of them out"),
-        (["objective=[mixed_vocabulary]"], "add masked_lm, by which the student learns"),
-        (["objective=[masked_lm, shared_projections]", "tokenizer={}"], "needs mixed_vocabulary beside it"),
-        (["data.sequence_length=48", "model.max_position_embeddings=48"], r"above what the teacher reads \(40\)"),
-        (["frozen=[embeddings.segment]"], r"frozen: the student has no 'embeddings\.segment'"),
+        (["objective=[mixed_vocabulary]"], "add masked_lm to train the student"),
+        (
+            ["objective=[masked_lm, shared_projections]", "tokenizer={}"],
+            "needs mixed_vocabulary, which trains the teacher",
+        ),
+        (
+            ["data.sequence_length=48", "model.max_position_embeddings=48"],
+            "is 48, but the teacher reads at most 40 tokens",
+        ),
+        (["frozen=[embeddings.segment]"], r"frozen: the student has no part 'embeddings\.segment'"),
         (
             ["optimisation.stages=[{share: 0.5}, {share: 0.5, set: {objective: [masked_lm, cosine]}}]"],
-            "a stage has cosine, and the recipe's own objective has mixed_vocabulary",
+            "a stage has cosine, but the recipe's own objective has mixed_vocabulary",
         ),
         (
             [
@@ -232,11 +238,11 @@ def test_a_student_that_goes_on_keeps_its_own_vocabulary(
                 "tokenizer={}",
                 "optimisation.stages=[{share: 1, set: {objective: [masked_lm, mixed_vocabulary]}}]",
             ],
-            "a stage has mixed_vocabulary, and the recipe's own objective lacks mixed_vocabulary",
+            "a stage has mixed_vocabulary, but the recipe's own objective does not have mixed_vocabulary",
         ),
         (
             ["optimisation.stages=[{share: 0.5}, {share: 0.5, set: {model.num_hidden_layers: 8}}]"],
-            "shared_projections: the student has 8 layers|cannot grow beside the teacher",
+            "shared_projections: the student has 8 layers|cannot grow while its teacher",
         ),
     ],
 )
@@ -264,10 +270,10 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
     (small / "config.json").write_text(json.dumps({**contents, "quantization_config": {"quant_method": "any"}}))
     for directory, overrides, message in (
         (small, (), "quantised"),
-        (silent, (), "it has no head for that"),
-        (other, (), "a model of the family electra cannot read two vocabularies"),
+        (silent, (), "the model has no masked-LM head"),
+        (other, (), "models of the family electra cannot read two vocabularies"),
         (bytewise, (), "its tokenizer is a BPE vocabulary"),
-        (cased, (path,), "lowercase is True, the teacher's False"),
+        (cased, (path,), "lowercase is True, the teacher's is False"),
     ):
         with pytest.raises(DataError, match=message):
             job(classroom, tmp_path, *overrides, teachers=[str(directory)])
@@ -277,5 +283,5 @@ def test_teachers_that_cannot_read_two_vocabularies_are_refused(classroom: Class
 
 def test_batches_of_two_vocabularies_are_not_shown(classroom: Classroom, finished: FinishedRun) -> None:
     request = PretrainArguments(recipe=str(finished.run.path), cache=classroom.directory / "cache")
-    with pytest.raises(UsageError, match="tokenized by two vocabularies"):
+    with pytest.raises(UsageError, match="in two vocabularies"):
         show_batch(request, step=1, sequences=1, progress=silent_progress)

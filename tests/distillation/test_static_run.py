@@ -65,13 +65,16 @@ def test_the_plan_counts_the_rows_of_the_table(teacher: Path, bertkit: Command) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--teacher", "teacher", "--teacher", "teacher"), "--teacher: a table of token vectors is made of one model"),
+        (
+            ("--teacher", "teacher", "--teacher", "teacher"),
+            "--teacher: a table of token vectors is made from a single model",
+        ),
         (("--teacher", "teacher", "--task", "mrpc"), "--task: the recipe makes a table of token vectors"),
         (("--teacher", "teacher", "--max-steps", "3"), "--max-steps: the recipe makes a table of token vectors"),
         (("--teacher", "teacher", "--student", "teacher"), "--student: the recipe makes a table of token vectors"),
         (("--teacher", "teacher", "--set", "static.width=0"), "static.width"),
         (("--teacher", "teacher", "--set", "static.words=3"), "words and text go together"),
-        (("--set", "teacher=null"), "teacher: give the encoder"),
+        (("--set", "teacher=null"), "teacher: missing; name the encoder"),
     ],
 )
 def test_what_does_not_fit_is_refused(teacher: Path, words: tuple[str, ...], message: str, bertkit: Command) -> None:

@@ -77,7 +77,7 @@ def test_the_command_writes_it_and_refuses_what_is_there(
     assert json.loads(done.stdout)["width"] == 8
     assert bertkit("export", model, "--to", tmp_path / "other", "--width", "8").code == 2
     assert bertkit("export", model, "--format", "static", "--int8", "--to", tmp_path / "other").code == 2
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_static(str(model), tmp_path / "table")
 
 

@@ -137,7 +137,7 @@ def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[Hea
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        (HiddenStates(), "12 wide, the teacher's 20"),
+        (HiddenStates(), "width 12, the teacher's 20"),
         (Cosine(), "projection: fit"),
         (HiddenStates(projection="fit", layers=((3, 1),)), "out of range"),
         (Attention(layers=((0, 1),)), "layer 0 is the embeddings"),
@@ -151,7 +151,7 @@ def test_terms_that_do_not_fit_the_models_are_refused(
 
 
 def test_attention_needs_as_many_heads() -> None:
-    with pytest.raises(UsageError, match="3 heads a layer, the teacher 2"):
+    with pytest.raises(UsageError, match="3 heads per layer, the teacher 2"):
         Attention().specs(ShapePair(ModelShape(2, 12, 3), ModelShape(2, 20, 2)))
 
 

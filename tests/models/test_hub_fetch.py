@@ -126,7 +126,7 @@ def test_nothing_is_fetched_twice_or_in_vain(hub_and_answers: Fetched) -> None:
         ("org/empty", "org/empty: the Hub's model has no config.json"),
         ("org/damaged", "model.safetensors: cannot be read as safetensors: .* delete .*blobs/.* and fetch"),
         ("offline gated", "org/gated: .*not in the local Hub cache .*go online once"),
-        ("unreachable gated", "org/gated: .*not in the local Hub cache, and the Hub cannot be reached"),
+        ("unreachable gated", "org/gated: .*not in the local Hub cache while the Hub cannot be reached"),
     ],
 )
 def test_what_cannot_be_had_is_said(hub_and_answers: Fetched, name: str, message: str) -> None:

@@ -129,7 +129,7 @@ def test_prompts_without_room_or_text_are_told(learnt: Path) -> None:
         generated("")
     with pytest.raises(DataError, match=r"has 82 tokens, and the model reads at most 64"):
         generated("the " * 80)
-    with pytest.raises(UsageError, match="--method gibbs fills in masks"):
+    with pytest.raises(UsageError, match="--method gibbs fills masks"):
         generated("the cat", method="gibbs")
     headless, _ = load_model(learnt / "model", heads=())
     with pytest.raises(DataError, match="no head that predicts a target's tokens"):

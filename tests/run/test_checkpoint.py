@@ -245,7 +245,7 @@ def test_a_file_size_limit_reached_within_the_weights_leaves_the_previous_checkp
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(DataError, match=r"previous checkpoint .*step-00000010 stays valid.*--resume"):
+        with pytest.raises(DataError, match=r"previous checkpoint .*step-00000010 is still valid.*--resume"):
             save_checkpoint(tmp_path, 20, {"model": {"w": torch.zeros(50_001)}}, {}, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -265,7 +265,7 @@ def test_a_full_disk_at_any_stage_is_a_data_error_that_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, failing, refuse)
-    with pytest.raises(DataError, match=r"No space left.*step-00000010 stays valid"):
+    with pytest.raises(DataError, match=r"No space left.*step-00000010 is still valid"):
         save_steps(tmp_path, 20, keep=1)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000010"]

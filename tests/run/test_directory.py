@@ -52,7 +52,7 @@ def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_p
         RunDirectory.create(tmp_path, identity(), tmp_path / "empty")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\)"):
+    with pytest.raises(UsageError, match=r"contains other files \(thesis.txt\)"):
         RunDirectory.create(tmp_path, identity(), tmp_path / "mine")
     with pytest.raises(UsageError, match="is a file"):
         RunDirectory.create(tmp_path, identity(), tmp_path / "mine" / "thesis.txt")

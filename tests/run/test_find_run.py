@@ -43,7 +43,7 @@ def test_bare_resume_takes_the_newest_unfinished_run_that_fits(
 
     with pytest.raises(UsageError, match="no unfinished run to resume"):
         run_to_resume(NEWEST, root, "pretrain")
-    assert "a living process is writing it" in caplog.text
+    assert "a running process is writing it" in caplog.text
     old = stopped_run(root)
     time.sleep(0.002)
     new = stopped_run(root)

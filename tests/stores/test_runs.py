@@ -251,8 +251,8 @@ def test_a_server_that_goes_away_does_not_stop_the_training(
     here = working_copy()
     last = failed.stderr.strip().splitlines()[-1]
     assert "the store cannot be reached" in last
-    assert f"all of it is in {here}: `--resume {PLACE}` on this machine uploads the rest" in last
-    assert "the run goes on, and its upload is tried again" in failed.stderr
+    assert f"all files are in {here}: `--resume {PLACE}` on this machine uploads the rest" in last
+    assert "the run continues, and its upload is retried" in failed.stderr
     assert weights(here) == weights(straight)
     assert not verify_run(here).errors
     s3.start()
@@ -318,7 +318,7 @@ def test_a_place_that_is_taken_is_told(
     assert (taken.code, f"go on with `--resume {PLACE}`" in taken.stderr) == (2, True)
     s3.put("notes/x.txt", b"")
     other = pretrain("--run-dir", f"s3://{BUCKET}/notes")
-    assert (other.code, "holds other files (x.txt)" in other.stderr) == (2, True)
+    assert (other.code, "contains other files (x.txt)" in other.stderr) == (2, True)
     none = pretrain("--resume", f"s3://{BUCKET}/none", again=True)
     assert (none.code, "there is no run here" in none.stderr) == (3, True)
     offline = pretrain("--run-dir", f"s3://{BUCKET}/new", "--offline")
@@ -341,7 +341,7 @@ def test_a_run_that_went_on_elsewhere_is_not_written_over(
     assert latest_name(Path(place.resume) / "checkpoints") == checkpoint_name(8)
     # Meanwhile the other machine writes again.
     s3.put("runs/tiny/run.json", s3.content("runs/tiny/run.json") + b" ")
-    with pytest.raises(uploading.TakenOverError, match="another process has written this run since"):
+    with pytest.raises(uploading.TakenOverError, match="another process has written this run in the meantime"):
         place.complete()
 
 
@@ -359,7 +359,7 @@ def test_a_damaged_checkpoint_on_the_store_is_passed_over(
     another_machine(machine, monkeypatch)
     done = pretrain("--resume", PLACE, again=True)
     assert done.code == 0, done.stderr
-    assert "is fetched, because" in done.stderr
+    assert "was fetched, because" in done.stderr
     assert weights(working_copy()) == weights(straight)
 
 

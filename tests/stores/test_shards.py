@@ -77,7 +77,7 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_original_refused(
     tokens.write_bytes(b"?" + whole[1:])
     assert (shards_directory(PLACE) / tokens.name).read_bytes() == whole
     s3.put(f"shards/english/{tokens.name}", b"?" + whole[1:])
-    with pytest.raises(DataError, match=r"not what its manifest\.json says.*altered"):
+    with pytest.raises(DataError, match=r"its files do not match its manifest\.json: .*altered"):
         shards_directory(PLACE)
 
 
@@ -92,7 +92,7 @@ def test_shards_of_other_text_and_other_files_are_not_written_over(s3: S3Server,
     s3.put("other/notes.txt", b"")
     done = tokenize(bertkit, text, f"s3://{BUCKET}/other")
     assert done.code == 2
-    assert "holds other files (notes.txt)" in done.stderr
+    assert "contains other files (notes.txt)" in done.stderr
 
 
 def test_an_upload_that_ends_early_leaves_no_shards_and_goes_on(

@@ -103,7 +103,7 @@ def test_a_fetch_that_is_cut_off_leaves_no_half_file(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (f"s3://{BUCKET}/none", "there is no such file, nor are there files below it"),
+        (f"s3://{BUCKET}/none", "there is no such file, and there are no files below it"),
         (f"s3://{BUCKET}/text/*.csv", "no file matches"),
         (f"s3://{BUCKET}/text/README.md/x", "there is no such file"),
         ("s3://elsewhere/text", "there is no such bucket"),

@@ -33,10 +33,10 @@ def test_other_names_are_no_urls(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("s3:///key", "s3:///key: names no bucket; expected s3://BUCKET/KEY"),
+        ("s3:///key", "s3:///key: does not name a bucket; expected s3://BUCKET/KEY"),
         ("file://srv/x", "file://srv/x: expected file:///DIRECTORY, with three slashes and an absolute path"),
         ("s4://corpora/x", "no such scheme; expected one of s3://, gs://, file://"),
-        ("s3://corpora/../x", "`..` is not understood by stores"),
+        ("s3://corpora/../x", "stores do not support `..`"),
     ],
 )
 def test_a_wrong_url_is_told(text: str, message: str) -> None:

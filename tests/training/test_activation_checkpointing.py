@@ -197,7 +197,7 @@ def test_a_run_of_a_refused_family_says_why_and_what_to_change(tmp_path: Path, b
     switch = ("--set", "engine.activation_checkpointing=true")
     outcome = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *switch)
     assert outcome.code == 2, outcome.stderr
-    assert "engine.activation_checkpointing is true, and the layers of family mpnet" in outcome.stderr
+    assert "engine.activation_checkpointing is true, but the layers of family mpnet" in outcome.stderr
     assert "engine.micro_batch_tokens" in outcome.stderr
 
 

@@ -58,7 +58,7 @@ def test_equal_sequences_means_as_many_of_each_size() -> None:
 
 @pytest.mark.parametrize(("start", "increment"), [(9, 1), (3, 4), (8, 1)])
 def test_a_ramp_that_does_not_lead_to_the_whole_batch_is_refused(start: int, increment: int) -> None:
-    with pytest.raises(ValueError, match="never has batch_sequences"):
+    with pytest.raises(ValueError, match="never reaches batch_sequences"):
         BatchSizes(8, 10, BatchRamp(start=start, increment=increment, until=0.5))
 
 

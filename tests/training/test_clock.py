@@ -80,12 +80,12 @@ def test_another_runs_times_are_followed_and_then_the_clock(tmp_path: Path) -> N
 
 def test_a_record_that_is_none_or_too_short_is_named(tmp_path: Path) -> None:
     (tmp_path / "times.tsv").write_text("soon\t1\n", encoding="utf-8")
-    with pytest.raises(DataError, match="expected a line of seconds"):
+    with pytest.raises(DataError, match="expected one line per update with seconds"):
         RunClock(tmp_path / "times.tsv", 1.0, rate)
     (tmp_path / "times.tsv").write_text("0.0\t1\n", encoding="utf-8")
-    with pytest.raises(DataError, match="times of 1 updates, and the checkpoint is of update 7"):
+    with pytest.raises(DataError, match="times of 1 updates, but the checkpoint is of update 7"):
         RunClock(tmp_path / "times.tsv", 1.0, rate).mark(7)
-    with pytest.raises(DataError, match="no times are recorded"):
+    with pytest.raises(DataError, match="no recorded times"):
         RunClock(tmp_path / "new.tsv", 1.0, rate, follows=tmp_path / "nowhere.tsv")
 
 
@@ -102,8 +102,8 @@ def test_a_schedule_by_another_clock_has_the_rate_of_its_share() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clock": "time"}, "hours goes with clock: time"),
-        ({"hours": 2.0}, "hours goes with clock: time"),
+        ({"clock": "time"}, "hours and clock: time need each other"),
+        ({"hours": 2.0}, "hours and clock: time need each other"),
         ({"clock": "time", "hours": 2.0, "warmup_steps": 5}, "write warmup_share"),
         ({"clock": "sequences", "total_steps": 5}, "leave total_steps out"),
     ],

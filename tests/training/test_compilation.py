@@ -193,10 +193,10 @@ def test_passes_without_gradients_and_recorded_ones_are_not_compiled(monkeypatch
 
 
 def test_what_cannot_be_compiled_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"engine\.compile is true, and the layers of family mosaicbert"):
+    with pytest.raises(UsageError, match=r"engine\.compile is true, but the layers of family mosaicbert"):
         compile_layers(made_model(MosaicBertConfig(**SIZES)))
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UsageError, match=r"C\+\+ compiler"):
         compile_layers(made_model(BertConfig(**SIZES)))
-    with pytest.raises(ValidationError, match="choose one"):
+    with pytest.raises(ValidationError, match="set only one of them"):
         EngineConfig(compile=True, activation_checkpointing=True)

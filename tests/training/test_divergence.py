@@ -201,7 +201,7 @@ def test_the_running_loss_is_the_mean_and_deviation_of_the_first_window() -> Non
 
 
 def test_rolling_back_for_spikes_needs_the_settings_of_it() -> None:
-    with pytest.raises(ValueError, match="goes with roll_back"):
+    with pytest.raises(ValueError, match="needs the key roll_back"):
         OptimisationConfig(spikes=SpikeGuard(response="roll_back"))
 
 

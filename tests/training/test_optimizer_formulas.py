@@ -334,5 +334,5 @@ def test_the_products_of_an_update_are_those_that_are_planned(config: OptimizerC
 
 
 def test_muon_refuses_a_model_without_layers() -> None:
-    with pytest.raises(ValueError, match=r"optimizer\.name muon needs an encoder with linear maps.*take adamw"):
+    with pytest.raises(ValueError, match=r"optimizer\.name: muon needs an encoder with linear maps.*use adamw"):
         MuonConfig().build(Tiny())

@@ -59,7 +59,7 @@ def test_decay_per_step_is_its_share_at_the_peak_whatever_the_peak(kind: type[Op
 
 @pytest.mark.parametrize("name", ["adam", "lamb"])
 def test_decay_per_step_is_refused_where_the_decay_is_no_share_of_the_weight(name: str) -> None:
-    with pytest.raises(ValueError, match="decay_per_step goes with a decay beside the update"):
+    with pytest.raises(ValueError, match="decay_per_step needs decoupled weight decay"):
         TypeAdapter(AnyOptimizerConfig).validate_python({"name": name, "decay_per_step": True})
 
 

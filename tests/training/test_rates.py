@@ -49,7 +49,7 @@ def test_the_first_group_that_names_a_parameter_or_its_part_holds() -> None:
     [
         ([("layer.1", 0.5)], r"groups\.0\.parameters: .*'layer\.1'; did you mean layers\.1\?"),
         ([("layers.7.*", 0.5)], r"groups\.0\.parameters: .*'layers\.7\.\*'"),
-        ([("layers.*", 0.5), ("layers.1", 0.1)], r"groups\.1\.parameters: the groups before have taken"),
+        ([("layers.*", 0.5), ("layers.1", 0.1)], r"groups\.1\.parameters: earlier groups have already taken"),
         ([("*", 0.0)], "every parameter is frozen"),
     ],
 )

@@ -37,8 +37,8 @@ def test_every_attempt_has_keys_of_its_own_whichever_rank_comes_first() -> None:
 
 def test_an_attempt_of_fewer_ranks_after_one_that_was_killed_while_it_met() -> None:
     store = HashStore()
-    with pytest.raises(RuntimeError, match="other ranks have not come"):
+    with pytest.raises(RuntimeError, match="other ranks have not joined"):
         store_of_attempt(store, 0, 5, timeout_seconds=0.1)
-    with pytest.raises(RuntimeError, match="the first rank has not come"):
+    with pytest.raises(RuntimeError, match="the first rank has not joined"):
         store_of_attempt(store, 1, 5, timeout_seconds=0.1)
     assert meeting(store, "a", True) == ["a"] * COUNT

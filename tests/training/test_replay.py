@@ -124,7 +124,7 @@ def test_a_run_without_a_saved_batch_says_so(tmp_path: Path, bertkit: Bertkit) -
     run = pretrained(tmp_path, "optimisation.steps=3", "optimisation.schedule.warmup_steps=1")
     shown = bertkit("replay-batch", run.path)
     assert shown.code == 3
-    assert "no batch is saved" in shown.stderr
+    assert "no saved batch" in shown.stderr
 
 
 def test_a_batch_is_read_back_as_it_was_and_nothing_else_is_made_of_it() -> None:
@@ -134,7 +134,7 @@ def test_a_batch_is_read_back_as_it_was_and_nothing_else_is_made_of_it() -> None
     for before, after in zip(batches, unpacked(outline, tensors, PackedBatch), strict=True):
         assert str(before) == str(after)
     for strange in ([{"class": "RunDirectory", "fields": {}}], [{"tensor": "x"}], 3, [[1]]):
-        with pytest.raises(DataError, match="the saved batch is no PackedBatch"):
+        with pytest.raises(DataError, match="the saved batch is not a PackedBatch"):
             unpacked(strange, tensors, PackedBatch)
 
 

@@ -79,7 +79,7 @@ def test_a_model_that_another_run_wrote_is_named(run: RunDirectory, bertkit: Ber
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     again = bertkit("runs", "replay", run.path)
     assert again.code == 5
-    assert "figures are the same, and model/model.safetensors not" in again.stderr
+    assert "figures are the same, but model/model.safetensors differ" in again.stderr
 
 
 def test_a_text_that_changed_is_told_before_anything_is_compared(
@@ -99,7 +99,7 @@ def test_a_text_that_changed_is_told_before_anything_is_compared(
     ("record", "options", "said"),
     [
         ({"kind": "eval"}, [], "trains nothing"),
-        ({}, ["--steps", "3"], "its first is of step 4: give --steps 4 or more"),
+        ({}, ["--steps", "3"], "the first are of step 4: give --steps 4 or more"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(
@@ -116,7 +116,7 @@ def test_a_suite_names_its_runs(run: RunDirectory, bertkit: Bertkit) -> None:
     (run.path / "results.json").write_text(json.dumps({"runs": [{"run": "runs/seed=0"}, {"run": "runs/seed=1"}]}))
     refused = bertkit("runs", "replay", run.path)
     assert refused.code == 2
-    assert "has 2 runs of its own; replay one of them, such as runs/seed=0" in refused.stderr
+    assert "consists of 2 runs; replay one of them, such as runs/seed=0" in refused.stderr
 
 
 def test_lines_are_compared_as_they_come() -> None:

@@ -215,7 +215,7 @@ def test_stages_end_where_their_shares_say() -> None:
     assert few.stage_ends() == [2, 3]
     with pytest.raises(ValueError, match=r"sum to 0\.9"):
         OptimisationConfig(**settings, stages=[StageConfig(share=0.9)])  # type: ignore[arg-type]  # a table of mixed settings
-    with pytest.raises(ValueError, match="ends before it begins"):
+    with pytest.raises(ValueError, match="12 stages need as many steps or more"):
         OptimisationConfig(**settings, stages=[StageConfig(share=1 / 12)] * 12)  # type: ignore[arg-type]  # a table of mixed settings
     with pytest.raises(ValueError, match=r"warmup_steps \(12\) must be below steps \(11\)"):
         OptimisationConfig(schedule=BertSchedule(peak=1.0, warmup_steps=12), steps=11)

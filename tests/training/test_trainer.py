@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = Falling(RunDirectory.open(loop.run.path))
     other.model = nn.Linear(1, 1)
     other.training_step.optimizer = torch.optim.AdamW(other.model.parameters())
-    with pytest.raises(DataError, match=r"other weights than the recipe's model has, such as bias"):
+    with pytest.raises(DataError, match=r"other weights than the recipe's model, such as bias"):
         trained(other)
 
 
@@ -278,7 +278,9 @@ def test_an_average_is_not_continued_from_a_checkpoint_without_one(tmp_path: Pat
     loop = begun(tmp_path)
     with stopping_at(4), pytest.raises(StoppedError):
         trained(loop)
-    with pytest.raises(DataError, match=r"has no average of these weights, which optimisation\.ema continues"):
+    with pytest.raises(
+        DataError, match=r"contains no average of these weights, but optimisation\.ema has to continue one"
+    ):
         trained(Falling(RunDirectory.open(loop.run.path), ema=0.9))
 
 

@@ -196,8 +196,8 @@ def test_a_head_with_weights_of_its_norm_is_saved_and_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimisation": {"optimizer": {"name": "lamb"}}}, "take adamw, adam, stable-adamw or muon"),
-        ({"init": "some/model"}, "tuned_width is of weights that are drawn, and init has others"),
+        ({"optimisation": {"optimizer": {"name": "lamb"}}}, "use adamw, adam, stable-adamw or muon"),
+        ({"init": "some/model"}, "tuned_width needs random initial weights, not init's"),
     ],
     ids=["lamb", "init"],
 )

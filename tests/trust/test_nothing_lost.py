@@ -103,7 +103,7 @@ def test_a_run_goes_on_elsewhere_only_where_it_can(tmp_path: Path) -> None:
     assert continued_in(run, copy.path).path == copy.path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains other files"):
         continued_in(run, tmp_path / "full")
     other = RunDirectory.create(tmp_path, identity(what_hash="f" * 64))
     with pytest.raises(UsageError, match="holds another run"):

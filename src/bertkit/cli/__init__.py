@@ -1,1 +1,1 @@
-"""Command line: one file per subcommand; parse, call, print."""
+"""The command line: one file per subcommand, which parses, calls and prints."""

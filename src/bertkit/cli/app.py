@@ -1,7 +1,7 @@
 """The `bertkit` command: finds the subcommand, runs it, and turns every error into its exit code.
 
-Nothing here follows a paper; exit codes and streams are those of the command-line contract. A subcommand's module is
-imported only when it runs or shows its help, so that `--help` and `--version` take a fifth of a second.
+Exit codes and streams are those of the command-line contract. A subcommand's module is imported only when it runs or
+shows its help, so that `--help` and `--version` take a fifth of a second.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ COMMANDS = {
     "recipes": "bertkit.cli.recipes:Recipes",
     "init": "bertkit.cli.init:init",
 }
-"""Each subcommand and its function, or its class of commands, in the order of the help page."""
+"""Each subcommand and its function or class of commands, in the order of the help page."""
 
 COMPLETION = "_BERTKIT_COMPLETE"
-"""Set by the shell's completion script, which passes the words to complete in the environment and no arguments."""
+"""Set by the shell's completion script, which passes the words to complete in the environment, without arguments."""
 
 INTERRUPTED = 130
-"""128 + SIGINT, as shells have it: stopped by Ctrl-C where there was nothing to save."""
+"""128 + SIGINT, as in shells: stopped by Ctrl-C when there was nothing to save."""
 
 CLOSED_OUTPUT = 141
-"""128 + SIGPIPE, as shells have it: stdout was closed before all was written, as by `| head`."""
+"""128 + SIGPIPE, as in shells: stdout was closed before everything was written, for example by `| head`."""
 
 OPTIONAL_VALUE = {"--resume": NEWEST}
-"""Options whose value may be left out, with the value that stands for none."""
+"""Options whose value may be left out, with the value used in that case."""
 
 MANY_VALUES = frozenset({"--data"})
-"""Options that take several words, as a shell's glob makes them: `--data *.txt`."""
+"""Options that take several words, as produced by a shell's glob: `--data *.txt`."""
 
 _MACHINE_ERRORS = {
     errno.ENOSPC: "free some space and run again",
@@ -150,7 +150,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
         return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
     if not arguments and COMPLETION not in os.environ:
-        with redirect_stdout(sys.stderr):  # the help is no result here
+        with redirect_stdout(sys.stderr):  # the help is not a result here
             _run(["--help"])
         return UsageError.exit_code, None
     command = typer.main.get_command(app)
@@ -164,7 +164,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except (ClosedOutputError, BrokenPipeError):
-        # What is left to write has nowhere to go, Python's own flush at exit included.
+        # The rest of the output has nowhere to go, including Python's own flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_OUTPUT, None
     except OSError as error:
@@ -174,7 +174,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
     except RuntimeError as error:
-        if not str(error).startswith("Symlink loop"):  # what pathlib makes of ELOOP
+        if not str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
             return _report_bug(error)
         return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
     except UnicodeEncodeError as error:
@@ -252,7 +252,7 @@ def _is_source(word: str) -> bool:
 
 def _report(error: BertkitError) -> tuple[int, str]:
     message = str(error) or type(error).__name__
-    if isinstance(error, StoppedError):  # the user's own wish, or a limit that the user has set
+    if isinstance(error, StoppedError):  # requested by the user, or by a limit that the user has set
         console.stopped(message)
     else:
         console.error(message)

@@ -1,6 +1,6 @@
-"""`bertkit bench`: what this machine reaches, beside other libraries and its own limits.
+"""`bertkit bench`: the speed of this machine, compared with other libraries and its own limits.
 
-Nothing here follows a paper. The work is done in bertkit.bench; sibling eval_speed.py compares models, not libraries.
+The work is done in bertkit.bench; sibling eval_speed.py compares models, not libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Device, Precision, option
 
 SHOWN_SHARE = 0.01
-"""Kinds of work below this share of the time are not shown."""
+"""Kinds of work with less than this share of the time are not shown."""
 
 
 def bench(

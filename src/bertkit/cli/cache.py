@@ -1,7 +1,7 @@
-"""`bertkit cache`: what the caches take on disk, and how to free it.
+"""`bertkit cache`: how much disk space the caches take, and freeing it.
 
-Nothing here follows a paper. Everything in a cache can be computed or fetched again; only the directories that bertkit
-makes are touched, never another file in the same folder.
+Everything in a cache can be computed or fetched again; only the directories that bertkit makes are touched, never
+another file in the same folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Groups of commands, each imported only when it runs or shows its own help.
 
-Nothing here follows a paper. A group's help page needs one paragraph of each command: it is read from the source file,
-so that neither the settings that its options come from are imported, nor torch with them.
+A group's help page needs one paragraph of each command. It is read from the source file, so that the settings behind
+the command's options, and torch with them, are not imported.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RenamedOptions(TyperCommand):
     """A command that still accepts the former names of its options."""
 
     renamed: Mapping[str, str] = MappingProxyType({})
-    """Each former name, and the new one."""
+    """Each former name and its new name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = []

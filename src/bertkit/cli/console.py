@@ -1,7 +1,7 @@
 """The two streams of a command: progress and logs on stderr, the result on stdout.
 
-Nothing here follows a paper. Messages are Python's own logging under the name `bertkit`, so that a line that any layer
-logs is shown here and kept in the run's log.txt alike.
+Messages use Python's logging under the name `bertkit`, so a line logged by any layer is both shown here and kept in the
+run's log.txt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import rich.progress
 
 PLAIN_LINE_SECONDS = 10.0
-"""Where stderr is no terminal, a progress line is printed at most this often."""
+"""If stderr is not a terminal, a progress line is printed at most this often."""
 
 logger = logging.getLogger("bertkit")
 
@@ -118,7 +118,7 @@ class Console:
         logger.addHandler(_ConsoleHandler(self))
         self._level_before = logger.level
         logger.setLevel(logging.DEBUG)
-        logger.propagate = False  # a library that sets up the root logger would have each line shown twice
+        logger.propagate = False  # else each line appears twice if a library sets up the root logger
         self.set_verbosity(verbosity)
         if not self.is_terminal:
             quiet_library_bars()
@@ -223,7 +223,7 @@ class Console:
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[note]}", markup=False),
         )
-        # What is written to stdout meanwhile is the result, and goes there: rich would show it above the bar.
+        # Anything written to stdout in the meantime is the result and must go there: rich would show it above the bar.
         with bars.Progress(*columns, console=self.rich, transient=True, redirect_stdout=False) as bar:
             bar.add_task(label, total=total, note="")
             meter._bar = bar

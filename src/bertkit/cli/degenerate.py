@@ -1,6 +1,6 @@
-"""In words, which runs do no better than a constant prediction: of one run, of a suite, of an evaluation's tasks.
+"""Warnings about runs that do no better than a constant prediction: one run, a suite's runs, an evaluation's tasks.
 
-Own design. `degenerate` in a run's results.json is a sentence of `bertkit.metrics.statistics.no_better_than_constant`.
+`degenerate` in a run's results.json is a sentence of `bertkit.metrics.statistics.no_better_than_constant`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`bertkit distill`: a teacher and a recipe in, a smaller model out.
 
-Nothing here follows a paper. A recipe with an `objective` distils on text, like `bertkit pretrain`; one with `static`
-makes a table of token vectors; any other distils on a task, like `bertkit finetune`.
+A recipe with an `objective` distils on text, like `bertkit pretrain`; one with `static` makes a table of token vectors;
+any other distils on a task, like `bertkit finetune`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertkit.run.stored import RunPlace
 
 _OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
-"""Options of which a table of token vectors has none."""
+"""Options that do not apply to a table of token vectors."""
 
 
 @dataclass(frozen=True)

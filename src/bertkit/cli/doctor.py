@@ -1,6 +1,6 @@
-"""`bertkit doctor`: what of this machine and installation works.
+"""`bertkit doctor`: what works on this machine and installation.
 
-Nothing here follows a paper. The checks are in bertkit.doctor; sibling bench.py measures speed.
+The checks are in bertkit.doctor; sibling bench.py measures speed.
 """
 
 from __future__ import annotations

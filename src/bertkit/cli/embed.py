@@ -1,6 +1,6 @@
-"""`bertkit embed`: the vector of every text of a file.
+"""`bertkit embed`: a vector for every text of a file.
 
-Nothing here follows a paper. Sibling search.py finds the texts that are nearest to a query.
+Sibling search.py finds the texts that are nearest to a query.
 """
 
 from __future__ import annotations

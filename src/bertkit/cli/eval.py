@@ -1,7 +1,7 @@
-"""`bertkit eval`: the suites that evaluate a model, and what scores or checks saved predictions.
+"""`bertkit eval`: the suites that evaluate a model, and the commands that score or check saved predictions.
 
-Nothing here follows a paper. To add a suite, write its function and enter it in SUITES. The published tasks are suites
-too (eval_tasks.py), and a run with a new file is one (eval_data.py); `score`, `check` and `ensemble` need no model.
+To add a suite, write its function and enter it in SUITES. The published tasks are suites too (eval_tasks.py), and a run
+with a new file is one (eval_data.py); `score`, `check` and `ensemble` need no model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUITES = {
 """Each suite's name on the command line and its command."""
 
 NEW_DATA = "RUN"
-"""A placeholder: a run's name is a command of its own: `bertkit eval RUN --data F`."""
+"""A placeholder for a run's name, which is a command of its own: `bertkit eval RUN --data F`."""
 
 WITHOUT_MODEL = {
     "score": "bertkit.cli.eval_saved:score",

@@ -1,6 +1,6 @@
-"""`bertkit eval babylm`: the BabyLM challenge's evaluation of a model as it was pretrained.
+"""`bertkit eval babylm`: the BabyLM challenge's evaluation of a pretrained model.
 
-Nothing here follows a paper; evaluation/babylm does. Sibling eval_suites.py has BLiMP alone, in any version.
+The papers are cited in evaluation/babylm. Sibling eval_suites.py has BLiMP alone, in any version.
 """
 
 from __future__ import annotations

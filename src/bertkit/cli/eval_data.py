@@ -1,6 +1,6 @@
 """`bertkit eval RUN --data F`: a fine-tuned model scored on a new labelled file of its own task.
 
-Nothing here follows a paper. Sibling predict.py predicts examples whose labels are not known.
+Sibling predict.py predicts unlabelled examples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`bertkit eval sts`, `pairs`, `triplets` and `retrieval`: what a model's sentence vectors are worth.
+"""`bertkit eval sts`, `pairs`, `triplets` and `retrieval`: evaluation of a model's sentence vectors.
 
-Nothing here follows a paper; the suites do. Sibling eval_suites.py has the suites that measure a model's predictions.
+The papers are cited in the suites. Sibling eval_suites.py has the suites that measure a model's predictions.
 """
 
 from __future__ import annotations

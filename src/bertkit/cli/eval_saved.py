@@ -1,6 +1,6 @@
-"""`bertkit eval score`, `check` and `ensemble`: saved predictions scored, checked and averaged, without a model.
+"""`bertkit eval score`, `check` and `ensemble`: score, check and average saved predictions, without a model.
 
-Nothing here follows a paper. Siblings eval_suites.py and eval_tasks.py evaluate models.
+Siblings eval_suites.py and eval_tasks.py evaluate models.
 """
 
 from __future__ import annotations

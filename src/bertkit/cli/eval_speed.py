@@ -1,6 +1,6 @@
-"""`bertkit eval speed`: parameters, multiply-adds, megabytes and milliseconds of models, beside their scores.
+"""`bertkit eval speed`: parameters, multiply-adds, megabytes and milliseconds of models, next to their scores.
 
-Nothing here follows a paper. Unlike the other suites it compares several models.
+Unlike the other suites it compares several models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_r
 from bertkit.evaluation.settings import SpeedSettings
 
 _BUSY = 0.9
-"""A process that computes and gets less of a processor than this shares it with others."""
+"""A computing process that gets less than this share of a processor is sharing it with others."""
 
 Results = Annotated[
     list[str] | None,

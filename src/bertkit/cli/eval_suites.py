@@ -1,6 +1,6 @@
-"""`bertkit eval blimp`, `mlm`, `lm` and `translation`: suites that measure a model as it is.
+"""`bertkit eval blimp`, `mlm`, `lm` and `translation`: suites that measure a model without fine-tuning.
 
-Nothing here follows a paper; the suites do. Sibling eval_tasks.py has the tasks that a model may be fine-tuned for.
+The papers are cited in the suites. Sibling eval_tasks.py has the tasks for which a model may be fine-tuned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertkit.cli.options import Measuring, Model, option
 from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, TranslationSettings
 
 MOST_ROWS = 24
-"""Up to so many paradigms have a row each, more are shown by phenomenon; paradigms.csv has them all."""
+"""Up to this many paradigms have one row each; more are shown by phenomenon. paradigms.csv has them all."""
 
 
 HeldOutText = Annotated[

@@ -1,6 +1,6 @@
-"""`bertkit eval glue` and `bertkit eval TASK`: published tasks, fine-tuned first where the model has no head for them.
+"""`bertkit eval glue` and `bertkit eval TASK`: published tasks, after fine-tuning if the model has no head for them.
 
-Nothing here follows a paper. Sibling eval_suites.py has the suites that need no fine-tuning.
+Sibling eval_suites.py has the suites that need no fine-tuning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`bertkit export`: write a model in the format of other tools, checked against its source.
 
-Nothing here follows a paper. The work is done in bertkit.inference.export.
+The work is done in bertkit.inference.export.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bertkit.cli.console import console, result
 from bertkit.cli.options import Common
 
 SHOWN_WEIGHTS = 3
-"""How many names of weights are shown of each group; export.json has them all."""
+"""How many names of weights are shown per group; export.json has them all."""
 
 
 def export(

@@ -1,7 +1,4 @@
-"""`bertkit fill`: the most probable words at each [MASK].
-
-Nothing here follows a paper.
-"""
+"""`bertkit fill`: the most probable words at each [MASK]."""
 
 from __future__ import annotations
 

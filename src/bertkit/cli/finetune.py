@@ -1,6 +1,6 @@
 """`bertkit finetune`: a task and a model in, a fine-tuned model with its scores out.
 
-Nothing here follows a paper. Sibling pretrain.py learns from text alone; here examples have labels.
+Sibling pretrain.py trains on text alone; here examples have labels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Options of the command line, generated from settings classes: what typer reads of a command's signature.
+"""Options of the command line, generated from settings classes, as the signature that typer reads.
 
-Nothing here follows a paper. A command is a plain function whose parameters define its options:
+A command is a plain function whose parameters define its options:
 
     def mlm(
         model: Model = None,
@@ -9,10 +9,10 @@ Nothing here follows a paper. A command is a plain function whose parameters def
         common: Measuring,
     ) -> None: ...
 
-`model` is an option written out. `settings` stands for one option a field of the class, whose name, type, range,
-default and help are the field's own; the command gets a checked instance. `common` is a dataclass of `Options`, one a
-field, its own before those of the class that it extends. `typer_signature` turns the function into what typer reads.
-Sibling options.py has the options that many commands share. No settings class is imported here before it must be.
+`model` is an option written out. `settings` stands for one option per field of the class, with the field's name, type,
+range, default and help; the command gets a validated instance. `common` is a dataclass of `Options`, with one option
+per field, its own before those of its base class. `typer_signature` turns the function into one that typer can read.
+Sibling options.py has the options that many commands share. Settings classes are imported here only when needed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _GeneratedOption:
             bounds |= {"ge": bounds["gt"] + 1} if "gt" in bounds else {}
             bounds |= {"le": bounds["lt"] - 1} if "lt" in bounds else {}
         if self.in_one_value or kind not in (int, float):
-            bounds = {}  # of items of a list in one value, pydantic checks them
+            bounds = {}  # for items of a list in one value, pydantic checks them
         default, repeats = self.default, self.is_list and not self.in_one_value
         is_number_or_text = isinstance(default, int | float | str) and not isinstance(default, bool)
         option = typer.Option(
@@ -315,7 +315,7 @@ def annotation_parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def _is_settings(kind: Any) -> bool:
-    if "pydantic" not in sys.modules:  # then there are no such classes yet
+    if "pydantic" not in sys.modules:  # then no such class exists yet
         return False
     from bertkit.settings import Settings
 
@@ -328,7 +328,7 @@ def fields_of(kind: type[Options]) -> list[inspect.Parameter]:
     annotations: dict[str, Any] = {}
     for layer in kind.__mro__:
         for name, annotation in inspect.get_annotations(layer, eval_str=True).items():
-            annotations.setdefault(name, annotation)  # a class may redescribe a field of the class that it extends
+            annotations.setdefault(name, annotation)  # a class may redefine a field of its base class
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
         for name, annotation in annotations.items()

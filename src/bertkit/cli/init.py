@@ -1,6 +1,6 @@
-"""`bertkit init`: a recipe of one's own, each setting explained.
+"""`bertkit init`: write your own recipe, with each setting explained.
 
-Nothing here follows a paper. Sibling recipes.py shows the shipped ones.
+Sibling recipes.py shows the shipped ones.
 """
 
 from __future__ import annotations

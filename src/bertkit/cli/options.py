@@ -1,8 +1,7 @@
 """Options that many commands share, and where runs are.
 
-Nothing here follows a paper; the names are those of the command-line contract. Sibling generated_options.py makes
-options of settings classes. Nothing heavy is imported: torch, datasets and the rest wait for the command that needs
-them.
+The names are those of the command-line contract. Sibling generated_options.py makes options from settings classes.
+Nothing heavy is imported: torch, datasets and the rest are imported by the commands that need them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from bertkit.run.stored import RunPlace
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
-"""The model where neither the command line nor BERTKIT_MODEL names one."""
+"""The model if neither the command line nor BERTKIT_MODEL names one."""
 
 COMMON_PANEL = "Options of every command"
 
@@ -78,7 +77,7 @@ def _common(*names: str, help: str, metavar: str | None = None, **more: Any) -> 
 
 
 def _flag(*names: str, help: str, **more: Any) -> Any:
-    return _common(*names, help=help, metavar="", **more)  # typer would show a type, which a flag has no use for
+    return _common(*names, help=help, metavar="", **more)  # typer would show a type, which makes no sense for a flag
 
 
 def _quiet(value: bool) -> bool:
@@ -94,7 +93,7 @@ def _verbose(value: int) -> int:
 
 
 def _offline(value: bool) -> bool:
-    # huggingface_hub and datasets read these when they are imported, which no command has done yet.
+    # huggingface_hub and datasets read these on import; no command has imported them yet.
     if value:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     return value
@@ -468,7 +467,7 @@ def keep_log(run: RunDirectory) -> None:
 
 
 MANY_PASSES = 200
-"""Passes over a text beyond which a plan names the option for fewer; BERT made about 40."""
+"""With more passes over a text than this, a plan names the option for fewer; BERT made about 40."""
 
 
 def flops_in_words(plan: Mapping[str, Any]) -> str:

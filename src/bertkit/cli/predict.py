@@ -1,6 +1,6 @@
-"""`bertkit predict`: a fine-tuned model labels new text, line by line, in a pipeline, or a document as a whole.
+"""`bertkit predict`: label new text with a fine-tuned model, line by line in a pipeline, or as a whole document.
 
-Nothing here follows a paper. Sibling eval_data.py measures a model on examples whose labels are known.
+Sibling eval_data.py evaluates a model on labelled examples.
 """
 
 from __future__ import annotations

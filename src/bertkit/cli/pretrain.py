@@ -1,6 +1,6 @@
 """`bertkit pretrain`: a recipe and text in, a run directory out.
 
-Nothing here follows a paper. Sibling tokenize.py makes the shards alone.
+Sibling tokenize.py only makes the shards.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def print_held_out(results: dict[str, Any]) -> None:
             rows.append((name, f"{value:.1%}"))
     if "accuracy/unigram" in held_out:
         baseline = held_out["accuracy/unigram"]
-        # Where rare words are masked, predicting the commonest word may never be right.
+        # If rare words are masked, predicting the most frequent word may never be right.
         own = next((name for name in ("masked_lm", "masked_diffusion") if f"accuracy/{name}" in held_out), None)
         times = f" ({own} is at {held_out[f'accuracy/{own}'] / baseline:.1f}x)" if baseline and own else ""
         rows.append(("unigram baseline", f"{baseline:.1%}{times}"))
@@ -107,7 +107,7 @@ def print_held_out(results: dict[str, Any]) -> None:
         console.warn(size.in_words)
     for example in results.get("examples", ()):
         masks = [
-            # Runs of earlier versions have the token alone.
+            # Runs of earlier versions have only the token.
             "  ".join(f"{word.get('text', word['token'])} {word['probability']:.0%}" for word in mask)
             for mask in example["masks"]
         ]

@@ -1,7 +1,6 @@
-"""`bertkit probe`: what a model has learnt and how it attends, one command for each kind of probe.
+"""`bertkit probe`: what a model has learnt and how it attends; one command for each kind of probe.
 
-Nothing here follows a paper; each kind's probe does. To add one, enter it in KINDS: its options are generated from its
-settings.
+The papers are cited in the probes. To add a probe, enter it in KINDS: its options are generated from its settings.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ KINDS = {
         " lm-diagnostics, or a directory of them). Repeatable.",
     ),
 }
-"""Each kind's name on the command line; one entry a kind."""
+"""Each kind's name on the command line; one entry per kind."""
 
 
 class Kinds(CommandGroup):

@@ -1,6 +1,6 @@
 """`bertkit push`: share a finished model on the Hub.
 
-Nothing here follows a paper. The work is done in bertkit.report.push; sibling export.py writes a directory.
+The work is done in bertkit.report.push; sibling export.py writes a directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Training by several processes: `--nproc N` starts torchrun's agent for this machine, and a started process joins in.
+"""Training by several processes: `--nproc N` starts torchrun's agent for this machine; started processes join it.
 
-Nothing here follows a paper. What the ranks do together is in training/rank_group.py; nothing heavy is imported here
-before it must.
+What the ranks do together is in training/rank_group.py; heavy modules are imported here only when needed.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 Request = TypeVar("Request", bound="RunArguments[Any]")
 
 _EXIT_FILE = "BERTKIT_EXIT_FILE"
-"""Where the first rank leaves its exit code for the process that started it."""
+"""Where the first rank writes its exit code for the process that started it."""
 
 _SHUTDOWN_SECONDS = 120
-"""For the first rank to write a checkpoint after another one was lost, before all that is left is killed."""
+"""Time for the first rank to write a checkpoint after another rank was lost, before the remaining ones are killed."""
 
 
 def trained(request: Request, train: Callable[[Request], FinishedRun]) -> FinishedRun | None:
@@ -96,7 +95,7 @@ def start_ranks(count: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what happened is said here
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what happened is reported here
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     config = LaunchConfig(

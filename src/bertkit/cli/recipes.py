@@ -1,6 +1,6 @@
-"""`bertkit recipes`: the shipped ones, and a recipe with `extends` and `--set` applied.
+"""`bertkit recipes`: list the shipped recipes, or show a recipe with `extends` and `--set` applied.
 
-Nothing here follows a paper. Sibling runs.py does the same for runs.
+Sibling runs.py does the same for runs.
 """
 
 from __future__ import annotations

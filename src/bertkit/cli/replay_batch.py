@@ -1,6 +1,6 @@
-"""`bertkit replay-batch`: what was not finite in an update of a run.
+"""`bertkit replay-batch`: find what was not finite in an update of a run.
 
-Nothing here follows a paper. Sibling show_batch.py prints a batch; this computes one that a run has saved.
+Sibling show_batch.py prints a batch; this command recomputes one that a run has saved.
 """
 
 from __future__ import annotations

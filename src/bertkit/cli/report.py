@@ -1,6 +1,6 @@
-"""`bertkit report`: runs as one page of HTML.
+"""`bertkit report`: runs on one HTML page.
 
-Nothing here follows a paper. Sibling runs.py prints a run in the terminal.
+Sibling runs.py prints a run in the terminal.
 """
 
 from __future__ import annotations

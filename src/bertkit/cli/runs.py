@@ -1,6 +1,6 @@
-"""`bertkit runs`: list, show, compare, verify and replay runs, and free the disk that they take.
+"""`bertkit runs`: list, show, compare, verify and replay runs, and free disk space.
 
-Nothing here follows a paper. Sibling recipes.py does the same for recipes.
+Sibling recipes.py does the same for recipes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def show_run(run: RunName, *, common: Output) -> None:
                 "degenerate",
                 "looks",
                 "evaluations",
-            )  # told below, an older name of the next, and the curve's figure
+            )  # shown below, an older name of the next, and the curve's figure
             rows = _flat("", {key: value for key, value in shown[title].items() if key not in hidden})
             console.table((title, "value"), rows)
     for line in degenerate_lines(shown["results"] or {}):
@@ -283,7 +283,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
     record = run.record
     try:
         results = run.results
-    except DataError as error:  # one damaged file does not hide the other runs
+    except DataError as error:  # one damaged file must not hide the other runs
         console.warn(str(error))
         results = None
     return {

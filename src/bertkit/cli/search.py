@@ -1,6 +1,6 @@
 """`bertkit search` and `bertkit mine-negatives`: the texts of a corpus that are nearest in meaning.
 
-Nothing here follows a paper; bertkit.inference.search does. Sibling embed.py writes the vectors themselves.
+The papers are cited in bertkit.inference.search. Sibling embed.py writes the vectors themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bertkit.inference.search.mining import LabelledPair
 
 _SHOWN = 160
-"""Characters of a hit's text in a terminal's table."""
+"""Characters of a hit's text that a table on a terminal shows."""
 
 IndexDirectory = Annotated[
     Path | None,

@@ -1,6 +1,6 @@
 """`bertkit serve`: finished models behind an HTTP address.
 
-Nothing here follows a paper. The work is done in bertkit.inference.serving.
+The work is done in bertkit.inference.serving.
 """
 
 from __future__ import annotations

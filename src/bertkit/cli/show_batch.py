@@ -1,6 +1,6 @@
-"""`bertkit show-batch`: a training batch as a person reads it.
+"""`bertkit show-batch`: a training batch in readable form.
 
-Nothing here follows a paper. In colour on a terminal; the marks say the same without it.
+In colour on a terminal; the marks give the same information without colour.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
 def _print(batch: ShownBatch) -> None:
     import rich.console
 
-    # No soft wrapping where the output is no terminal: a sequence is one line then.
+    # No soft wrapping if the output is not a terminal: then a sequence is one line.
     out = rich.console.Console(highlight=False, soft_wrap=True)
     stage = f", stage {batch.stage}" if batch.stage else ""
     heading = f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences"

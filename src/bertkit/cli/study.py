@@ -1,6 +1,6 @@
 """`bertkit study`: a study file and text in, a comparison of its arms out.
 
-Nothing here follows a paper. Sibling pretrain.py makes one run.
+Sibling pretrain.py makes one run.
 """
 
 from __future__ import annotations

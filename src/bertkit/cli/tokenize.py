@@ -1,7 +1,7 @@
-"""`bertkit tokenize`: text to a tokenizer and memory-mapped token shards.
+"""`bertkit tokenize`: turn text into a tokenizer and memory-mapped token shards.
 
-Nothing here follows a paper. The work is done in bertkit.data.prepare; `bertkit pretrain --data` does the same on its
-own, or takes the directory that was made here.
+The work is done in bertkit.data.prepare; `bertkit pretrain --data` does the same by itself, or takes the directory made
+here.
 """
 
 from __future__ import annotations

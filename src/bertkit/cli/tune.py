@@ -1,6 +1,6 @@
-"""`bertkit tune`: fine-tuning with settings drawn at random, the best on dev kept.
+"""`bertkit tune`: fine-tuning with settings drawn at random, keeping the best on dev.
 
-Nothing here follows a paper; finetuning/search.py draws. It is `bertkit finetune --grid ... --trials N` with defaults.
+finetuning/search.py draws the settings. The command is `bertkit finetune --grid ... --trials N` with defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tune(**given: Any) -> None:
     finetune(**given)
 
 
-# Its options are those of `finetune`, whatever those become.
+# Its options are always those of `finetune`.
 tune.__signature__ = inspect.signature(finetune, eval_str=True)  # type: ignore[attr-defined]  # typer reads it
 
 

@@ -1,16 +1,16 @@
-"""The worth of each attention head: importance by gradient, ablation one by one, one head a layer, pruning curves.
+"""The worth of each attention head: gradient importance, single ablation, one head per layer, pruning curves.
 
-Michel, Levy and Neubig 2019, "Are Sixteen Heads Really Better than One?", arXiv:1905.10650. Every head h has a gate
-xi_h that its output is multiplied by; 1 changes nothing, 0 removes the head (section 2.3). Its importance is
+Michel, Levy and Neubig 2019, "Are Sixteen Heads Really Better than One?", arXiv:1905.10650. The output of every head h
+is multiplied by a gate xi_h; 1 changes nothing, 0 removes the head (section 2.3). Its importance is
 
     I_h = mean over examples x of |d L(x) / d xi_h| at xi = 1                                       (section 4.1)
 
-Variant: the absolute value of each example's own gradient, as in the paper's text. Every example has gates of its own
-here, so one backward pass over a batch gives them all and the batch's size changes nothing; code that takes the
-absolute value of a batch's summed gradient measures something else. Divided by the L2 norm over the layer's heads
-(same section) before heads of different layers are ranked together.
+Variant: the absolute value of each example's own gradient, as in the paper's text. Here every example has its own
+gates, so one backward pass over a batch yields all gradients and the batch size changes nothing; code that takes the
+absolute value of a batch's summed gradient measures something else. The importance is divided by the L2 norm over the
+layer's heads (same section) before heads of different layers are ranked together.
 
-Gates are edits of the recorder at `blocks.N.attn.hook_z`. Loss and score are those of a `Measure`.
+Gates are edits of the recorder at `blocks.N.attn.hook_z`. A `Measure` defines loss and score.
 
 Shapes: T packed tokens, I examples of a batch, L layers, N heads of a layer, H head width, D width, X sets of gates.
 """
@@ -36,10 +36,10 @@ from bertkit.models.recorder import Recorder
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Done = Callable[[int], None]
-"""Called with the number of examples, or scores, that are finished."""
+"""Called with the number of finished examples or scores."""
 HEAD_OUTPUTS = "blocks.{n}.attn.hook_z"
 _LENGTHS = (3, 4)
-"""Tokens of the two sequences that find a model's heads."""
+"""Lengths of the two sequences with which a model's heads are found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,8 @@ class ExampleBatch:
     Attributes:
         packed: their sequences.
         example_B: the example (from 0) of each sequence.
-        items: how many examples.
-        content: targets and the like, for the measure.
+        items: number of examples.
+        content: data for the measure, such as targets.
     """
 
     packed: PackedBatch
@@ -69,12 +69,12 @@ class Measure(ABC):
     """Loss and score of a model on some examples.
 
     Args:
-        model: moved to the device and to evaluation mode; its weights no longer take gradients.
+        model: moved to the device and to evaluation mode; its weights no longer get gradients.
 
     Attributes:
-        metric: the name of the score, with its unit where it has one.
-        higher_is_better: of the score.
-        examples: how many.
+        metric: the name of the score, with its unit if it has one.
+        higher_is_better: whether higher scores are better.
+        examples: number of examples.
     """
 
     metric: str
@@ -87,7 +87,7 @@ class Measure(ABC):
         self.device = device
 
     def batches(self) -> Sequence[ExampleBatch]:
-        """All examples, on the device; the same ones every time."""
+        """All examples, on the device; the same at every call."""
         return self._batches
 
     @abstractmethod
@@ -96,14 +96,14 @@ class Measure(ABC):
 
     @abstractmethod
     def outputs(self, hidden_TD: Tensor, batch: ExampleBatch) -> Any:
-        """What `score` needs of a batch."""
+        """What `score` needs from a batch."""
 
     @abstractmethod
     def score(self, outputs: Sequence[Any]) -> float:
-        """Of all batches in their order; NaN where the metric is not defined."""
+        """The score over the outputs of all batches, in order; NaN if the metric is undefined."""
 
     def loss_of_score(self, before: float, after: Floats) -> Floats:
-        """How much worse scores are than one of before, in the score's unit; negative where they are better."""
+        """How much worse scores are than a previous one, in the score's unit; negative if they are better."""
         return before - after if self.higher_is_better else after - before
 
 
@@ -112,7 +112,7 @@ class Heads:
     """The heads of a model.
 
     Attributes:
-        points: of each layer's head outputs, (T, N, H).
+        points: hook points of each layer's head outputs, (T, N, H).
         per_layer: N.
     """
 
@@ -121,10 +121,10 @@ class Heads:
 
     @classmethod
     def of(cls, model: HeadedModel) -> Heads:
-        """Those of a model.
+        """The heads of a model.
 
         Raises:
-            DataError: it has none that can be gated one by one.
+            DataError: the model has no heads that can be gated individually.
         """
         shapes = point_shapes(model, _LENGTHS)
         points = of_layers(shapes, HEAD_OUTPUTS)
@@ -132,8 +132,8 @@ class Heads:
         if len(found) != 1 or next(iter(found))[0] != sum(_LENGTHS):
             kind = model.encoder.config.model_type
             raise DataError(
-                f"a model of the family {kind} has no attention heads to switch off (no outputs of heads at"
-                f" {HEAD_OUTPUTS.format(n=0)}, as many in every layer); `bertkit probe points` lists what it has"
+                f"models of the family {kind} have no attention heads to switch off (no head outputs at"
+                f" {HEAD_OUTPUTS.format(n=0)}, equally many in every layer); `bertkit probe points` lists its points"
             )
         return cls(points, next(iter(found))[1])
 
@@ -153,7 +153,7 @@ def _gate(gate: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def gated(heads: Heads, gate_LN: Floats, device: torch.device) -> Recorder:
-    """The recorder that sets these gates; layers whose gates are all 1 are left alone."""
+    """The recorder that sets these gates; layers whose gates are all 1 are not edited."""
     return Recorder(
         edits={
             point: _gate(torch.tensor(gate_N, dtype=torch.float32, device=device))
@@ -167,7 +167,7 @@ def head_importance(measure: Measure, heads: Heads, *, done: Done | None = None)
     """I_h of every head, (L, N), in nats, not normalised.
 
     Raises:
-        DataError: gradients that are not finite.
+        DataError: gradients are not finite.
     """
     sums_LN = torch.zeros(heads.shape, dtype=torch.float64)
     seen = 0
@@ -185,13 +185,13 @@ def head_importance(measure: Measure, heads: Heads, *, done: Done | None = None)
         if done is not None:
             done(seen)
     if not sums_LN.isfinite().all():
-        raise DataError("the gradients of the heads' gates are not numbers: the weights are damaged or diverged")
+        raise DataError("the gradients of the heads' gates are not finite: the model's weights are damaged or diverged")
     importance_LN: Floats = (sums_LN / seen).numpy()
     return importance_LN
 
 
 def normalised_by_layer(importance_LN: Floats) -> Floats:
-    """Each layer's row divided by its L2 norm; a row of zeros stays."""
+    """Each layer's row divided by its L2 norm; a row of zeros is unchanged."""
     norm_L1 = np.linalg.norm(importance_LN, axis=1, keepdims=True)
     found: Floats = importance_LN / np.where(norm_L1 > 0, norm_L1, 1.0)
     return found
@@ -205,13 +205,13 @@ def gated_score(measure: Measure, heads: Heads, gate_LN: Floats) -> float:
 
 
 def without_each(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
-    """The score without head h, for every h alone, (L, N) (section 3.2)."""
+    """The score without head h, for every single h, (L, N) (section 3.2)."""
     gates_XLN = 1 - np.eye(heads.shape[0] * heads.per_layer).reshape(-1, *heads.shape)
     return np.reshape(_scores(measure, heads, gates_XLN, done), heads.shape)
 
 
 def each_alone_in_its_layer(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
-    """The score where h is the only head that its layer keeps, for every h, (L, N) (section 3.3)."""
+    """The score if h is the only head that its layer keeps, for every h, (L, N) (section 3.3)."""
     gates_XLN = np.ones((heads.shape[0] * heads.per_layer, *heads.shape))
     for gate_LN, (layer, head) in zip(gates_XLN, np.ndindex(heads.shape), strict=True):
         gate_LN[layer] = np.arange(heads.per_layer) == head
@@ -234,7 +234,7 @@ def least_first(worth_LN: Floats) -> Int64s:
 
 
 def pruned_counts(heads: int, share: float) -> list[int]:
-    """How many of the heads are gone after each step, from none to all; a step prunes a share of them, at least one."""
+    """The number of heads removed after each step, from none to all; a step prunes a share of them, at least one."""
     steps = max(1, int(np.ceil(1 / share - 1e-9)))
     return sorted({min(heads, round(step * share * heads)) for step in range(steps + 1)} | {heads})
 
@@ -242,7 +242,7 @@ def pruned_counts(heads: int, share: float) -> list[int]:
 def pruning_curve(
     measure: Measure, heads: Heads, order_A: Int64s, counts: Sequence[int], *, done: Done | None = None
 ) -> list[float]:
-    """The score after each count of heads is gone, in the given order (section 4.2)."""
+    """The score after each number of heads is removed, in the given order (section 4.2)."""
     rank_A = np.argsort(order_A)
     gates = ((rank_A >= count).astype(float).reshape(heads.shape) for count in counts)
     return _scores(measure, heads, gates, done)

@@ -1,13 +1,14 @@
-"""Pruning: heads and layers are removed before the first update, weights are set to 0 during training.
+"""Pruning: heads and layers are removed before the first update; weights are zeroed during training.
 
 Heads are removed by importance on the training examples, lowest first, after division by the L2 norm over their layer
-(Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as they are named. Weights are zeroed by
-magnitude, of every matrix the same share, which grows along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878,
-equation 1; of BERT: Gordon, Duh and Andrews 2020, arXiv:2002.08307). models/pruning.py changes the model.
+(Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as listed in the settings. Weights are zeroed
+by magnitude, the same share of every matrix, along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878, equation 1;
+for BERT: Gordon, Duh and Andrews 2020, arXiv:2002.08307). models/pruning.py changes the model.
 
-- Every layer keeps one head.
-- A weight that is 0 stays 0, in the model to start from, too. So the zeros are the mask, and a checkpoint holds it.
-- Importance is measured once and kept in the run's pruned.json, where a resumed run reads it.
+- Every layer keeps at least one head.
+- A weight that is 0 stays 0, also if it was 0 in the initial model. The zeros are thus the mask, and checkpoints
+  contain it.
+- Importance is measured once and stored in the run's pruned.json, from which a resumed run reads it.
 
 Shapes: L layers, N heads of a layer.
 """
@@ -53,13 +54,13 @@ from bertkit.training.method import Method, TrainingData
 log = logging.getLogger(__name__)
 
 RECORD = "pruned.json"
-"""In the run's directory: what was removed, and the importance that decided."""
+"""In the run's directory: what was removed, and the importance scores used."""
 _KEPT = "kept"
-"""While a run lasts, a linear map's buffer: 1 where its weight is not 0."""
+"""A buffer of a linear map during the run: 1 where its weight is not 0."""
 
 
 class Pruned(Method):
-    """Fewer heads, fewer layers, or weights that are 0; what is left is trained."""
+    """Fewer heads, fewer layers, or zeroed weights; the rest is trained."""
 
     name: Literal["pruned"] = "pruned"
     heads: int | float | dict[int, tuple[int, ...]] | None = Field(
@@ -99,7 +100,7 @@ class Pruned(Method):
     @classmethod
     def _heads_in_range(cls, heads: Any) -> Any:
         if isinstance(heads, float) and not 0 < heads < 1:
-            raise ValueError(f"{heads}; a share is above 0 and below 1, a count has no point")
+            raise ValueError(f"{heads}; a share is above 0 and below 1, a count is written without a decimal point")
         if isinstance(heads, int) and heads < 1:
             raise ValueError(f"{heads}; expected at least one head, or a share, or {{layer: [heads]}}")
         return heads
@@ -109,19 +110,19 @@ class Pruned(Method):
         if self.heads is None and self.layers is None and self.magnitude is None:
             raise ValueError("nothing is pruned; give heads, layers or magnitude")
         if self.keep is not None and not isinstance(self.layers, str):
-            raise ValueError("keep goes with layers=first, last, uniform or skip; a list gives the number itself")
+            raise ValueError("keep works only with layers=first, last, uniform or skip; leave it out for a list")
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.heads is None or isinstance(self.heads, dict):
             what = "removes no heads" if self.heads is None else "names the heads to remove"
-            yield UnreadKey("examples", f"the method {what}, and no importance is measured", "write how many heads")
-            yield UnreadKey("normalise", f"the method {what}, and no importance is measured", "write how many heads")
+            yield UnreadKey("examples", f"the method {what}, so no importance is measured", "write how many heads")
+            yield UnreadKey("normalise", f"the method {what}, so no importance is measured", "write how many heads")
         if self.magnitude is None:
             yield UnreadKey("magnitude_ramp", "method.magnitude is not set: no weight becomes 0")
             yield UnreadKey("magnitude_every_steps", "method.magnitude is not set: no weight becomes 0")
         elif self.magnitude_ramp == 0:
-            yield UnreadKey("magnitude_every_steps", "method.magnitude_ramp is 0: all zeros are there at once")
+            yield UnreadKey("magnitude_every_steps", "method.magnitude_ramp is 0: all weights are zeroed at once")
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """As in `Method`; importance is measured on the training data."""
@@ -162,7 +163,7 @@ class Pruned(Method):
     def session(
         self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
     ) -> Iterator[None]:
-        """Weights that are 0 get no gradient while it is open."""
+        """Within the session, weights that are 0 get no gradient."""
         if self.magnitude is None:
             yield
             return
@@ -180,7 +181,7 @@ class Pruned(Method):
                 delattr(part, _KEPT)
 
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """Weights that were 0 are 0 again, and at the schedule's steps more of them."""
+        """Reset the zeroed weights to 0, and zero more of them at the schedule's steps."""
         if self.magnitude is None:
             return
         ramp_steps, every = math.ceil(self.magnitude_ramp * steps), self.magnitude_every_steps
@@ -189,7 +190,7 @@ class Pruned(Method):
         self._set_zeros(model, share if grows else None)
 
     def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
-        """What was removed, and the model's share of zeros."""
+        """What was removed, and the share of zeros in the model."""
         path = directory / RECORD
         found = read_json(path) if path.exists() else {}
         if self.magnitude is not None:
@@ -197,7 +198,7 @@ class Pruned(Method):
             found |= {"magnitude": {"asked": self.magnitude, "share": zeros / weights, "zeros": zeros, "of": weights}}
             if zeros < self.magnitude * weights - len(prunable_maps(model)):
                 log.warning(
-                    "%.1f%% of the weights are 0, not %.1f%%: the best evaluation came before the share had grown;"
+                    "%.1f%% of the weights are 0, not %.1f%%: the best evaluation was before the share had fully grown;"
                     " lower method.magnitude_ramp, or write optimisation.select=last",
                     *(100 * zeros / weights, 100 * self.magnitude),
                 )
@@ -205,7 +206,7 @@ class Pruned(Method):
 
     @torch.no_grad()
     def _set_zeros(self, model: HeadedModel, share: float | None) -> None:
-        """Zero the masked weights, and the smallest of each map up to this share; None: the share does not grow."""
+        """Zero the masked weights, and each map's smallest ones up to this share; None: no further ones."""
         for part in prunable_maps(model).values():
             kept = getattr(part, _KEPT, None)
             if kept is not None:
@@ -225,33 +226,31 @@ class Pruned(Method):
             raise UsageError(f"method.{error}") from error
 
     def _named_heads(self, kept: list[int] | None, depth: int) -> HeadChoice | None:
-        """Heads that the settings name, by the layers that are kept; None where importance decides.
+        """The heads named in the settings, by kept layer; None if importance decides.
 
         Raises:
-            UsageError: heads of a layer that is removed.
+            UsageError: the settings name heads of a removed layer.
         """
         if not isinstance(self.heads, dict):
             return None
         index = {layer: number for number, layer in enumerate(range(depth) if kept is None else kept)}
         unknown = [layer for layer in self.heads if layer not in index]
         if unknown:
-            raise UsageError(
-                f"method.heads: layer {unknown[0]} is not there; layers have the numbers {_listed(list(index))}"
-            )
+            raise UsageError(f"method.heads: layer {unknown[0]} does not exist; the layers are {_listed(list(index))}")
         return {index[layer]: heads for layer, heads in self.heads.items()}
 
     def _least_important(
         self, model: HeadedModel, seed: int, data: TrainingData | None
     ) -> tuple[HeadChoice, dict[str, Any]]:
-        """The heads of least importance on the training examples, and what was measured.
+        """The least important heads on the training examples, and what was measured.
 
         Raises:
-            UsageError: more heads than can be removed, or there are no data.
+            UsageError: more heads are to be removed than is possible, or there are no data.
         """
         if data is None:
-            raise UsageError("method.heads: importance needs training examples; name heads as {layer: [heads]}")
+            raise UsageError("method.heads: importance needs training examples; list the heads as {layer: [heads]}")
         prunable_attentions(model.encoder)
-        # Heads that were pruned before are zeros meanwhile, so that layers have equally many.
+        # Previously pruned heads are temporarily zeros, so that all layers have equally many heads.
         pruned = restore_heads(model)
         measure = TrainingLoss(model, data, self._items(data.features.num_examples, seed))
         heads = Heads.of(model)
@@ -295,7 +294,7 @@ class Pruned(Method):
 
 
 def _gradient_of_kept(part: nn.Linear) -> Any:
-    """A hook that lets no gradient through to weights that are 0."""
+    """A hook that zeroes the gradient of weights that are 0."""
 
     def masked(gradient: Tensor) -> Tensor:
         kept: Tensor = getattr(part, _KEPT)
@@ -321,7 +320,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _log(record: dict[str, Any]) -> None:
-    """What is removed, layer by layer."""
+    """Log what is removed, layer by layer."""
     kept, importance = record["layers_kept"], record.get("importance")
     removed = [layer for layer in range(record["layers_before"]) if layer not in kept]
     if removed:
@@ -334,4 +333,4 @@ def _log(record: dict[str, Any]) -> None:
             "training loss, over %s examples: %.4f with these heads, %.4f without",
             *(f"{record['examples']:,}", record["train_loss_before"], record["train_loss_without"]),
         )
-    log.info("parameters: %s of %s are left", f"{record['parameters']:,}", f"{record['parameters_before']:,}")
+    log.info("parameters: %s of %s remain", f"{record['parameters']:,}", f"{record['parameters_before']:,}")

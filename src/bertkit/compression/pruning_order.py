@@ -1,4 +1,4 @@
-"""Which heads are pruned: those of least importance for the loss of the task's training examples.
+"""Which heads are pruned: the least important ones for the loss on the task's training examples.
 
 Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2. Sibling head_importance.py defines importance;
 pruned.py removes the heads.
@@ -20,7 +20,7 @@ from bertkit.training.method import TrainingData
 
 
 class TrainingLoss(Measure):
-    """The task's loss on some of its training items; the score is the mean."""
+    """The task's loss on some of its training items; the score is its mean."""
 
     metric = "loss per example"
     higher_is_better = False
@@ -47,12 +47,12 @@ class TrainingLoss(Measure):
 
 
 def heads_to_prune(importance_LN: Floats, present_LN: Floats, count: int) -> dict[int, list[int]]:
-    """The `count` heads of least importance, by layer; equal ones by their number. The best of each layer is kept.
+    """The `count` least important heads, by layer; ties by number. The best head of each layer is kept.
 
     Args:
         importance_LN: of all heads.
         present_LN: 1 where there is a head, 0 where it was pruned before.
-        count: at most all but one a layer.
+        count: at most all but one per layer.
     """
     per_layer = importance_LN.shape[1]
     left = present_LN.sum(axis=1)

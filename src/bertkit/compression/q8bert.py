@@ -1,17 +1,17 @@
-"""Q8BERT: all weights are trained while linear maps and embedding tables compute with eight-bit numbers.
+"""Q8BERT: all weights are trained while linear maps and embedding tables compute in simulated 8-bit integers.
 
 Zafrir, Boudoukh, Izsak and Wasserblat 2019, arXiv:1910.06188. Quantisation is linear and symmetric: q = round(x S),
-clamped to +-(2^(b-1) - 1), with S = (2^(b-1) - 1) / threshold. A weight's threshold is the largest of its matrix, an
-activation's is a moving average of the largest of each update (decay 0.9999). Gradients go through the rounding as if
-it were not there. Softmax, layer norm and GELU stay floats. The result is a directory of int8 weights with these
-thresholds (models/int8.py).
+clamped to +-(2^(b-1) - 1), with S = (2^(b-1) - 1) / threshold. A weight's threshold is the largest absolute value of
+its matrix; an activation's is a moving average of the largest of each update (decay 0.9999). Gradients pass through the
+rounding unchanged. Softmax, layer norm and GELU stay in floating point. The result is a directory of int8 weights with
+these thresholds (models/int8.py).
 
-- The average moves once an update, by the largest value over its micro-batches, so that how a batch is cut changes
-  nothing. So the first update under quantisation only measures.
+- The average moves once per update, by the largest value over its micro-batches, so the way a batch is split changes
+  nothing. The first update under quantisation therefore only measures.
 - The paper's biases are rounded to 32 bits at the scale of the products; here they stay floats.
 - The classifier's output is not requantised: it is the result.
-- torchao 0.18's quantiser of integers for training has a scale a token, an axis or a group, of each input or learnt;
-  one scale a tensor and a moving average, which the paper has, it lacks. A test ties the rounding here to torch's own.
+- torchao 0.18's integer quantiser for training supports a scale per token, axis or group, from each input or trained,
+  but not the paper's single scale per tensor with a moving average. A test compares the rounding here with torch's.
 
 Sibling qbert.py has fewer bits, by group. Shapes: T rows, D inputs, F outputs, V rows of a table, E its width.
 """
@@ -34,9 +34,9 @@ from bertkit.models.word_embedding import is_plain_embedding
 from bertkit.training.method import Method, TrainingData
 
 _SMALLEST_ROW = 1e-30
-"""Least threshold of a row of a table, which may be all zeros."""
+"""Minimum threshold of a table row, which can be all zeros."""
 THRESHOLDS = ("input_threshold", "output_threshold", "threshold")
-"""Parameters without gradients; they are parameters because checkpoints hold these."""
+"""Names of parameters without gradients; they are parameters so that checkpoints contain them."""
 
 
 class Quantising(Method):
@@ -51,7 +51,7 @@ class Quantising(Method):
     )
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients reach all but the thresholds."""
+        """Enable gradients for everything except the thresholds."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[2] not in THRESHOLDS)
 
@@ -62,9 +62,9 @@ class Quantising(Method):
             UsageError: the run ends before quantisation begins.
         """
         if self.start_step + 1 >= steps:
-            remedy = f"write at most {steps - 2}" if steps > 1 else "the first one measures thresholds; run two or more"
+            remedy = f"write at most {steps - 2}" if steps > 1 else "the first only measures thresholds, so run more"
             raise UsageError(
-                f"method.start_step: {self.start_step} in a run of {steps} updates: none would be made under"
+                f"method.start_step: {self.start_step} in a run of {steps} updates: none would run under"
                 f" quantisation; {remedy}"
             )
         for part in model.modules():
@@ -73,7 +73,7 @@ class Quantising(Method):
 
 
 class Q8Bert(Quantising):
-    """Every weight, under simulated 8-bit arithmetic; the result has int8 weights and fixed activation scales."""
+    """All weights, under simulated 8-bit arithmetic; the result has int8 weights and fixed activation scales."""
 
     name: Literal["q8bert"] = "q8bert"
     requantise_outputs: bool = Field(
@@ -94,7 +94,7 @@ class Q8Bert(Quantising):
         return model
 
     def finish(self, model: HeadedModel) -> None:
-        """Replace what was trained by int8 weights."""
+        """Replace the trained weights with int8 weights."""
 
         def whole(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, FakeLinear):
@@ -142,7 +142,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def unknown_threshold(device: torch.device) -> nn.Parameter:
-    """A threshold that is not measured yet: 0."""
+    """A threshold that has not been measured yet: 0."""
     return nn.Parameter(torch.zeros((), device=device), requires_grad=False)
 
 
@@ -158,7 +158,7 @@ class Peak:
 
     @torch.no_grad()
     def update(self, average: Tensor, decay: float, *, active: bool) -> None:
-        """Move an average that is active; its first value is the peak itself. One that is not finite is skipped."""
+        """Move the average if active; its first value is the peak itself. A peak that is not finite is skipped."""
         peak, self._largest = self._largest, None
         if not active or peak is None or not math.isfinite(float(peak)):
             return
@@ -169,8 +169,8 @@ class FakeLinear(nn.Linear):
     """A linear map of float weights that simulates integer weights and inputs of `bits`.
 
     Args:
-        linear: gives its weights.
-        bits: of activations.
+        linear: source of the weights.
+        bits: bits of the activations.
         requantised: whether the output is quantised, too.
     """
 
@@ -208,7 +208,7 @@ class FakeLinear(nn.Linear):
         return output if limit == 0 else straight_through(output, round_to(output.detach(), limit, self.levels))
 
     def update_thresholds(self, decay: float, *, active: bool) -> None:
-        """Move the thresholds after an update; they stay 0 before quantisation is active."""
+        """Move the thresholds after an update; they stay 0 until quantisation is active."""
         self._input_peak.update(self.input_threshold, decay, active=active)
         if self.output_threshold is not None:
             self._output_peak.update(self.output_threshold, decay, active=active)
@@ -240,8 +240,8 @@ class FakeEmbedding(nn.Embedding):
     """An embedding table of floats that simulates integers.
 
     Args:
-        table: gives its weights.
-        by_row: whether each row has a threshold of its own, or all have that of the table.
+        table: source of the weights.
+        by_row: whether each row has its own threshold; otherwise the table has a single one.
     """
 
     def __init__(self, table: nn.Embedding, *, by_row: bool) -> None:

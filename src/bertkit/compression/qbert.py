@@ -1,17 +1,17 @@
-"""Q-BERT: weights of two to four bits in groups, with more bits where the loss is more sharply curved.
+"""Q-BERT: group-wise weights of two to four bits, with more bits for layers where the loss is more sharply curved.
 
-Shen et al. 2020, arXiv:1909.05840. Each matrix falls into 128 groups of output neurons, those of query, key and value
-within one head; a group has 2^k equal steps from its smallest weight to its largest. Which layers get the more bits is
-read off the Hessian of the loss: on each of several parts of the training data the largest eigenvalue of a layer's
-block is found by power iteration, and Omega = |mean| + standard deviation over the parts orders the layers; the upper
-half gets the higher number. Activations and tables have eight bits. Gradients go through the rounding as if it were not
-there. The result is a directory of packed weights (models/low_bit.py).
+Shen et al. 2020, arXiv:1909.05840. Each matrix is divided into 128 groups of output neurons; a group of query, key or
+value lies within one head. A group has 2^k equally spaced values from its smallest weight to its largest. The layers
+with more bits follow from the Hessian of the loss: power iteration finds the largest eigenvalue of a layer's block on
+each of several parts of the training data, and the layers are ordered by Omega = |mean| + standard deviation over the
+parts; the upper half gets the higher number of bits. Activations and tables have eight bits. Gradients pass through the
+rounding unchanged. The result is a directory of packed weights (models/low_bit.py).
 
-- Pooler and classifier have eight bits, in groups, too.
+- Pooler and classifier have eight bits, also in groups.
 - A row of a table is a group of its own.
-- The examples that the eigenvalues are found on are a tenth of the training data, as in the paper, but no more than a
-  stated number: a layer's power iteration costs several passes over them for each of its steps.
-- The bits are decided once and kept in the run's qbert.json, where a resumed run reads them.
+- The eigenvalues are computed on a tenth of the training data, as in the paper, but on no more than a configured
+  number of examples: each step of a layer's power iteration costs several passes over them.
+- The bits are decided once and stored in the run's qbert.json, from which a resumed run reads them.
 
 Sibling q8bert.py has eight bits everywhere. Shapes: T rows, D inputs, F outputs, G groups.
 """
@@ -47,14 +47,14 @@ from bertkit.training.method import TrainingData
 log = logging.getLogger(__name__)
 
 RECORD = "qbert.json"
-"""In the run's directory: the bits of each layer, and by what measure."""
+"""In the run's directory: the bits of each layer, and the sensitivities used."""
 OUTSIDE_BITS = 8
-"""Of weights that are in no layer."""
+"""Bits of weights that are in no layer."""
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 class QBert(Quantising):
-    """Every weight, under simulated arithmetic of few bits; the result has packed weights."""
+    """All weights, under simulated low-bit arithmetic; the result has packed weights."""
 
     name: Literal["qbert"] = "qbert"
     bits: Literal[2, 3, 4, 8, "mixed"] = Field(
@@ -88,20 +88,20 @@ class QBert(Quantising):
     @model_validator(mode="after")
     def _ordered(self) -> QBert:
         if self.low_bits >= self.high_bits:
-            raise ValueError(f"low_bits ({self.low_bits}) must be fewer than high_bits ({self.high_bits})")
+            raise ValueError(f"low_bits ({self.low_bits}) must be lower than high_bits ({self.high_bits})")
         return self
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """As in `Method`; mixed bits are measured on the training data.
 
         Raises:
-            UsageError: the model has no layers of its own, or bits are mixed and there are no data.
+            UsageError: the model has no layers of its own, or mixed bits are requested without data.
         """
         layers = layer_maps(super().prepare(model, seed))
         if not layers:
             raise UsageError(
-                f"method.name: qbert gives each layer its bits; {model.encoder.config.model_type} has no layers of its"
-                " own: take q8bert"
+                f"method.name: qbert sets the bits of each layer, but {model.encoder.config.model_type} has no layers"
+                " of its own; use q8bert"
             )
         path = None if data is None or data.directory is None else data.directory / RECORD
         if path is not None and path.exists():
@@ -127,12 +127,12 @@ class QBert(Quantising):
     def _decide_bits(
         self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData | None
     ) -> dict[str, Any]:
-        """The bits of each layer, and the sensitivities that decided."""
+        """The bits of each layer, and the sensitivities used."""
         common = {"groups": self.groups, "embedding_bits": 8, "outside_bits": OUTSIDE_BITS}
         if self.bits != "mixed":
             return {"bits": [self.bits] * len(layers), **common}
         if data is None:
-            raise UsageError("method.bits: mixed is measured on training data; give a number")
+            raise UsageError("method.bits: mixed bits are measured on training data, and there are none; give a number")
         eigenvalues = self._eigenvalues(model, layers, seed, data)
         omega = [abs(float(np.mean(found))) + float(np.std(found)) for found in eigenvalues]
         sensitive = set(sorted(range(len(layers)), key=lambda layer: -omega[layer])[: -(-len(layers) // 2)])
@@ -142,7 +142,7 @@ class QBert(Quantising):
     def _eigenvalues(
         self, model: HeadedModel, layers: Sequence[Sequence[nn.Linear]], seed: int, data: TrainingData
     ) -> list[list[float]]:
-        """Of each layer, the largest eigenvalue on each part of the data."""
+        """The largest eigenvalue of each layer on each part of the data."""
         items = data.features.num_examples
         count = min(items, max(2, min(self.sensitivity_examples, round(self.sensitivity_share * items))))
         chosen = Draw(seed, "qbert").permuted("sensitivity", np.arange(count), size=items, epoch=0)
@@ -154,7 +154,7 @@ class QBert(Quantising):
         for parameter in model.parameters():
             parameter.requires_grad_(any(parameter is each for own in weights for each in own))
         found: list[list[float]] = [[] for _ in layers]
-        # Only this way of attention has a gradient of its gradient.
+        # Only this attention backend supports second derivatives.
         with sdpa_kernel(SDPBackend.MATH):
             for number, part in enumerate(parts):
                 batch = data.features.batch(np.sort(part)).to(data.engine.device)
@@ -174,7 +174,7 @@ class QBert(Quantising):
         return {"quantisation": read_json(path)} if path.exists() else {}
 
     def finish(self, model: HeadedModel) -> None:
-        """Replace what was trained by packed weights."""
+        """Replace the trained weights with packed weights."""
 
         def packed(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, FakeGroupLinear):
@@ -199,13 +199,13 @@ class QBert(Quantising):
 
 
 class FakeGroupLinear(FakeLinear):
-    """A linear map that simulates few values for each group of its weights.
+    """A linear map that simulates a small set of values for each group of its weights.
 
     Args:
-        linear: gives its weights.
-        bits: of the input.
+        linear: source of the weights.
+        bits: bits of the input.
         group_F: the group of each output.
-        weight_bits: of a weight.
+        weight_bits: bits of a weight.
     """
 
     def __init__(self, linear: nn.Linear, bits: int, *, group_F: Tensor, weight_bits: int) -> None:
@@ -236,7 +236,7 @@ def layer_maps(model: HeadedModel) -> list[list[nn.Linear]]:
 
 
 def groups_of(model: HeadedModel, linear: nn.Linear, groups: int) -> Tensor:
-    """The group of each output, (F,); of queries, keys and values, none reaches from one head into the next."""
+    """The group of each output, (F,); a group of queries, keys or values never spans two heads."""
     heads = 1
     for part in model.modules():
         if isinstance(part, SelfAttention) and any(linear is each for each in (part.query, part.key, part.value)):
@@ -253,14 +253,14 @@ def _hub_names(model: HeadedModel) -> dict[nn.Module, str]:
 def top_eigenvalues(
     loss: Tensor, blocks: Sequence[Sequence[Tensor]], iterations: int, tolerance: float, *, seed: int
 ) -> list[float]:
-    """Of each block of the Hessian, the eigenvalue of the largest size, by power iteration.
+    """The eigenvalue of largest magnitude of each block of the Hessian, by power iteration.
 
     Args:
         loss: a scalar with its graph.
-        blocks: parameters, a block for each eigenvalue.
-        iterations: most products with the Hessian for each.
-        tolerance: the iteration ends when the eigenvalue changes by a smaller share.
-        seed: of the first vectors.
+        blocks: parameters, one block per eigenvalue.
+        iterations: maximum number of products with the Hessian for each.
+        tolerance: the iteration ends when the eigenvalue's relative change is smaller.
+        seed: for the initial vectors.
     """
     gradients = torch.autograd.grad(loss, [each for block in blocks for each in block], create_graph=True)
     found, first = [], 0
@@ -295,6 +295,6 @@ def _log(record: dict[str, Any]) -> None:
     for layer, bits in enumerate(record["bits"]):
         log.info("layer %d: %d bits%s", layer, bits, f" (Omega {omega[layer]:.3g})" if omega else "")
     log.info(
-        "%d groups a matrix; embeddings %d bits, pooler and classifier %d",
+        "%d groups per matrix; embeddings %d bits, pooler and classifier %d",
         *(record["groups"], record["embedding_bits"], record["outside_bits"]),
     )

@@ -1,15 +1,16 @@
-"""BERT-of-Theseus: the layers of a fine-tuned model are replaced at random by those of a shallower one.
+"""BERT-of-Theseus: layers of a fine-tuned model are randomly replaced by those of a shallower one.
 
-Xu et al. 2020, arXiv:2002.02925, section 3. The predecessor's N layers form M blocks of N/M; each block has one
-successor layer, initialised from the predecessor's layer of the same number, so that all successors together are its
-first M layers. In an update each block is replaced by its successor with probability p; the loss is the task's. With
+Xu et al. 2020, arXiv:2002.02925, section 3. The predecessor's N layers form M blocks of N/M. Each block has one
+successor layer, initialised from the predecessor's layer of the same number; together, the successors start as its
+first M layers. In an update, each block is replaced by its successor with probability p; the loss is the task's. With
 p = 1 the successors are fine-tuned alone.
 
-- Only the successors are trained: embeddings, pooler, classifier and predecessor are frozen (the released code's
-  optimiser holds nothing else; its clipping measures the predecessor's gradients too, here they are not formed).
-- A block is drawn once an update, by seed and step, so that how a batch is cut and where a run was stopped change
+- Only the successors are trained: embeddings, pooler, classifier and predecessor are frozen. (The released code's
+  optimiser also contains only the successors; its clipping includes the predecessor's gradients, which are not computed
+  here.)
+- Blocks are drawn once per update, by seed and step, so the way a batch is split and where a run was stopped change
   nothing. An update in which no block is replaced changes no weight.
-- Evaluation and the result have the successors alone.
+- Evaluation and the result use only the successors.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Theseus(Method):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.replacing == "linear":
-            yield UnreadKey("constant_steps", "method.replacing is linear, whose p grows by slope", "write constant")
+            yield UnreadKey("constant_steps", "method.replacing is linear, so p grows by slope", "write constant")
             if self.start >= 1:
                 yield UnreadKey("slope", "method.start is 1: every block is replaced from the first update on")
         else:
-            yield UnreadKey("slope", "method.replacing is constant, whose p does not grow", "write linear")
+            yield UnreadKey("slope", "method.replacing is constant, so p does not grow", "write linear")
             if self.constant_steps == 0:
                 yield UnreadKey("start", "method.constant_steps is 0: p is 1 from the first update on")
             elif self.start >= 1:
@@ -71,15 +72,15 @@ class Theseus(Method):
         layers = getattr(encoder, "layers", None)
         if not isinstance(encoder, BertStack) or type(encoder)._through is not BertStack._through:
             raise UsageError(
-                f"method.name: theseus replaces layers that follow one another; those of {encoder.config.model_type} do"
-                " not: take a BERT, RoBERTa, ELECTRA or DistilBERT"
+                f"method.name: theseus needs layers that follow one another, unlike those of"
+                f" {encoder.config.model_type}; use a BERT, RoBERTa, ELECTRA or DistilBERT"
             )
         assert isinstance(layers, nn.ModuleList)
         count = len(layers) // 2 if self.successors is None else self.successors
         if count < 1 or len(layers) % count:
             raise UsageError(
-                f"method.successors: {len(layers)} layers do not fall into {count} equal blocks; take a divisor of"
-                f" {len(layers)}"
+                f"method.successors: {len(layers)} layers cannot be divided into {count} equal blocks; write a divisor"
+                f" of {len(layers)}"
             )
         size = len(layers) // count
         encoder.layers = nn.ModuleList(
@@ -89,7 +90,7 @@ class Theseus(Method):
         return model
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients reach the successors alone."""
+        """Enable gradients for the successors only."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(_SUCCESSOR in name)
 
@@ -103,7 +104,7 @@ class Theseus(Method):
         return min(1.0, self.slope * step + self.start)
 
     def finish(self, model: HeadedModel) -> None:
-        """Keep the successors alone."""
+        """Keep only the successors."""
         encoder = model.encoder
         assert isinstance(encoder, BertStack)
         encoder.layers = nn.ModuleList(
@@ -122,7 +123,7 @@ class Replaceable(nn.Module):
         self.successor = successor
 
     def forward(self, hidden_TD: Tensor, sequences: Any, scope: Scope) -> Tensor:
-        """(T, D) to (T, D): the successor, unless an update in training has drawn the predecessor."""
+        """(T, D) to (T, D): the successor, unless the predecessor was drawn in a training update."""
         draws = scope.recorder
         layers = [self.successor]
         if self.training and isinstance(draws, BlockDraws) and not draws.is_replaced(self.number):
@@ -146,7 +147,7 @@ class BlockDraws(Recorder):
 
 
 class TheseusGradient(Gradient):
-    """The plain gradient, of a model whose blocks are drawn for each update by the seed."""
+    """The plain gradient of a model whose blocks are drawn for each update from the seed."""
 
     def __init__(self, settings: Theseus, seed: int) -> None:
         self.settings = settings
@@ -155,6 +156,6 @@ class TheseusGradient(Gradient):
     def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
         losses = loss(BlockDraws(self.draw, step, self.settings.probability(step)))
         total = scaled_total(losses, scales)
-        if total.requires_grad:  # it does not where no block is replaced
+        if total.requires_grad:  # false if no block is replaced
             backward(total)
         return detached(losses)

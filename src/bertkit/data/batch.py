@@ -1,7 +1,7 @@
-"""The one batch format: tokens of all sequences end to end, no padding between the embedding and the head.
+"""The only batch format: tokens of all sequences end to end, without padding between the embedding and the head.
 
-Attention alone reads where sequences end. For torch's scaled dot-product attention, which needs rectangles, sequences
-are gathered by length into a few blocks; the indices are computed here, once a batch, outside the step.
+Only attention uses the sequence bounds. For torch's scaled dot-product attention, which needs rectangles, sequences are
+gathered by length into a few blocks; the indices are computed here, once per batch, outside the step.
 
     ids_T          [CLS] the cat [SEP] [CLS] a [MASK] returns a list [SEP]
     cu_seqlens_B1  0                   4                                  11
@@ -28,15 +28,15 @@ from bertkit.data.pinned import pinned
 from bertkit.data.samples import Samples, Targets
 
 BLOCK_WASTE = 0.25
-"""A block takes in shorter sequences while at most this share of a row would be padding."""
+"""Shorter sequences are added to a block while at most this share of a row would be padding."""
 
 SHORTEST_BLOCK = 8
-"""The length of the shortest independent block, and the step of those up to 128 tokens."""
+"""The length of the shortest independent block, and the step between lengths up to 128 tokens."""
 
 
 def own_block_length(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The length of each sequence's block where that depends on the sequence alone: up to an eighth longer than the
-    sequence, in steps of 8 up to 128 tokens, of 16 up to 256, and so on."""
+    """The block length of each sequence if it depends on that sequence alone: up to an eighth longer than the sequence,
+    in steps of 8 up to 128 tokens, of 16 up to 256, and so on."""
     steps = np.maximum(SHORTEST_BLOCK, 2 ** np.maximum(np.ceil(np.log2(lengths)).astype(np.int64) - 4, 0))
     return np.asarray(-(-lengths // steps) * steps)
 
@@ -46,9 +46,9 @@ class AttentionBlock:
     """A rectangle of sequences.
 
     Attributes:
-        sequences, length: b and S; b counts a sequence twice that is there twice.
+        sequences, length: b and S; a sequence that occurs twice counts twice in b.
         mask_b11S: true at real tokens; None without padding.
-        causal_b: sequences whose tokens attend only to themselves and those before them; None if there are none.
+        causal_b: sequences whose tokens attend only to themselves and earlier tokens; None if there are none.
     """
 
     sequences: int
@@ -63,10 +63,10 @@ class PackedSequences:
 
     Attributes:
         cu_seqlens_B1: int32, the start of each sequence, and T.
-        max_length: of the longest sequence, or of the longest block where lengths are rounded up.
+        max_length: of the longest sequence, or of the longest block if lengths are rounded up.
         blocks: the rectangles, longest first.
-        gather_P: for each cell of the blocks, row by row, its packed token (any token if the cell is padding); None if
-            the packed order is that of one unpadded block.
+        gather_P: for each cell of the blocks, row by row, its packed token (any token for padding); None if the packed
+            order is already that of one unpadded block.
         scatter_T: for each packed token, its cell in the blocks.
         causal_B: as given; None if no sequence is causal.
     """
@@ -94,7 +94,7 @@ class PackedSequences:
         return PackedSequences.from_groups(lengths_B, [np.arange(lengths_B.size)]).to(self.cu_seqlens_B1.device)
 
     def as_causal(self) -> PackedSequences:
-        """The same sequences in the same blocks, each read from left to right only."""
+        """The same sequences in the same blocks, with causal attention."""
         device = self.cu_seqlens_B1.device
         blocks = tuple(
             replace(block, causal_b=torch.ones(block.sequences, dtype=torch.bool, device=device))
@@ -115,12 +115,13 @@ class PackedSequences:
 
         Args:
             lengths: tokens of each sequence.
-            shortest_share: a block holds sequences of at least this share of its longest one's length; with 0 there is
-                one block, in the order of the sequences.
-            independent: the shape that attention computes a sequence in depends on no other sequence: its block has its
-                own length, rounded up by `own_block_length`, always has a mask, and a sequence that is alone in its
-                block is there twice, since torch lays out products of one matrix differently.
-            causal_B: sequences whose tokens attend only to themselves and those before them; None: none.
+            shortest_share: each sequence of a block has at least this share of the length of the longest one; with 0
+                there is one block, in the order of the sequences.
+            independent: the shape in which attention computes a sequence does not depend on other sequences. The block
+                length is the sequence's own, rounded up by `own_block_length`; the block always has a mask, and a
+                sequence that is alone in its block is there twice, since torch lays out products of one matrix
+                differently.
+            causal_B: sequences whose tokens attend only to themselves and earlier tokens; None: none.
         """
         lengths_B = np.asarray(lengths, dtype=np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
@@ -161,7 +162,7 @@ class PackedSequences:
     def from_groups(
         cls, lengths: Sequence[int] | NDArray[np.int64], groups: Sequence[NDArray[np.int64]]
     ) -> PackedSequences:
-        """One block for each group of sequences, in their order; together the groups are all sequences, each once."""
+        """One block per group of sequences, in the given order; each sequence is in exactly one group."""
         lengths_B = np.asarray(lengths, dtype=np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         blocks: list[AttentionBlock] = []
@@ -199,7 +200,7 @@ class PackedSequences:
 def _cells(
     cu_seqlens_B1: NDArray[np.int64], lengths_B: NDArray[np.int64], members_b: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The packed token of each cell of a block, (b, S), and whether the cell is no padding."""
+    """The packed token of each cell of a block, (b, S), and whether the cell is a token rather than padding."""
     column_S = np.arange(length)
     real_bS = column_S < lengths_B[members_b, None]
     return cu_seqlens_B1[members_b, None] + np.where(real_bS, column_S, 0), real_bS
@@ -207,15 +208,14 @@ def _cells(
 
 @dataclass(frozen=True)
 class SourceTarget:
-    """How an encoder-decoder reads sequences: of each the encoder the first tokens, the decoder those behind them.
+    """How an encoder-decoder reads sequences: the encoder reads the first tokens of each, the decoder the rest.
 
     Attributes:
-        source, target: bounds and blocks of either side, whose tokens lie end to end.
+        source, target: bounds and blocks of either side, whose tokens are end to end.
         source_tokens: of all sequences.
         index_T: the packed tokens, those of the sources first.
-        place_T: its inverse: where each packed token is in that order.
-        queries, keys: the targets and the sources in blocks with the same members, for the attention from one to the
-            other.
+        place_T: its inverse: the position of each packed token in that order.
+        queries, keys: the targets and the sources in blocks with the same members, for cross-attention.
     """
 
     source: PackedSequences
@@ -228,7 +228,7 @@ class SourceTarget:
 
     @classmethod
     def from_lengths(cls, source: Sequence[int] | NDArray[np.int64], target: NDArray[np.int64]) -> SourceTarget:
-        """Of sequences with so many tokens (each at least 1) of either side."""
+        """From the number of tokens (each at least 1) of each sequence on either side."""
         source_B, target_B = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
         sequence_T = np.repeat(np.arange(source_B.size), source_B + target_B)
         starts_B = np.cumsum(source_B + target_B) - source_B - target_B
@@ -250,7 +250,7 @@ class SourceTarget:
         )
 
     def sides(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
-        """What packed tokens have, of the sources' and of the targets'."""
+        """Rows of the packed tokens, split into those of the sources and those of the targets."""
         ordered_T = rows_T.index_select(0, self.index_T)
         return ordered_T[: self.source_tokens], ordered_T[self.source_tokens :]
 
@@ -264,7 +264,7 @@ class SourceTarget:
 
 
 def _alike(members_b: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The sequences in groups of similar lengths, the longest first, as `BLOCK_WASTE` has it."""
+    """The sequences in groups of similar lengths, longest first, as `BLOCK_WASTE` allows."""
     left = members_b[np.argsort(-lengths_B[members_b], kind="stable")]
     groups = []
     while left.size:
@@ -306,7 +306,7 @@ class TokenTargets:
 
 @dataclass(frozen=True)
 class BatchLanes:
-    """`bertkit.data.samples.Lanes` as tensors: what sequences continue, and which are read from right to left."""
+    """`bertkit.data.samples.Lanes` as tensors: which text sequences continue, and which are read right to left."""
 
     number_B: Tensor
     reversed_B: Tensor
@@ -328,10 +328,10 @@ class PackedBatch:
         labels: of sequences, by objective, each of shape B.
         global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
             windowed attention; None: the family and its heads decide.
-        lanes, ranks_T2: as of `Samples`.
-        pairs: where an encoder-decoder's sides are; None: there is no target side.
-        host: the batch that was moved to a GPU, as it was prepared: what depends on its targets and lengths alone is
-            found there without waiting for the GPU. None: this one is where it was prepared.
+        lanes, ranks_T2: as in `Samples`.
+        pairs: the two sides of an encoder-decoder; None: there is no target side.
+        host: the original of a batch that was moved to a GPU: what depends only on its targets and lengths can be read
+            there without waiting for the GPU. None: this batch was not moved.
     """
 
     ids_T: Tensor
@@ -356,7 +356,7 @@ class PackedBatch:
 
     @property
     def num_items(self) -> int:
-        """A batch is cut between sequences."""
+        """The number of sequences: a batch is split between sequences."""
         return self.num_sequences
 
     @property
@@ -385,7 +385,7 @@ class PackedBatch:
 
     @classmethod
     def from_pairs(cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> PackedBatch:
-        """A batch of given token ids for an encoder-decoder, without targets of a loss."""
+        """A batch of given token ids for an encoder-decoder, without targets for a loss."""
         batch = cls.from_ids([[*source, *target] for source, target in zip(sources, targets, strict=True)])
         source_B, target_B = ([len(row) for row in rows] for rows in (sources, targets))
         positions = [torch.arange(length) for pair in zip(source_B, target_B, strict=True) for length in pair]
@@ -401,9 +401,9 @@ class PackedBatch:
         causal: bool = False,
         independent: bool = False,
     ) -> PackedBatch:
-        """A batch of given token ids without targets, for inference; read from left to right only where causal.
+        """A batch of given token ids without targets, for inference; `causal` sequences are read left to right only.
 
-        `independent` is that of `PackedSequences.from_lengths`.
+        `independent`: see `PackedSequences.from_lengths`.
         """
         if not ids or not all(len(sequence) for sequence in ids):
             raise ValueError("a batch needs at least one sequence, and every sequence at least one token")
@@ -427,7 +427,7 @@ class PackedBatch:
         )
 
     def pin_memory(self) -> PackedBatch:
-        """In pinned memory; torch's DataLoader calls it."""
+        """The batch in pinned memory; called by torch's DataLoader."""
         return pinned(self)
 
     def to(self, device: torch.device) -> PackedBatch:
@@ -449,7 +449,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 
 
 def sequence_keys(batch: PackedBatch) -> list[bytes]:
-    """16 bytes for each sequence of a batch: of its ids and token types."""
+    """A 16-byte key for each sequence of a batch, from its ids and token types."""
     columns_T2 = np.stack([batch.ids_T.cpu().numpy(), batch.token_types_T.cpu().numpy()], axis=1)
     ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
     return [hashlib.blake2b(columns_T2[start:end].tobytes(), digest_size=16).digest() for start, end in pairwise(ends)]

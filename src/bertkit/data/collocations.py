@@ -3,9 +3,8 @@
 Bouma 2009, "Normalized (pointwise) mutual information in collocation extraction": a sequence of n words is a
 collocation if ln(p(w1..wn) / (p(w1)...p(wn))) is a large share of its greatest value, -(n - 1) ln p(w1..wn). Counts are
 kept in bounded memory by lossy counting (Manku and Motwani 2002, "Approximate frequency counts over data streams"):
-when there are too many sequences, the rarest are dropped, so that a count may be too low by the number of times that
-this happened. Words are identified by hashes of their tokens; the tokens are read again at a sequence's first
-occurrence.
+when there are too many sequences, the rarest are dropped, so a count may be too low by the number of times that this
+happened. Words are identified by hashes of their tokens; the tokens are read again at a sequence's first occurrence.
 
 Shapes: T tokens of a chunk, W words of it, N sequences of words.
 """
@@ -51,11 +50,11 @@ class Collocations(Settings):
     )
 
     def mined(self, shards: TokenShards, marks: WordMarks, read_tokens: int) -> list[list[int]]:
-        """Token ids of the collocations, the strongest first; the same for the same shards.
+        """Token ids of the collocations, strongest first; deterministic for given shards.
 
         Args:
             shards: the corpus.
-            marks: where words begin; words with a sign or [UNK] in them take no part.
+            marks: where words begin; words that contain a sign or [UNK] are ignored.
             read_tokens: at most about this many tokens are read, evenly over the corpus.
         """
         words = _Counts()
@@ -66,7 +65,7 @@ class Collocations(Settings):
         strengths, places = [], []
         for number, counts in sequences.items():
             if counts.forgotten >= self.min_count:
-                log.info("collocations of %d words: rarer ones than about %d were forgotten", number, counts.forgotten)
+                log.info("collocations of %d words: counts below about %d were dropped", number, counts.forgotten)
             kept_N = counts.count_N >= self.min_count
             association_N = _association(counts.count_N[kept_N], counts.parts_Nn[kept_N], words, total, number)
             strong_N = association_N >= self.min_association
@@ -78,7 +77,7 @@ class Collocations(Settings):
 
 
 def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read_tokens: int) -> NDArray[np.bool_]:
-    """Which entries of a list occur in the corpus, or in the part of it that is read.
+    """Which entries of a list occur in the corpus, or in the part that is read.
 
     Args:
         table: the list's phrases.
@@ -89,7 +88,7 @@ def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read
     seen_E = np.zeros(table.found_as_E.size + 1, dtype=np.bool_)
     for chunk in chunks(shards, marks, read_tokens):
         seen_E[table.find(chunk.ids_T, chunk.begins_T, chunk.run_T).entry_P] = True
-    # What cannot be written is found as -1: the last, which is never seen.
+    # Entries that cannot be tokenised have index -1: the last element, which is never seen.
     return np.asarray(seen_E[table.found_as_E])
 
 
@@ -112,7 +111,7 @@ class Chunk:
     marks: WordMarks
 
     def count_into(self, words: _Counts, sequences: dict[int, _Counts]) -> int:
-        """Count the words and the sequences of them; returns the number of words."""
+        """Count the words and the sequences of words; returns the number of words."""
         start_W = np.flatnonzero(self.begins_T)
         end_W = np.append(start_W[1:], self.ids_T.size)
         opaque_V = self.marks.sign_V | self.marks.special_V
@@ -140,7 +139,7 @@ class Chunk:
 
 
 def chunks(shards: TokenShards, marks: WordMarks, read_tokens: int) -> Iterator[Chunk]:
-    """The corpus in chunks of about a million tokens; of a larger one than `read_tokens`, every n-th."""
+    """The corpus in chunks of about a million tokens; only every n-th if it is larger than `read_tokens`."""
     segment_start_S1 = shards.segment_start_S1
     number = max(1, -(-shards.tokens // CHUNK_TOKENS))
     step = max(1, -(-shards.tokens // max(read_tokens, 1)))
@@ -159,8 +158,8 @@ class _Counts:
     """Counts of sequences of words, in bounded memory.
 
     Attributes:
-        hash_N: of each sequence, ascending.
-        count_N: of its occurrences.
+        hash_N: the hash of each sequence, ascending.
+        count_N: the number of its occurrences.
         parts_Nn: hashes of its n words.
         place_N2: its first occurrence, from token to token.
         forgotten: by how much counts may be too low.
@@ -174,7 +173,7 @@ class _Counts:
         self.forgotten = 0
 
     def add(self, hash_N: Hashes, parts_Nn: Hashes, place_N2: Integers) -> None:
-        """Count these, further on in the corpus than all before."""
+        """Add these counts; they come from later in the corpus than all previous ones."""
         if not self.parts_Nn.size:
             self.parts_Nn = np.zeros((0, parts_Nn.shape[1]), np.uint64)
         hashes = np.concatenate([self.hash_N, hash_N])
@@ -190,7 +189,7 @@ class _Counts:
             self.parts_Nn, self.place_N2 = self.parts_Nn[kept_N], self.place_N2[kept_N]
 
     def counts_of(self, hash_N: Hashes) -> Integers:
-        """How often these were seen; at least 1, since dropped ones were seen."""
+        """How often these were seen; at least 1, since dropped sequences were seen, too."""
         if not self.hash_N.size:
             return np.ones(hash_N.size, np.int64)
         at_N = np.minimum(np.searchsorted(self.hash_N, hash_N), self.hash_N.size - 1)
@@ -203,13 +202,13 @@ def _association(count_N: Integers, parts_Nn: Hashes, words: _Counts, total: int
     log_apart_N = sum(
         (np.log(words.counts_of(part_N) / max(1, total)) for part_N in parts_Nn.T), np.zeros(count_N.size)
     )
-    # A sequence that is the whole text has no room between its probability and 1.
+    # A sequence that is the whole text has probability 1.
     room_N = np.maximum(-(number - 1) * log_p_N, np.finfo(np.float64).tiny)
     association_N: NDArray[np.float64] = (log_p_N - log_apart_N) / room_N
     return association_N
 
 
 def _mixed(hash_N: Hashes) -> Hashes:
-    """Bits spread so that sums of a few do not collide."""
+    """Hashes with their bits mixed, so that sums of a few of them do not collide."""
     mixed = (hash_N ^ (hash_N >> _SHIFT)) * _MULTIPLIER + _MULTIPLIER
     return np.asarray(mixed ^ (mixed >> _SHIFT))

@@ -73,12 +73,12 @@ class DataConfig(Settings):
 
     @property
     def is_tokenised(self) -> bool:
-        """Whether the source is a directory of token shards, which are used as they are."""
+        """Whether the source is a directory of token shards, which are used unchanged."""
         return not self.languages and len(self.sources) == 1 and is_shards(self.sources[0])
 
     @property
     def all_sources(self) -> list[str]:
-        """The sources that are read, of all languages."""
+        """The sources that are read, for all languages."""
         return [source for own in self.languages.values() for source in own] or self.sources
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:

@@ -1,10 +1,10 @@
-"""The stream of a text that is read on from step to step, in as many lanes as a batch has sequences.
+"""The stream of a text that is read continuously from step to step, in as many lanes as a batch has sequences.
 
 Yang et al. 2019, XLNet, arXiv:1906.08237, section 3.1 and its released data_utils.py (`batchify`, `create_tfrecords`);
-Dai et al. 2019, Transformer-XL, arXiv:1901.02860. Documents follow one another in an order drawn anew each epoch, each
-closed by a separator; the text is cut into equal lanes, and what is left over is not read in this epoch. Of two
-directions the first half of a batch reads lanes from left to right, the second half the same lanes from their ends.
-Sibling stream.py draws samples in any order.
+Dai et al. 2019, Transformer-XL, arXiv:1901.02860. Documents follow one another in an order that is redrawn each epoch,
+each closed by a separator. The text is cut into equal lanes; the remainder is not read in this epoch. With two
+directions, the first half of a batch reads lanes from left to right and the second half reads the same lanes from their
+ends. Sibling stream.py draws samples in any order.
 
 Shapes: N documents, E segments' beginnings, B sequences, T tokens.
 """
@@ -25,7 +25,7 @@ from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.errors import DataError
 
 _STEPS_OF_HELD_OUT_TEXT = 4
-"""Steps that held-out lanes have at least, where the text has as many tokens: all begin without a memory."""
+"""Minimum number of steps of held-out lanes, if the text has enough tokens: all lanes begin without a memory."""
 
 
 class RunningText:
@@ -34,7 +34,7 @@ class RunningText:
     Args:
         shards: the corpus.
         documents_N2: ranges of segments, in the order in which they are read.
-        sep_id: of the separator.
+        sep_id: id of the separator.
     """
 
     def __init__(self, shards: TokenShards, documents_N2: Ranges, sep_id: int) -> None:
@@ -50,7 +50,7 @@ class RunningText:
         return int(self.offset_N1[-1])
 
     def read(self, first: int, end: int) -> tuple[Integers, Integers]:
-        """Ids from `first` to `end`, and the place of each in the corpus, -1 of separators."""
+        """Ids from `first` to `end`, and the position of each in the corpus, -1 for separators."""
         place_T = np.arange(first, end)
         document_T = np.searchsorted(self.offset_N1, place_T, side="right") - 1
         source_T = place_T - self.offset_N1[document_T] + self.first_token_N[document_T]
@@ -77,7 +77,7 @@ class LanePart:
     """A lane: a stretch of the text, read from one of its ends.
 
     Attributes:
-        text: of all lanes.
+        text: the text of all lanes.
         low, high: the stretch.
         is_reversed: whether it is read from right to left.
     """
@@ -123,14 +123,14 @@ class LanePart:
 
 
 class LaneStream(SampleStream):
-    """All sequences of a stage in the order of training: step after step, and lane after lane within a step.
+    """All sequences of a stage in the order of training: step by step, and lane by lane within a step.
 
     Args:
         spec: of the samples, with a layout of lanes.
         shards: the corpus.
-        documents_N2: that are read.
-        lanes: sequences of a step.
-        sep_id: closes each document.
+        documents_N2: the documents to read.
+        lanes: sequences per step.
+        sep_id: id of the separator that closes each document.
     """
 
     def __init__(self, spec: SampleSpec, shards: TokenShards, documents_N2: Ranges, lanes: int, sep_id: int) -> None:
@@ -148,7 +148,7 @@ class LaneStream(SampleStream):
     def of_held_out(
         cls, spec: SampleSpec, shards: TokenShards, documents_N2: Ranges, lanes: int, sep_id: int
     ) -> LaneStream:
-        """At most as many lanes as a step of training has, and fewer where the text is short."""
+        """At most as many lanes as a training step has, fewer if the text is short."""
         assert isinstance(spec.layout, LaneLayout)
         whole = cls(spec, shards, documents_N2, lanes, sep_id).text_size
         unit = 2 if spec.layout.bidirectional else 1
@@ -166,17 +166,17 @@ class LaneStream(SampleStream):
         """Steps in an epoch.
 
         Raises:
-            DataError: the text is too short for one.
+            DataError: the text is too short for one step.
         """
         length = self.spec.sequence_length
         steps = self.layout.steps(self.text_size // self.layout.texts(self.lanes), length)
         if not steps:
             fitting = self.text_size // (length + 1) * (2 if self.layout.bidirectional else 1)
-            remedy = f", or take optimisation.batch_sequences={fitting}" if fitting else ""
+            remedy = f", or set optimisation.batch_sequences={fitting}" if fitting else ""
             raise DataError(
-                f"{self.shards.directory}: {self.lanes} sequences of {length} tokens that are each read on need"
-                f" {self.layout.least_tokens(self.lanes, length):,} tokens, and there are {self.text_size:,}; give more"
-                f" text{remedy}"
+                f"{self.shards.directory}: a batch of {self.lanes} continuous sequences of {length} tokens needs"
+                f" {self.layout.least_tokens(self.lanes, length):,} tokens, but the text has {self.text_size:,}; give"
+                f" more text{remedy}"
             )
         return steps
 
@@ -187,7 +187,7 @@ class LaneStream(SampleStream):
         raise AssertionError("the samples of a LaneStream have one order")
 
     def samples(self, first: int, count: int, vocabulary: Vocabulary) -> Samples:
-        """Samples `first` to `first + count`; `lanes` samples are a step."""
+        """Samples `first` to `first + count`; `lanes` samples make a step."""
         spec, layout, length = self.spec, self.layout, self.spec.sequence_length
         step_B, lane_B = np.divmod(np.arange(first, first + count), self.lanes)
         epoch_B, step_B = np.divmod(step_B, self.epoch_steps)

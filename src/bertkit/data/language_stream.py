@@ -1,8 +1,8 @@
-"""The training stream of several languages: which language each sample is in, and the streams of each.
+"""The training stream of several languages: the language of each sample, and the stream of each language.
 
 Devlin et al. 2019, multilingual BERT: a language is drawn with its smoothed share; languages.py reads the corpus.
-Languages are drawn without replacement from blocks of 65,536, in which each has its exact number: the shares hold more
-closely than with independent draws, and a sample's number alone determines its language.
+Languages are drawn without replacement from blocks of 65,536, in which each has its exact number of samples: the shares
+are closer than with independent draws, and a sample's number alone determines its language.
 
 Shapes: L languages, B samples, K samples of a block.
 """
@@ -31,7 +31,7 @@ from bertkit.errors import DataError
 
 BLOCK_SAMPLES = 1 << 16
 _ADDRESS_BITS = 40
-"""A language's number is added above this many bits of a sample's number: languages have separate random draws."""
+"""A language's number is added above this many bits of a sample's number, so languages have separate random draws."""
 
 Integers = NDArray[np.int64]
 
@@ -46,18 +46,19 @@ def training_and_held_out(
     lanes: int = 1,
     sep_id: int = 0,
 ) -> tuple[SampleStream, SampleStream]:
-    """A stage's streams of training and held-out samples, of all languages of the shards.
+    """A stage's streams of training and held-out samples, for all languages of the shards.
 
-    Training has the smoothed shares of `data.language_smoothing`; held out are documents of every language, in turn.
+    Training uses the smoothed shares of `data.language_smoothing`. Documents of every language are held out,
+    alternating between languages.
 
     Args:
-        data: the stage's.
+        data: the stage's data settings.
         shards: the corpus.
         seed: the recipe's.
         stage: its number.
         plans: directory of the plans of training epochs.
-        lanes: sequences of a step, of a layout of lanes.
-        sep_id: the separator that closes documents there.
+        lanes: sequences per step, for a layout of lanes.
+        sep_id: id of the separator that closes documents in lanes.
 
     Raises:
         DataError: there is too little text to hold any out.
@@ -111,7 +112,7 @@ def _split_language(
 
 
 def quotas(shares_L: NDArray[np.float64], size: int) -> Integers:
-    """Whole numbers that sum to `size`, as near to the shares as can be (largest remainders), each at least 1."""
+    """Whole numbers that sum to `size`, as close to the shares as possible (largest remainders), each at least 1."""
     exact_L = shares_L * (size - len(shares_L))
     quota_L = exact_L.astype(np.int64)
     left = size - len(shares_L) - int(quota_L.sum())
@@ -125,8 +126,8 @@ class LanguageStream(SampleStream):
     Args:
         spec: of the mixture; its draws decide a sample's language and corruption.
         shards: of all languages.
-        streams: of each language.
-        quota_L: the samples of each language in a block.
+        streams: one per language.
+        quota_L: the number of samples of each language in a block.
     """
 
     def __init__(
@@ -146,11 +147,11 @@ class LanguageStream(SampleStream):
         return sum(stream.tokens for stream in self.streams)
 
     def epoch_length(self, epoch: int) -> int:
-        """Samples in an epoch of every language."""
+        """Samples in an epoch of all languages."""
         return sum(stream.epoch_length(epoch) for stream in self.streams)
 
     def languages(self, first: int, count: int) -> Integers:
-        """Which language each sample has, by number, (B,)."""
+        """The number of each sample's language, (B,)."""
         return np.concatenate(
             [self._languages_of_block(block)[low:high] for block, low, high in self._parts(first, count)]
         )
@@ -185,7 +186,7 @@ class LanguageStream(SampleStream):
             first, count = first + high - low, count - (high - low)
 
     def _drawn(self, block: int) -> Integers:
-        """The language of each sample of a block, (K,): every one as often as its quota, in random order."""
+        """The language of each sample of a block, (K,): each language as often as its quota, in random order."""
         size = int(self.quota_L.sum())
         place_K = self.spec.draw.permuted("language", np.arange(size), size=size, epoch=block)
         return np.searchsorted(np.cumsum(self.quota_L), place_K, side="right").astype(np.int64)

@@ -1,8 +1,8 @@
-"""Several languages in one corpus, the small ones read more often than their share.
+"""Several languages in one corpus; small languages are read more often than their share.
 
 Devlin et al. 2019, multilingual BERT (google-research/bert, multilingual.md, "Data Source and Sampling"): a language
-with the share P of the text is drawn with a probability in proportion to P^S, S = 0.7, for the vocabulary and for
-training alike; no token marks a text's language.
+with share P of the text is drawn with a probability proportional to P^S, S = 0.7, both for the vocabulary and in
+training; no token marks a text's language.
 
 The languages follow one another in the same shards, and the manifest lists the documents of each. Sibling
 language_stream.py draws from them; it needs torch, which preparing text does not.
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from bertkit.data.config import DataConfig
 
 LANGUAGES = "languages"
-"""The manifest's entry: name, first document and the one after the last, of each language."""
+"""The manifest's entry: for each language its name, first document, and the document after its last."""
 Integers = NDArray[np.int64]
 
 
 def smoothed(shares_L: Sequence[float] | NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:
-    """P^S, normalised: with S = 1 the shares themselves, with 0 the same for all."""
+    """P^S, normalised: the shares themselves for S = 1, uniform for S = 0."""
     powers_L = np.asarray(shares_L, dtype=np.float64) ** smoothing
     return np.asarray(powers_L / powers_L.sum())
 
 
 @dataclass(frozen=True)
 class LanguageCorpus(Corpus):
-    """The corpora of several languages, one after another; no block has text of two.
+    """The corpora of several languages, one after another; no block contains text of two languages.
 
     Attributes:
         names: of the languages.
-        ends: the reader after each language's last.
+        ends: for each language, the index after its last reader.
         smoothing: S.
     """
 
@@ -75,9 +75,9 @@ class LanguageCorpus(Corpus):
         return self.names[find(self.ends, position.reader)]
 
     def sample_text(self, megabytes: float, progress: Progress = silent_progress) -> Iterator[str]:
-        """Lines of documents drawn evenly from every language, of about this many megabytes in the smoothed shares.
+        """Lines of documents drawn evenly from every language, about this many megabytes in the smoothed shares.
 
-        One pass. A language with less text than its share is repeated.
+        Reads the text once. A language with less text than its share is repeated.
 
         Raises:
             DataError: a language has no text.
@@ -91,7 +91,7 @@ class LanguageCorpus(Corpus):
                     for _, lines in block.parts:
                         samples[-1].add(lines)
                     meter.update(sum(sample.read for sample in samples))
-                # Shares only fall as languages are added, so what is dropped here would not be wanted later.
+                # Shares only decrease as languages are added, so nothing dropped here is needed later.
                 rooms = self._rooms(samples, room)
                 for sample, allowed in zip(samples, rooms, strict=True):
                     sample.shrink(allowed)
@@ -110,11 +110,11 @@ class LanguageCorpus(Corpus):
         for name in self.names:
             if not documents.get(name):
                 raise DataError(
-                    f"data.languages.{name}: no text; give other sources, or leave the language out of data.languages"
+                    f"data.languages.{name}: its sources contain no text; correct them, or remove the language"
                 )
 
     def _rooms(self, samples: Sequence[TextSample], room: int) -> list[int]:
-        """Characters to keep of each language that was read so far."""
+        """Characters to keep of each language read so far."""
         read = [sample.read for sample in samples]
         self.check_texts({**dict.fromkeys(self.names, 1), **dict(zip(self.names, read, strict=False))})
         return [int(part) for part in smoothed(read, self.smoothing) * min(room, sum(read))]
@@ -151,7 +151,7 @@ def open_languages(
 
 
 def language_documents(names: Sequence[str], ends: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """The manifest's entry out of the number of documents up to each language's end; one that lacks it has none."""
+    """The manifest's entry, from the number of documents up to each language's end; a missing language has none."""
     found, first = [], 0
     for name in names:
         end = ends.get(name, first)

@@ -1,4 +1,4 @@
-"""Batches in memory that a GPU reads by itself: pinned, so that copies go on while the step before is computed.
+"""Batches in pinned memory, so that copies to the GPU overlap with the previous step.
 
 torch copies pageable memory before it returns, and pinned memory in the background (`non_blocking`). Batches are pinned
 by the thread or process that prepares them.
@@ -17,19 +17,19 @@ Value = TypeVar("Value")
 
 
 def pinned(value: Value) -> Value:
-    """The same batch, or list of batches, with all tensors pinned; on a machine with a GPU."""
+    """The same batch, or list of batches, with all tensors pinned; needs a GPU."""
     return with_tensors(value, Tensor.pin_memory)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, without waiting for what a GPU has still to do."""
+    """The tensor on a device, without waiting for pending work of the GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def with_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
-    """The same data classes, mappings, lists and tuples with other tensors in place of theirs."""
+    """The same data classes, mappings, lists and tuples with their tensors replaced."""
     changed: Any = value
     if isinstance(value, Tensor):
         changed = change(value)

@@ -1,7 +1,8 @@
-"""From a corpus to token shards: learn or load the tokenizer, tokenise on all cores, and write.
+"""From a corpus to token shards: train or load the tokenizer, tokenise on all cores, and write.
 
-No paper. A directory of shards is addressed by its identity, the hash of source, tokenizer and options; it is never
-changed once finished. Sibling shard_writer.py continues an interrupted run; this file decides what is made and where.
+Not from a paper. A directory of shards is addressed by its identity, the hash of source, tokenizer and options; once
+finished, it never changes. Sibling shard_writer.py continues an interrupted run; this file decides what is made and
+where.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ def prepare_shards(
 ) -> TokenShards:
     """Token shards of a corpus; finished ones are reused, interrupted ones continued.
 
-    The files depend neither on `workers` and `executor` nor on interruptions. Memory does not grow with the corpus.
+    The files do not depend on `workers`, `executor` or interruptions. Memory does not grow with the corpus.
 
     Args:
-        config: the vocabulary to learn, or the tokenizer to use.
+        config: the vocabulary to train, or the tokenizer to use.
         out: the directory; None: one under `cache` named by the identity.
         workers: processes that tokenise; None: all cores.
-        executor: what tokenises in their place, where it is not `local`.
+        executor: what tokenises instead of local processes, if not `local`.
         progress: shows how many characters are read and tokenised.
         shard_tokens: a shard is closed when it has this many tokens.
 
     Raises:
-        UsageError: `out` holds something else; the vocabulary is too small.
+        UsageError: `out` contains something else; the vocabulary is too small.
         DataError: the corpus is empty or cannot be read, or the shards in `out` are damaged.
     """
     given = load_tokenizer(config.path, offline=offline) if config.path is not None else None
@@ -112,7 +113,7 @@ def _report_spans(shards: TokenShards) -> None:
         reasons = ", ".join(f"{number:,} {_OUTCOMES_IN_WORDS[outcome]}" for outcome, number in lost.items())
         total = sum(outcomes.values())
         if lost or not total:
-            hint = f"; left out: {reasons}" if reasons else "; is it the right field?"
+            hint = f"; left out: {reasons}" if reasons else "; check the name of the field"
             log.warning("%s: %s of %s annotated spans are kept%s", field, f"{outcomes['kept']:,}", f"{total:,}", hint)
         else:
             log.info("%s: all %s annotated spans are kept", field, f"{total:,}")
@@ -126,7 +127,7 @@ _OUTCOMES_IN_WORDS = {
 
 
 def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
-    """Where reading continues, and the number of documents up to the end of each language that was read."""
+    """Where reading continues, and the number of documents up to the end of each language read so far."""
     if not position:
         return None, {}
     reader, parts, *more = position
@@ -136,7 +137,7 @@ def _resumed_at(position: Any) -> tuple[Position | None, dict[str, int]]:
 def shards_identity(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, shard_tokens: int = SHARD_TOKENS
 ) -> str:
-    """sha256 of all that determines the shards' content: source, tokenizer (or how it is learnt), options, format."""
+    """sha256 of all that determines the shards' content: source, tokenizer (or how it is trained), options, format."""
     tokenizer: Any = given.fingerprint if given is not None else config.model_dump(exclude={"path"})
     if given is not None and config.add_tokens:
         added = ("add_tokens", "added_frequency", "sample_megabytes")
@@ -151,7 +152,7 @@ def shards_identity(
 
 
 def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards | None:
-    """The finished shards of this identity, verified; damaged ones in the cache are removed, to be made again."""
+    """The finished shards with this identity, verified; damaged ones in the cache are removed and rebuilt later."""
     if not (directory / MANIFEST).is_file() or not (is_cached or is_shards(directory)):
         return None
     try:
@@ -159,13 +160,13 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
     except DataError as error:
         if not is_cached:
             raise
-        log.warning("%s; the cached shards are made again", error)
+        log.warning("%s; the cached shards are rebuilt", error)
         write_json(directory / PROGRESS, {"identity": "", "stage": "tokenizer"})
         return None
     found = shards.manifest.get("identity")
     if found != identity:
         raise UsageError(
-            f"{directory} holds token shards of another source, tokenizer or option "
+            f"{directory} contains token shards with another source, tokenizer or option "
             f"(identity {str(found)[:12]}, not {identity[:12]}); shards are never changed: choose another directory, "
             "or remove this one"
         )
@@ -173,25 +174,25 @@ def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards
 
 
 _NUMBER = "[0-9]" * 5
-"""Of a shard, in the names of its files."""
+"""The number of a shard in its file names."""
 
 
 def _claim(directory: Path, identity: str) -> None:
-    """Mark the directory as the place where these shards are being made; unfinished ones of another identity are
+    """Mark the directory as the one where these shards are being made; unfinished shards of another identity are
     removed.
 
     Raises:
-        UsageError: the directory holds other files.
+        UsageError: the directory contains other files.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file; expected a directory")
     for path in directory.glob(f".{PROGRESS}.*.tmp"):
-        path.unlink(missing_ok=True)  # of a run that was killed as it began
+        path.unlink(missing_ok=True)  # left by a run that was killed at its start
     if directory.is_dir() and any(directory.iterdir()) and not is_shards(directory):
-        raise UsageError(f"{directory} is not empty and holds no token shards; choose another directory")
+        raise UsageError(f"{directory} is not empty and contains no token shards; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(".*.tmp"):
-        path.unlink()  # half a file of a run that was killed while it wrote
+        path.unlink()  # incomplete file of a run that was killed while writing
     if (directory / PROGRESS).is_file() and read_json(directory / PROGRESS).get("identity") == identity:
         return
     write_json(directory / PROGRESS, {"identity": identity, "stage": "tokenizer"})
@@ -204,7 +205,7 @@ def _claim(directory: Path, identity: str) -> None:
 def _tokenizer(
     corpus: Corpus, config: TokenizerConfig, given: Tokenizer | None, directory: Path, progress: Progress
 ) -> tuple[Tokenizer, list[str]]:
-    """The tokenizer, with its files in the directory, and their names."""
+    """The tokenizer, after writing its files to the directory, and their names."""
     if given is not None and not config.add_tokens:
         tokenizer = given
     elif read_json(directory / PROGRESS)["stage"] == "tokens":
@@ -217,7 +218,7 @@ def _tokenizer(
             tokenizer = extended(given, text, config.add_tokens, min_frequency=config.added_frequency)
             save_tokenizer(tokenizer, directory)
             return tokenizer, _names(directory)
-        log.info("learning a vocabulary from %.1f million characters", sum(map(len, text)) / 1e6)
+        log.info("training a vocabulary on %.1f million characters", sum(map(len, text)) / 1e6)
         tokenizer = train_tokenizer(config, text)
         if tokenizer.vocab_size < config.vocab_size:
             log.warning(
@@ -230,7 +231,7 @@ def _tokenizer(
 
 
 def _empty(corpus: Corpus) -> DataError:
-    return DataError(f"the corpus is empty: no text in {', '.join(corpus.sources)}")
+    return DataError(f"the corpus is empty: there is no text in {', '.join(corpus.sources)}")
 
 
 def _cores() -> int:
@@ -244,7 +245,7 @@ def _names(directory: Path) -> list[str]:
 
 @contextmanager
 def _locked(directory: Path, cache: Path) -> Iterator[None]:
-    """One process at a time makes a directory of shards; others wait, and find it finished."""
+    """Let one process at a time make a directory of shards; others wait and then find it finished."""
     name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]
     path = cache / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,7 +259,7 @@ def _locked(directory: Path, cache: Path) -> Iterator[None]:
 
 
 def prepared_description(shards: TokenShards) -> dict[str, Any]:
-    """Counts of finished shards, for display and JSON; outcomes of annotated spans, where there are any."""
+    """Counts of finished shards, for display and JSON, and outcomes of annotated spans, if there are any."""
     spans = {SPANS: shards.manifest[SPANS]} if SPANS in shards.manifest else {}
     return {
         "shards": str(shards.directory),

@@ -2,7 +2,7 @@
 
 Philox 4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3. A counter-based
 generator has no state, so order, masks and partners are the same for any number of workers or ranks, and after any
-resume. The order of an epoch is a Feistel network over the sample numbers: no permutation is ever held in memory.
+resume. The order of an epoch is a Feistel network over the sample numbers: no permutation is ever stored in memory.
 
 Shapes: everything broadcasts; an argument is a number or an integer array of at most 2^32 - 1 (samples: 2^64 - 1).
 """
@@ -34,7 +34,7 @@ def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, i
         key: two words of 32 bits.
 
     Returns:
-        The broadcast shape with a leading axis of 4; each word is held in the low half of a uint64.
+        The broadcast shape with a leading axis of 4; each word is in the low half of a uint64.
     """
     words = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) & _LOW for word in counter))
     word_0, word_1, word_2, word_3 = words
@@ -52,9 +52,9 @@ def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, i
 
 
 class Draw:
-    """Draws for one seed: each purpose is an independent stream, addressed by epoch, sample and position.
+    """Random draws for one seed: each purpose is an independent stream, addressed by epoch, sample and position.
 
-    A scope separates draws that share purposes and addresses, such as those of two stages of a run.
+    A scope separates draws with the same purposes and addresses, such as those of two stages of a run.
 
     Example:
         >>> draw = Draw(seed=1)
@@ -88,15 +88,15 @@ class Draw:
     def integers(
         self, purpose: str, bound: Counter, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0
     ) -> NDArray[np.int64]:
-        """Uniform integers in [0, bound), bound at least 1 and at most 2^32; the bias is below bound / 2^53."""
+        """Uniform integers in [0, bound) for a bound from 1 to 2^32; the bias is below bound / 2^53."""
         uniform = self.uniform(purpose, epoch=epoch, sample=sample, position=position)
         return np.asarray((uniform * bound).astype(np.int64))
 
     def permuted(self, purpose: str, index: Counter, *, size: int, epoch: int = 0) -> NDArray[np.int64]:
-        """Where a random permutation of range(size) sends each index, in constant memory.
+        """The image of each index under a random permutation of range(size), in constant memory.
 
-        A balanced Feistel network of six rounds (Luby and Rackoff 1988) over the smallest even number of bits that
-        holds `size`; an image beyond `size` walks the cycle on until it falls inside (Black and Rogaway 2002).
+        A balanced Feistel network of six rounds (Luby and Rackoff 1988) over the smallest even number of bits that can
+        represent `size`; an image beyond `size` follows the cycle until it falls inside (Black and Rogaway 2002).
         """
         half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
         mask = np.uint64((1 << half_bits) - 1)

@@ -1,6 +1,6 @@
-"""Samples on their way to a batch: token ids end to end, in numpy, before and after an objective's corruption.
+"""Samples before they become a batch: token ids end to end, in numpy, before and after an objective's corruption.
 
-A layout assembles samples, objectives corrupt them and mark targets, and batch.py turns them into tensors. All of it
+A layout assembles samples, objectives corrupt them and mark targets, and batch.py turns them into tensors. All of this
 is a pure function of the seed and the sample's address, so it can run in any worker.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
@@ -28,10 +28,10 @@ class Targets:
     """What one objective predicts in a batch.
 
     Attributes:
-        index_M: positions in T whose states predict, ascending.
-        id_M: the target there: the original token, or a label.
+        index_M: positions in T at which a prediction is made, ascending.
+        id_M: the target at each position: the original token, or a label.
         places: other positions in T that a prediction reads, by name, each of shape M and in the same sequence.
-        columns: other numbers of each prediction, by name, each of shape M.
+        columns: other numbers for each prediction, by name, each of shape M.
     """
 
     index_M: Integers
@@ -44,7 +44,7 @@ class Targets:
         return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
     def between(self, start: int, end: int) -> Targets:
-        """Those in the tokens from `start` to `end`, counted from `start`."""
+        """The targets in the tokens from `start` to `end`, with positions counted from `start`."""
         low, high = np.searchsorted(self.index_M, [start, end])
         return Targets(
             self.index_M[low:high] - start,
@@ -56,12 +56,12 @@ class Targets:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What corruption needs of a tokenizer; plain data, so it is sent to workers.
+    """What corruption needs from a tokenizer; plain data, so that it can be sent to workers.
 
     Attributes:
         size: V.
-        mask_id: -1 if there is no [MASK]; `Objective.prepared` refuses tokenizers that lack what it needs.
-        word_start_V: tokens that begin a word; all of them if the vocabulary does not mark words.
+        mask_id: -1 if there is no [MASK]; `Objective.prepared` refuses tokenizers without the tokens it needs.
+        word_start_V: tokens that begin a word; all tokens if the vocabulary does not mark words.
     """
 
     size: int
@@ -73,7 +73,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
-        """Of a tokenizer with [PAD], [CLS] and [SEP]; DataError if one of these is missing."""
+        """From a tokenizer with [PAD], [CLS] and [SEP]; DataError if one of these is missing."""
         try:
             word_start_V = tokenizer.word_start_V
         except DataError:
@@ -90,14 +90,14 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Where sequences continue those of the step before: each has a lane, the place in the batch that its text is read
-    on in, step after step.
+    """Which sequences continue those of the previous step: each has a lane, the place in the batch at which its text
+    continues step after step.
 
     Attributes:
         number_B: the lane of each sequence.
         reversed_B: whether its text is read from right to left.
         following_B: the token that comes next in the lane.
-        reused_tokens: how many of a sequence's first tokens the lane's next sequence comes behind.
+        reused_tokens: the number of a sequence's first tokens after which the lane's next sequence begins.
     """
 
     number_B: Integers
@@ -106,7 +106,7 @@ class Lanes:
     reused_tokens: int
 
     def between(self, first: int, last: int) -> Lanes:
-        """Those of some sequences."""
+        """The lanes of some of the sequences."""
         own = slice(first, last)
         return Lanes(self.number_B[own], self.reversed_B[own], self.following_B[own], self.reused_tokens)
 
@@ -123,14 +123,14 @@ class Samples:
         epoch_B, sample_B: the address of each sequence for draws.
         targets: of tokens, by objective.
         labels: of sequences, by objective, each of shape B.
-        causal_B: sequences in which a token attends only to itself and those before it; None: none.
+        causal_B: sequences in which a token attends only to itself and earlier tokens; None: none.
         spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None without annotations.
-        source_T: each token's place in the corpus, -1 of special tokens; None of samples that no layout made.
-        lanes: where sequences continue those of the step before; None: they do not.
+        source_T: each token's position in the corpus, -1 for special tokens; None if no layout made the samples.
+        lanes: how sequences continue those of the previous step; None: they do not.
         ranks_T2: the ranks of `bertkit.models.relative_attention.PermutationOrder`, of keys and of queries; None: all
             tokens attend to all.
-        decoder_start_B: of samples for an encoder-decoder, the position in each sequence from which on the decoder
-            reads; None: there is no decoder.
+        decoder_start_B: for an encoder-decoder, the position in each sequence at which the decoder's part begins; None:
+            there is no decoder.
     """
 
     ids_T: Integers
@@ -164,7 +164,7 @@ class Samples:
 
     @cached_property
     def side_position_T(self) -> Integers:
-        """Each token's position among those that the encoder reads of its sequence, or the decoder."""
+        """Each token's position within the encoder's or the decoder's part of its sequence."""
         if self.decoder_start_B is None:
             return self.position_T
         start_T = self.decoder_start_B[self.sequence_T]
@@ -177,14 +177,14 @@ class Samples:
 
     @property
     def free_T(self) -> NDArray[np.bool_]:
-        """Tokens that an objective may change: those neither fixed nor predicted by an objective before it."""
+        """Tokens that an objective may change: neither fixed nor predicted by an earlier objective."""
         free_T = ~self.fixed_T
         for targets in self.targets.values():
             free_T[targets.index_M] = False
         return free_T
 
     def uniform_T(self, draw: Draw, purpose: str) -> NDArray[np.float64]:
-        """One uniform number in [0, 1) for every token, addressed by epoch, sample and position."""
+        """One uniform number in [0, 1) per token, addressed by epoch, sample and position."""
         sequence_T = self.sequence_T
         return draw.uniform(
             purpose, epoch=self.epoch_B[sequence_T], sample=self.sample_B[sequence_T], position=self.position_T
@@ -198,11 +198,11 @@ class Samples:
         return replace(self, targets={**self.targets, term: targets}, **changes)
 
     def split(self, max_tokens: int | None) -> Iterator[Samples]:
-        """Runs of whole sequences of at most `max_tokens` tokens each; a longer sequence is a run of its own.
+        """Parts of whole sequences with at most `max_tokens` tokens each; a longer sequence is a part of its own.
 
-        A lane is in a run once, so that its sequences are computed one after the other.
+        A lane occurs only once in a part, so that its sequences are computed one after the other.
         """
-        # Lanes ascend within a step: where they do not, the next step's sequences begin.
+        # Lanes ascend within a step; a lower number begins the next step's sequences.
         step_starts = (
             np.zeros(0, np.int64) if self.lanes is None else np.flatnonzero(np.diff(self.lanes.number_B) <= 0) + 1
         )

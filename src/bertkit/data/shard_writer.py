@@ -1,7 +1,7 @@
 """Writing token shards as they fill, in constant memory; an interrupted run continues.
 
-No paper. A shard is closed at the end of the block that fills it; then, and only then, progress.json is updated. What
-was written beyond that point before a crash is cut off and written again. Sibling shards.py reads finished shards.
+Not from a paper. A shard is closed at the end of the block that fills it; only then is progress.json updated. Anything
+written beyond that point before a crash is cut off and written again. Sibling shards.py reads finished shards.
 
 Shapes: K segments of a block, T tokens of a block, V vocabulary, F fields with spans, C outcomes of a span.
 """
@@ -49,7 +49,7 @@ class SpanMarks:
     """Annotated spans of a block.
 
     Attributes:
-        marks_T: of each token, two bits a field, see bertkit.text.annotated.
+        marks_T: of each token, two bits per field, see bertkit.text.annotated.
         outcomes_FC: the number of spans by field and outcome.
     """
 
@@ -65,7 +65,7 @@ class TokenBlock:
         ids_T: tokens of all segments end to end, in the shards' type.
         length_K: tokens of each segment.
         begins_K: whether the segment begins a document.
-        opens: whether the block ends in a document that it began and that has no segment yet.
+        opens: whether the block ends in a document that began in it and has no segment yet.
         spans: None without annotations.
     """
 
@@ -81,14 +81,14 @@ class ShardWriter:
 
     Args:
         directory: of the shards.
-        identity: of the corpus and all that determines the tokens.
+        identity: of the corpus and everything that determines the tokens.
         vocab_size: V.
         shard_tokens: a shard is closed when it has this many tokens.
-        span_fields: names of the fields whose spans are marked, in a file beside each shard.
+        span_fields: names of the fields whose spans are marked, in a file next to each shard.
 
     Attributes:
-        position: the argument of `append` for the last block of the last finished shard; None at the start. Blocks
-            after it are the ones to append.
+        position: the argument of `append` for the last block of the last finished shard; None at the start. Append the
+            blocks after it.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ShardWriter:
             self._close_shard()
 
     def finish(self, description: dict[str, Any], tokenizer_files: list[str]) -> TokenShards:
-        """Close the last shard and write the manifest, which makes the directory valid.
+        """Close the last shard and write the manifest, which completes the directory.
 
         Args:
             description: further entries of the manifest, such as source and options.
@@ -200,7 +200,7 @@ class ShardWriter:
         return {SPAN_FIELDS: list(self.span_fields), SPANS: outcomes}
 
     def close(self) -> None:
-        """Close the open files; what is not in a finished shard is written again by the next run."""
+        """Close the open files; the next run rewrites what is not in a finished shard."""
         for file in (self._segments, self._documents, self._shard, self._marks):
             if file is not None:
                 file.close()
@@ -239,7 +239,7 @@ class ShardWriter:
         write_json(self.directory / PROGRESS, {**state, "opens": self._opens, "stage": "tokens"})
 
     def _restore(self) -> None:
-        """Restore the state of the last finished shard, where there is one of the same corpus and tokenizer."""
+        """Restore the state of the last finished shard, if there is one of the same corpus and tokenizer."""
         path = self.directory / PROGRESS
         state = read_json(path) if path.is_file() else {}
         if state.get("identity") != self.identity or not state.get("shards") or self._missing(state):
@@ -251,10 +251,10 @@ class ShardWriter:
         for shard in self.shards:
             ids_T = np.fromfile(self.directory / shard["file"], self.dtype)
             self._counts_V += np.bincount(ids_T, minlength=self.vocab_size)
-        log.info("going on after %s shards (%s tokens) of an interrupted run", len(self.shards), f"{self.tokens:,}")
+        log.info("continuing after %s shards (%s tokens) of an interrupted run", len(self.shards), f"{self.tokens:,}")
 
     def _missing(self, state: dict[str, Any]) -> bool:
-        """Whether a file of an interrupted run is incomplete; then all is written again."""
+        """Whether a file of an interrupted run is incomplete; then everything is written again."""
         expected = {shard["file"]: shard["tokens"] * self.dtype.itemsize for shard in state["shards"]}
         if self.span_fields:
             expected |= {spans_file(number): shard["tokens"] for number, shard in enumerate(state["shards"])}
@@ -266,7 +266,7 @@ class ShardWriter:
         return bool(short)
 
     def _opened(self, name: str, entries: int) -> BinaryIO:
-        """The index file, cut back to the entries that belong to finished shards."""
+        """The index file, truncated to the entries that belong to finished shards."""
         file = (self.directory / name).open("ab")
         file.truncate(entries * INDEX_TYPE.itemsize)
         file.seek(0, os.SEEK_END)

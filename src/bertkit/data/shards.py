@@ -1,7 +1,7 @@
 """Token shards: a tokenised corpus on disk, read through memory maps.
 
-No paper. The tokens of all documents are concatenated; two indices give the starts of segments (sentences or lines) and
-documents. prepare.py and shard_writer.py make them.
+Not from a paper. The tokens of all documents are concatenated; two indices give the starts of segments (sentences or
+lines) and documents. prepare.py and shard_writer.py write the shards.
 
 Shapes: S segments, D documents, T tokens of a range, V vocabulary, F shard files.
 
@@ -10,7 +10,7 @@ Four segments in two documents:
     segment_start_S1   0       3     5         9   10
     document_start_D1  0             2             4
 
-Annotated spans (see bertkit.text.annotated) are marked by a byte per token, two bits a field:
+Annotated spans (see bertkit.text.annotated) are marked by one byte per token, two bits per field:
     a span of field 0  . X X | . . | X . . . | .
     spans-00000.bin    0 3 2   0 0   3 0 0 0   0
 """
@@ -58,12 +58,12 @@ def spans_file(shard: int) -> str:
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """uint16 where the vocabulary fits, else uint32; little-endian on every machine."""
+    """uint16 if the vocabulary fits, else uint32; little-endian on every machine."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def is_shards(directory: str | Path) -> bool:
-    """Does this directory, or this place on a store, hold token shards, finished or not?"""
+    """Whether this directory, or this place on a store, contains token shards, finished or not."""
     if is_url(str(directory)):
         return are_stored(StoreUrl.parse(str(directory)))
     path = Path(directory)
@@ -71,7 +71,7 @@ def is_shards(directory: str | Path) -> bool:
 
 
 def _mentions(path: Path, *words: str) -> bool:
-    """Whether a small file has all of these words; other tools have files of such names, too."""
+    """Whether a small file contains all of these words; other tools have files with such names, too."""
     if not path.is_file() or path.stat().st_size > _MOST_MANIFEST_BYTES:
         return False
     content = path.read_bytes()
@@ -80,7 +80,7 @@ def _mentions(path: Path, *words: str) -> bool:
 
 @cache
 def are_stored(url: StoreUrl) -> bool:
-    """Does this place hold a manifest of token shards? Read once in a process.
+    """Whether this place contains a manifest of token shards; read once per process.
 
     Raises:
         DataError: the store cannot be read.
@@ -97,7 +97,7 @@ class TokenShards:
     Attributes:
         directory: where the files are; also a tokenizer directory.
         manifest: the content of manifest.json.
-        fingerprint: sha256 over the sha256 of every file: equal for equal corpora under equal tokenizers.
+        fingerprint: sha256 over the sha256 of every file; equal for equal corpora with equal tokenizers.
         vocab_size, tokens, num_segments, num_documents: counts.
     """
 
@@ -111,10 +111,10 @@ class TokenShards:
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: bool = False) -> TokenShards:
-        """Open finished shards. The size of every file is checked, with `verify` its sha256 too.
+        """Open finished shards. The size of every file is checked, and with `verify` also its sha256.
 
         Raises:
-            DataError: not shards, unfinished, or a file missing, truncated or altered; the message names it.
+            DataError: not shards, unfinished, or a file is missing, truncated or altered; the message names it.
         """
         path = Path(directory)
         if not (path / MANIFEST).is_file():
@@ -139,12 +139,12 @@ class TokenShards:
 
     @cached_property
     def segment_start_S1(self) -> Int64s:
-        """Token offset of each segment's first token over all shards; at the end the number of tokens."""
+        """Offset of each segment's first token over all shards; the last entry is the number of tokens."""
         return self._map(SEGMENTS, INDEX_TYPE)
 
     @cached_property
     def document_start_D1(self) -> Int64s:
-        """Index of each document's first segment; at the end the number of segments."""
+        """Index of each document's first segment; the last entry is the number of segments."""
         return self._map(DOCUMENTS, INDEX_TYPE)
 
     @cached_property
@@ -157,7 +157,7 @@ class TokenShards:
         """Tokens start to end (exclusive), ids_T, counted over all shards; a range may span several shards.
 
         Raises:
-            IndexError: not 0 <= start <= end <= tokens.
+            IndexError: unless 0 <= start <= end <= tokens.
         """
         if not 0 <= start <= end <= self.tokens:
             raise IndexError(f"tokens {start} to {end} of {self.tokens}")
@@ -166,13 +166,13 @@ class TokenShards:
 
     @property
     def span_fields(self) -> list[str]:
-        """The fields whose spans are marked, in the order of their bits; empty without annotations."""
+        """The fields with marked spans, in the order of their bits; empty without annotations."""
         return list(self.manifest.get(SPAN_FIELDS, ()))
 
     def span_marks_between(self, start: int, end: int) -> NDArray[np.uint8]:
         """Marks of tokens start to end (exclusive), marks_T: bit 2f where a span of field f begins, 2f + 1 inside it.
 
-        Spans that reach out of the range are left out. Only for shards with `span_fields`.
+        Spans that reach beyond the range are left out. Only for shards with `span_fields`.
         """
         stop = min(end + 1, self.tokens)
         parts = self._between(self._marks, start, stop)
@@ -181,7 +181,7 @@ class TokenShards:
         marks_T = marks_T[: end - start].copy()
         for field in range(len(self.span_fields)):
             begins, inside = BEGINS << 2 * field, INSIDE << 2 * field
-            # A token inside a span that does not begin one continues the span of the token before.
+            # A token that is inside a span but does not begin one continues the previous token's span.
             goes_on_T = marks_T & (begins | inside) == inside
             cut_in_front = int(np.argmin(goes_on_T)) if not goes_on_T.all() else marks_T.size
             marks_T[:cut_in_front] &= ~np.uint8(inside)
@@ -227,12 +227,12 @@ def _why_not_shards(path: Path) -> str:
     if not path.is_dir():
         return f"{path}: no such directory of token shards"
     if (path / PROGRESS).is_file():
-        return f"{path}: unfinished token shards; run the same command again, it goes on where it stopped"
-    return f"{path}: no token shards here ({MANIFEST} is missing); `bertkit tokenize SOURCE --out DIR` makes them"
+        return f"{path}: unfinished token shards; run the same command again, it continues where it stopped"
+    return f"{path}: not token shards ({MANIFEST} is missing); make them with `bertkit tokenize SOURCE --out DIR`"
 
 
 def _manifest_fault(manifest: dict[str, Any]) -> str | None:
-    """What a finished manifest lacks, or has in another form than `ShardWriter` gives it; None where all is there."""
+    """What is missing in a finished manifest, or not in the form that `ShardWriter` writes; None if it is valid."""
     for key in ("vocab_size", "tokens", "segments", "documents"):
         if not _is_count(manifest.get(key)):
             return f"{key} is {manifest.get(key)!r:.60}, expected a whole number"
@@ -241,12 +241,12 @@ def _manifest_fault(manifest: dict[str, Any]) -> str | None:
         isinstance(file, dict) and _is_count(file.get("bytes")) and isinstance(file.get("sha256"), str)
         for file in files.values()
     ):
-        return "files has to give bytes and sha256 of each file"
+        return "files must give bytes and sha256 of each file"
     if not isinstance(shards, list) or not all(
         isinstance(each, dict) and each.get("file") == tokens_file(number) and _is_count(each.get("tokens"))
         for number, each in enumerate(shards)
     ):
-        return "shards has to give file and tokens of each shard, in order"
+        return "shards must give file and tokens of each shard, in order"
     dtype = token_type(manifest["vocab_size"])
     if manifest.get("dtype") != dtype.str:
         return f"dtype is {manifest.get('dtype')!r:.60}, expected {dtype.str!r} for {manifest['vocab_size']} entries"
@@ -258,9 +258,9 @@ def _manifest_fault(manifest: dict[str, Any]) -> str | None:
     }
     for name, size in sizes.items():
         if name not in files or files[name]["bytes"] != size:
-            return f"{name} has to be listed in files with {size:,} bytes"
+            return f"{name} must be listed in files with {size:,} bytes"
     if sum(each["tokens"] for each in shards) != manifest["tokens"]:
-        return f"the shards have other tokens than {manifest['tokens']:,} in all"
+        return f"the tokens of the shards do not add up to {manifest['tokens']:,}"
     return None
 
 
@@ -278,6 +278,6 @@ def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
     size = path.stat().st_size
     if size != expected["bytes"]:
         change = "truncated" if size < expected["bytes"] else "altered"
-        raise DataError(f"{path}: {change}: {size:,} bytes, {expected['bytes']:,} were written; {remedy}")
+        raise DataError(f"{path}: {change}: {size:,} bytes, but {expected['bytes']:,} were written; {remedy}")
     if verify and sha256_of(path) != expected["sha256"]:
         raise DataError(f"{path}: altered: its sha256 is not the one in {MANIFEST}; {remedy}")

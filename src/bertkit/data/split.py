@@ -1,9 +1,9 @@
-"""Which text is trained on and which is held out: whole documents, or the ends of documents where the text is short.
+"""Which text is trained on and which is held out: whole documents, or the ends of documents if the text is short.
 
-Own design. A text of many documents holds out the share of them that a draw on their numbers chooses. Where that gives
-too few tokens, as from a novel whose documents are paragraphs, or far too many, as from one book among many letters,
-documents are taken in the order of the same draw until the tokens suffice, then the last segments of documents that are
-too long to be taken whole. Sibling stream.py makes samples of both parts.
+Not from a paper. From a text of many documents, a share is held out, chosen by a draw on their numbers. If that gives
+too few tokens (for example a novel whose documents are paragraphs) or far too many (for example one book among many
+letters), documents are taken in the order of the same draw until there are enough tokens, then the last segments of
+documents that are too long to be taken whole. Sibling stream.py makes samples of both parts.
 
 Shapes: N documents.
 """
@@ -22,9 +22,9 @@ from bertkit.errors import DataError
 
 _FEW_DOCUMENTS = 50
 MOST_OF_A_SHORT_TEXT = 0.1
-"""The share of a text that is held out at most to reach `least_tokens`."""
+"""The maximum share of a text that is held out to reach `least_tokens`."""
 _FAR_OFF = 4
-"""How many times more or fewer tokens than its share of the text a choice of documents may have."""
+"""By which factor the tokens of the chosen documents may differ from their share of the text."""
 
 
 def split_documents(
@@ -38,21 +38,21 @@ def split_documents(
 ) -> tuple[Ranges, Ranges]:
     """Training and held-out text, as ranges of segments, each of shape N x 2.
 
-    Whole documents are held out, chosen by a draw on their number. A corpus of fewer than 50 documents gives the last
-    segments of each document instead, so that a text without blank lines can be trained on too. With `least_tokens`
-    this choice holds where it has enough tokens and not far more than its share; else see `_by_tokens`.
+    Whole documents are held out, chosen by a draw on their number. In a corpus of fewer than 50 documents, the last
+    segments of each document are held out instead, so that a text without blank lines can be trained on, too. With
+    `least_tokens` this choice is used if it has enough tokens and not far more than its share; else see `_by_tokens`.
 
     Args:
         shards: the corpus.
-        held_out: share of the documents; of the tokens, where documents are too unequal to stand for them.
+        held_out: share of the documents; of the tokens, if document lengths are too unequal.
         seed: of the draw.
-        documents: a stretch of the corpus that is a corpus of its own; all of it where None.
-        least_tokens: tokens to hold out at least, or a tenth of the text where that is less; 0: documents count, not
-            tokens.
-        whole: a share of the documents, however many there are, and no part of one.
+        documents: a stretch of the corpus to split as a corpus of its own; None: all of it.
+        least_tokens: minimum number of tokens to hold out, or a tenth of the text if that is less; 0: documents count,
+            not tokens.
+        whole: hold out a share of whole documents, however few there are.
 
     Raises:
-        DataError: if the corpus has fewer than two segments.
+        DataError: the corpus has fewer than two segments.
     """
     documents = range(shards.num_documents) if documents is None else documents
     starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
@@ -81,8 +81,8 @@ def range_tokens(shards: TokenShards, ranges_N2: Ranges) -> int:
 def _by_documents(
     documents_N2: Ranges, held_out: float, uniform_N: NDArray[np.float64], *, whole: bool
 ) -> tuple[Ranges, Ranges]:
-    """A share of the documents, whatever their lengths; of few documents the same share of each one's segments, unless
-    they stay whole."""
+    """A share of the documents, regardless of their lengths; with few documents, the same share of each document's
+    segments, unless documents stay whole."""
     if len(documents_N2) < _FEW_DOCUMENTS and not whole:
         length_N = documents_N2[:, 1] - documents_N2[:, 0]
         kept_N = np.where(length_N > 1, np.minimum(np.ceil(length_N * (1 - held_out)), length_N - 1), length_N)
@@ -94,9 +94,9 @@ def _by_documents(
 def _by_tokens(
     shards: TokenShards, documents_N2: Ranges, wanted: float, uniform_N: NDArray[np.float64]
 ) -> tuple[Ranges, Ranges]:
-    """Documents in the order of their draws as far as they fit into `wanted` tokens, then ends of the others.
+    """Documents in the order of their draws, as long as they fit into `wanted` tokens, then ends of the others.
 
-    Of few documents, the ends alone, as long as they have ends; each gives its share of what is wanted.
+    With few documents only ends are used, if possible; each document gives its share of the requested tokens.
     """
     start_S1 = shards.segment_start_S1
     tokens_N = (start_S1[documents_N2[:, 1]] - start_S1[documents_N2[:, 0]]).astype(np.int64)
@@ -129,13 +129,13 @@ def _by_tokens(
     steps = (ends, whole_documents) if len(documents_N2) < _FEW_DOCUMENTS else (whole_documents, ends)
     for step in steps:
         left = step(left)
-    if left == wanted and len(documents_N2) > 1:  # nothing fits: each document is one segment, and long
+    if left == wanted and len(documents_N2) > 1:  # nothing fits: each document is one long segment
         middle_N[order[0]] = documents_N2[order[0], 0]
     return _cut(documents_N2, middle_N)
 
 
 def _cut(documents_N2: Ranges, middle_N: NDArray[np.int64]) -> tuple[Ranges, Ranges]:
-    """What is before and from these segments on in each document, without what is empty."""
+    """The parts of each document before and from these segments, without empty parts."""
     parts = np.stack([documents_N2[:, 0], middle_N], axis=1), np.stack([middle_N, documents_N2[:, 1]], axis=1)
     training, held = (part[part[:, 0] < part[:, 1]] for part in parts)
     return training, held

@@ -1,7 +1,7 @@
-"""Token shards on a store: fetched into the cache once to be read, and written behind their making.
+"""Token shards on a store: fetched into the cache once for reading, and uploaded after they are made.
 
-Own design. The manifest has the sha256 of every file: a copy is compared with it before it is used, and the manifest is
-written to a store last, so that what has one is whole. Sibling shards.py reads a directory.
+Not from a paper. The manifest has the sha256 of every file: a copy is compared with it before it is used. The manifest
+is written to a store last, so shards with a manifest are complete. Sibling shards.py reads a directory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 def shards_directory(
     source: str, *, cache: Path | None = None, offline: bool = False, progress: Progress = silent_progress
 ) -> Path:
-    """The directory of token shards: a local one as it is; of a store its copy in the cache, checked by its manifest.
+    """The directory of token shards: a local one unchanged; for a store, its copy in the cache, checked by manifest.
 
     Raises:
-        DataError: the store cannot be read, or its files are not those of the manifest.
+        DataError: the store cannot be read, or its files do not match the manifest.
     """
     if not is_url(source):
         return Path(source)
@@ -37,35 +37,35 @@ def shards_directory(
         try:
             TokenShards.open(directory, verify=True)
         except DataError as error:
-            shutil.rmtree(directory)  # a copy: the store may have better, and nothing else reads it
+            shutil.rmtree(directory)  # only a copy: the store may have intact files, and nothing else reads it
             if attempt == "kept":
                 log.warning("%s; the copy is fetched again", error)
                 continue
-            raise DataError(f"{url}: not what its {MANIFEST} says: {error}") from error
+            raise DataError(f"{url}: its files do not match its {MANIFEST}: {error}") from error
         return directory
     raise AssertionError("unreachable")
 
 
 def store_shards(shards: TokenShards, url: StoreUrl, *, progress: Progress = silent_progress) -> None:
-    """Write finished shards to a place: the files that it lacks, then, once all are there, the manifest.
+    """Upload finished shards to a place: the missing files, then, once all are there, the manifest.
 
     Raises:
-        UsageError: the place holds other shards, or other files.
-        DataError: the store does not take them.
+        UsageError: the place contains other shards or other files.
+        DataError: the store does not accept them.
     """
     store = Store(url)
     there = store.list()
     before = store.get_bytes(MANIFEST) if MANIFEST in there else None
     if before is not None and _identity(before) != shards.manifest.get("identity"):
         raise UsageError(
-            f"{url} holds other files, or token shards of another source, tokenizer or option; shards are never"
-            " changed: choose another place, or remove these"
+            f"{url} contains other files, or token shards with another source, tokenizer or option; shards are never"
+            " changed: choose another place, or remove these files"
         )
     sizes = {name: int(file["bytes"]) for name, file in shards.manifest["files"].items()}
     strange = sorted(there.keys() - sizes.keys() - {MANIFEST})
     if strange:
-        raise UsageError(f"{url} holds other files ({', '.join(strange[:3])}); choose another place")
-    # Without a manifest, files of the right size may still be of an upload of another identity.
+        raise UsageError(f"{url} contains other files ({', '.join(strange[:3])}); choose another place")
+    # Without a manifest, files of the right size may still come from an upload of another identity.
     missing = [name for name in sizes if before is None or name not in there or there[name].size != sizes[name]]
     with progress(f"uploading {url.name}", total=sum(sizes[name] for name in missing), unit="bytes") as meter:
         done = 0
@@ -76,7 +76,7 @@ def store_shards(shards: TokenShards, url: StoreUrl, *, progress: Progress = sil
     there = store.list()
     wrong = [name for name, size in sizes.items() if name not in there or there[name].size != size]
     if wrong:
-        raise DataError(f"{url}: {', '.join(wrong)} did not arrive whole; run the same command again")
+        raise DataError(f"{url}: {', '.join(wrong)} did not arrive completely; run the same command again")
     if before is None:
         store.put_bytes((shards.directory / MANIFEST).read_bytes(), MANIFEST)
     log.info("token shards are in %s", url)

@@ -1,8 +1,8 @@
 """The stream of training batches: step number in, batch out, for any number of workers.
 
 Every batch is a pure function of (seed, stage, step): the epoch's plan lists the samples, a Feistel permutation orders
-them, and counter-based draws corrupt them, by the objectives as they are at the step's progress in the run. So a resume
-needs no state, and torch's DataLoader may give steps to workers in any way.
+them, and counter-based draws corrupt them, by the objectives as they are at that point of the run. A resume therefore
+needs no state, and torch's DataLoader may distribute steps over workers in any way.
 
 Shapes: N documents, B sequences of a batch.
 """
@@ -49,7 +49,7 @@ class Corruption(Protocol):
 
 
 class Sizes(Protocol):
-    """Sequences of each step of a run: see `bertkit.training.batch_ramp.BatchSizes`."""
+    """The number of sequences of each step of a run: see `bertkit.training.batch_ramp.BatchSizes`."""
 
     def at(self, step: int) -> int: ...
 
@@ -59,7 +59,7 @@ class Sizes(Protocol):
 def corrupted(
     samples: Samples, corruptions: Sequence[Corruption], vocabulary: Vocabulary, draw: Draw, *, progress: float = 0.0
 ) -> Samples:
-    """The samples after all corruptions, in the order of their ranks, as they are at this progress of the run."""
+    """The samples after all corruptions, in the order of their ranks, as they are at this point of the run."""
     for corruption in sorted(corruptions, key=lambda each: each.rank):
         samples = corruption.at(progress).corrupt(samples, vocabulary, draw)
     return samples
@@ -67,7 +67,7 @@ def corrupted(
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What decides the samples of one stage. Plain data: travels to workers and into a plan's address."""
+    """What decides the samples of one stage. Plain data: sent to workers, and part of a plan's address."""
 
     seed: int
     scope: str
@@ -80,7 +80,7 @@ class SampleSpec:
         return Draw(self.seed, self.scope)
 
     def copy_of(self, epoch: int) -> int:
-        """Which set of draws an epoch uses: its own, or one of the static copies in turn."""
+        """Which set of draws an epoch uses: its own, or one of the static copies in rotation."""
         return epoch if self.static_copies is None else epoch % self.static_copies
 
 
@@ -98,16 +98,16 @@ class SampleStream:
         self._lengths: list[int] = []
 
     def __reduce__(self) -> tuple[type[SampleStream], tuple[SampleSpec, TokenShards, Ranges, Path | None]]:
-        # A worker makes its own: what is remembered here can be made again from these.
+        # A worker makes its own stream: everything cached here can be rebuilt from these arguments.
         return SampleStream, (self.spec, self.shards, self.documents_N2, self.plan_directory)
 
     @property
     def tokens(self) -> int:
-        """Of the text that the samples are made from."""
+        """Tokens of the text that the samples are made from."""
         return range_tokens(self.shards, self.documents_N2)
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch; kept on disk, so that each is made once for all workers and resumes."""
+        """The plan of an epoch; stored on disk, so that it is made once for all workers and resumes."""
         return self._plan(self.spec.copy_of(epoch) if self.spec.layout.epoch_dependent else 0)
 
     def epoch_length(self, epoch: int) -> int:
@@ -117,8 +117,7 @@ class SampleStream:
         return self._lengths[epoch]
 
     def samples(self, first: int, count: int, vocabulary: Vocabulary) -> Samples:
-        """Samples `first` to `first + count` of the stream, uncorrupted, with the address that their draws are keyed
-        by."""
+        """Samples `first` to `first + count` of the stream, uncorrupted, with the addresses that key their draws."""
         plan_B, address = self.rows(first, count)
         return self.spec.layout.assemble(self.shards, plan_B, vocabulary, address)
 
@@ -157,7 +156,7 @@ class SampleStream:
         plan = spec.layout.plan(self.shards, self.documents_N2, spec.sequence_length, spec.draw, copy)
         if not len(plan):
             raise DataError(
-                f"{self.shards.directory}: {self.shards.tokens} tokens of text make no sample of layout"
+                f"{self.shards.directory}: {self.shards.tokens} tokens of text are too few for a sample of layout"
                 f" {spec.layout.choice!r} at sequence_length {spec.sequence_length}; give more text"
             )
         if path is not None:
@@ -180,19 +179,19 @@ class SampleStream:
 
 
 class StepBatches(Dataset[list[PackedBatch]]):
-    """Step number in, that step's micro-batches out; of several ranks, those of this rank's share of the sequences.
+    """Step number in, that step's micro-batches out; with several ranks, only this rank's share of the sequences.
 
-    A sample and its corruption depend on its own address alone, so a rank makes its share and no more.
+    A sample and its corruption depend only on its own address, so each rank makes only its share.
 
     Args:
         stream: of the stage's samples.
         vocabulary: of the tokenizer.
         corruptions: the stage's objectives.
-        batch_sequences: of one step; of a whole one where they grow.
-        micro_batch_tokens: a batch is split into parts of at most this many; None: it is not split.
-        first_step: the step of the run that is the stage's first.
-        run_steps: of the whole run, for the progress at a step; None where no corruption changes along the run.
-        sizes: sequences of each step of the run, where they grow.
+        batch_sequences: per step; if batches grow, of a full step.
+        micro_batch_tokens: a batch is split into parts of at most this many tokens; None: it is not split.
+        first_step: the step of the run at which the stage begins.
+        run_steps: of the whole run, for the progress at a step; None if no corruption changes during the run.
+        sizes: sequences of each step of the run, if batches grow.
     """
 
     def __init__(
@@ -215,10 +214,10 @@ class StepBatches(Dataset[list[PackedBatch]]):
         self.first_step = first_step
         self.run_steps = run_steps
         self.sizes = sizes
-        self.rank, self.rank_count = current().rank, current().count  # plain numbers: this travels to workers
+        self.rank, self.rank_count = current().rank, current().count  # plain numbers, because this is sent to workers
 
     def stretch(self, step: int) -> tuple[int, int]:
-        """The first sample in the stage's stream of a step of the stage, and how many the step has."""
+        """The first sample of a step of the stage, by its number in the stage's stream, and how many the step has."""
         if self.sizes is None:
             return step * self.batch_sequences, self.batch_sequences
         number = self.first_step + step
@@ -229,7 +228,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         return 0.0 if self.run_steps is None else (self.first_step + step) / self.run_steps
 
     def uncorrupted(self, step: int) -> Samples:
-        """The whole batch of a step of the stage as the text has it."""
+        """The whole batch of a step of the stage, uncorrupted."""
         return self.stream.samples(*self.stretch(step), self.vocabulary)
 
     def samples(self, step: int) -> Samples:
@@ -237,13 +236,13 @@ class StepBatches(Dataset[list[PackedBatch]]):
         return self._corrupted(step, *self.stretch(step))
 
     def share(self, step: int) -> Samples | None:
-        """This rank's part of `samples`; None where there are fewer sequences than ranks, and it has none."""
+        """This rank's part of `samples`; None if it has none because there are fewer sequences than ranks."""
         first, count = self.stretch(step)
         begin, end = share_of(count, self.rank, self.rank_count)
         return self._corrupted(step, first + begin, end - begin) if begin < end else None
 
     def _corrupted(self, step: int, first: int, count: int) -> Samples:
-        """So many samples of the stage's stream, as they are read in this step."""
+        """`count` samples of the stage's stream, corrupted as in this step."""
         samples = self.stream.samples(first, count, self.vocabulary)
         draw = self.stream.spec.draw
         return corrupted(samples, self.corruptions, self.vocabulary, draw, progress=self.progress(step))
@@ -258,7 +257,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         length = self.stream.epoch_length(0)
         if length < self.batch_sequences:
             raise DataError(
-                f"{self.stream.shards.directory}: the text makes {length} samples of at most"
+                f"{self.stream.shards.directory}: the text gives {length} samples of at most"
                 f" {self.stream.spec.sequence_length} tokens, fewer than one batch of {self.batch_sequences}; give more"
                 f" text, or --set optimisation.batch_sequences={max(1, length)} or less"
             )
@@ -269,7 +268,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         Args:
             steps: of the stage.
             workers: processes; 0: a thread.
-            pin: into memory that a GPU reads by itself.
+            pin: whether to use pinned memory.
         """
         if workers == 0:
             return prefetch(self.__getitem__, steps, pin=pin)
@@ -281,13 +280,13 @@ class StepBatches(Dataset[list[PackedBatch]]):
             prefetch_factor=PREFETCHED_BATCHES,
             worker_init_fn=_quiet_worker,
             pin_memory=pin,
-            generator=torch.Generator(),  # the loader seeds its workers from here, not from the generator of dropout
+            generator=torch.Generator(),  # the loader seeds its workers from this, not from the generator of dropout
         )
         return iter(loader)
 
 
 def _quiet_worker(worker: int) -> None:
-    """One thread a worker: the cores belong to the training step. Signals are the parent's to handle."""
+    """One thread per worker: the training step needs the cores. The parent handles signals."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -296,18 +295,18 @@ def _quiet_worker(worker: int) -> None:
 Made = TypeVar("Made")
 
 PREFETCHED_BATCHES = 4
-"""Steps whose batches are prepared before they are wanted; of each worker, where there are several."""
+"""Number of steps for which batches are prepared in advance; per worker, if there are several."""
 
 
 def prefetch(make: Callable[[int], Made], steps: range, *, pin: bool = False) -> Generator[Made, None, None]:
-    """What `make` gives for these steps, in order; an error is raised when its step is requested.
+    """The results of `make` for these steps, in order; an error is raised when its step is requested.
 
-    A caller that stops before the end closes the iterator, which waits for what is being made.
+    A caller that stops early must close the iterator, which waits for the batch that is being made.
 
     Args:
-        make: batches of a step, in a thread.
+        make: returns the batches of a step; called in a thread.
         steps: in order.
-        pin: into memory that a GPU reads by itself.
+        pin: whether to use pinned memory.
     """
 
     def made(step: int) -> Made:

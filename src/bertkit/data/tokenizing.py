@@ -1,7 +1,7 @@
 """Blocks of text to blocks of tokens, in many processes at once, returned in order.
 
-No paper. A block's tokens depend on nothing but the block and the tokenizer, so the number of processes changes no
-result. prepare.py feeds the blocks and writes the tokens. Annotated spans become marks of tokens here
+Not from a paper. A block's tokens depend only on the block and the tokenizer, so the number of processes does not
+change the result. prepare.py supplies the blocks and writes the tokens. Annotated spans become marks of tokens here
 (text/annotated.py).
 
 Shapes: T tokens of a block, K segments of it, F fields with spans, C outcomes of a span.
@@ -40,19 +40,19 @@ from bertkit.text.sentences import split_sentences
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
 
-# A corpus of fewer blocks is done before a pool has started.
+# A corpus of fewer blocks is finished before a pool has started.
 MIN_BLOCKS_FOR_POOL = 8
 BLOCKS_IN_FLIGHT = 3
-# So many for each in flight are done while the first one is waited for, and no more than these in all: 0.2 MB each.
+# Finished blocks kept per block in flight while waiting for the first one, and their maximum in all: 0.2 MB each.
 BLOCKS_KEPT = 16
 MOST_BLOCKS_KEPT = 1024
 SWITCH_SECONDS = 5e-4
 BLOCKS_OF_A_JOB = 4
-# No prose has such a segment; cut up, a line of many megabytes is encoded in little memory.
+# No prose has such a long segment; split, a line of many megabytes is encoded in little memory.
 MAX_ENCODED_CHARACTERS = 1 << 18
 
 _Cutting = tuple[str, int, bool]
-"""Segments, number of marked fields, and whether the last of them is that of capitals."""
+"""Segments, number of marked fields, and whether the last of them marks capitalised words."""
 
 
 def tokenize_block(
@@ -63,7 +63,7 @@ def tokenize_block(
     Args:
         segments: "sentence" or "line", see SourceOptions.
         span_fields: F, the number of fields whose spans are marked.
-        capitals: whether the last of these fields is that of capitalised words, which lines do not carry.
+        capitals: whether the last of these fields marks capitalised words, which are not annotated in the lines.
     """
     texts: list[str] = []
     document_K: list[int] = []
@@ -88,7 +88,7 @@ def tokenize_block(
     spans = _marked(tokenizer, annotated, length_K, span_fields) if span_fields else None
     kept_K = length_K > 0
     documents = np.array(document_K, np.int64)[kept_K]
-    # Document 0 is the one that the last block ended in: it continues here.
+    # Document 0 is the one in which the previous block ended: it continues here.
     begins_K = np.diff(documents, prepend=0) > 0
     opens = document > 0 and (not len(documents) or int(documents[-1]) != document)
     return TokenBlock(ids_T.astype(token_type(tokenizer.vocab_size)), length_K[kept_K], begins_K, opens, spans)
@@ -101,7 +101,7 @@ def _segments_of(line: str, segments: str) -> list[str]:
 def _marked(
     tokenizer: Tokenizer, annotated: list[tuple[int, AnnotatedSegment]], length_K: NDArray[np.int64], span_fields: int
 ) -> SpanMarks:
-    """Marks of all tokens; `annotated` are those segments in which spans begin, with their numbers."""
+    """Marks of all tokens; `annotated` are the segments in which spans begin, with their numbers."""
     marks_T = np.zeros(int(length_K.sum()), dtype=np.uint8)
     outcomes_FC = np.zeros((span_fields, len(OUTCOMES)), dtype=np.int64)
     start_K = np.cumsum(length_K) - length_K
@@ -133,7 +133,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], 
         cut = [piece for _, piece in _split_long(text)]
         pieces += cut
         owner += [k] * len(cut)
-    # One part at a time: the tokenizer needs a hundred megabytes for one without a space.
+    # One part at a time: the tokenizer needs a hundred megabytes for a part without a space.
     parts = [tokenizer.encode_plain([piece])[0] for piece in pieces]
     length_K = np.bincount(owner, weights=[len(part) for part in parts], minlength=len(texts))
     return np.concatenate(parts), length_K.astype(np.int64)
@@ -161,8 +161,8 @@ def tokenize_blocks(
 
     Args:
         options: how the blocks were read.
-        workers: processes, this one among them; with 1, or for a small corpus, it does all of the work.
-        executor: what tokenises in place of processes of this machine, where it is not `local`.
+        workers: processes, including this one; with 1, or for a small corpus, this one does all of the work.
+        executor: what tokenises instead of processes on this machine, if not `local`.
 
     Raises:
         DataError: a worker process was killed from outside.
@@ -179,7 +179,7 @@ def tokenize_blocks(
         for block in blocks:
             yield _tokens(tokenizer, cutting, block.parts), block.end, block.characters
         return
-    others = workers - 1  # this process works, too: another one would take as long to begin as for ten megabytes
+    others = workers - 1  # this process works, too: starting another takes as long as tokenising ten megabytes
     pool = ProcessPoolExecutor(
         others,
         mp_context=multiprocessing.get_context("spawn"),
@@ -191,8 +191,8 @@ def tokenize_blocks(
             yield from _in_order(pool, blocks, others * BLOCKS_IN_FLIGHT, partial(_tokens, tokenizer, cutting))
     except BrokenProcessPool as error:
         raise DataError(
-            "a worker process ended unexpectedly, perhaps for lack of memory; run again (it goes on where it stopped), "
-            "with fewer workers if memory is short"
+            "a worker process ended unexpectedly, perhaps for lack of memory; run again (it continues where it "
+            "stopped), with fewer workers if memory is short"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -204,8 +204,8 @@ _before = (True, 0.0)
 
 @contextmanager
 def _gc_paused() -> Iterator[None]:
-    """While this process works beside a pool: no search for cycles, of which there are none, and the interpreter's lock
-    changes hands before those who wait for blocks run dry. What was before comes back when the last one ends."""
+    """While this process works alongside a pool: pause garbage collection, as there are no cycles, and switch threads
+    more often, so that waiting workers get blocks in time. The last one to end restores the previous settings."""
     global _paused, _before
     if not _paused:
         _before = gc.isenabled(), sys.getswitchinterval()
@@ -226,7 +226,7 @@ def _gc_paused() -> Iterator[None]:
 def _on_cluster(
     settings: ExecutorSettings, blocks: Iterator[Block], tokenizer: Tokenizer, cutting: _Cutting
 ) -> Iterator[tuple[TokenBlock, Position, int]]:
-    """The same by an executor, some blocks at a time, which are read here and come back in their order."""
+    """The same with an executor, several blocks at a time, which are read here and returned in order."""
     ends: deque[list[tuple[Position, int]]] = deque()
     with executor_of(settings, fresh_process=False) as executor:
         shared = executor.share(tokenizer)
@@ -253,7 +253,7 @@ def _tokenize_some(shared: Callable[[], Tokenizer], cutting: _Cutting, parts: li
 def _in_order(
     pool: ProcessPoolExecutor, blocks: Iterator[Block], in_flight: int, own: Callable[[list[Part]], TokenBlock]
 ) -> Iterator[tuple[TokenBlock, Position, int]]:
-    """Each block goes to the pool, or is done here while all of the pool has enough to do."""
+    """Each block is given to the pool, or is processed here while the whole pool is busy."""
     waiting: deque[tuple[Future[TokenBlock], Position, int]] = deque()
     most = max(in_flight + 1, min(BLOCKS_KEPT * in_flight, MOST_BLOCKS_KEPT))
     for block in blocks:
@@ -272,7 +272,7 @@ def _in_order(
 
 
 def _done(own: Callable[[list[Part]], TokenBlock], parts: list[Part]) -> Future[TokenBlock]:
-    """A block that was tokenised here; an error comes in its turn, as one of the pool does."""
+    """A block that was tokenised here; an error is raised in its turn, as for a block of the pool."""
     future: Future[TokenBlock] = Future()
     try:
         future.set_result(own(parts))
@@ -292,17 +292,17 @@ _worker: tuple[Tokenizer, _Cutting]
 def _begin_worker(tokenizer: Tokenizer, cutting: _Cutting) -> None:
     global _worker
     _worker = (tokenizer, cutting)
-    # Processes are the parallelism; threads inside them would only get in each other's way.
+    # The parallelism is by processes; threads inside them would only slow each other down.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # A worker makes millions of small objects and no cycles: looking for some costs a tenth of its time.
+    # A worker makes millions of small objects and no cycles: searching for cycles costs a tenth of its time.
     gc.disable()
-    # Ctrl-C reaches the whole process group: the parent alone handles it.
+    # Ctrl-C reaches the whole process group: only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent is killed; a pool's worker would wait for work for ever."""
+    """Exit when the parent is killed; otherwise a pool's worker would wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

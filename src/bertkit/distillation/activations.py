@@ -1,7 +1,7 @@
-"""What a term of distillation reads of a model: its logits, the states behind its layers, its attention scores.
+"""What a distillation term reads from a model: its logits, the hidden states after its layers, its attention scores.
 
-Own design. A recorder is passed to the forward pass, so a teacher and a student of different families can be compared.
-Layers are counted from 1, the embeddings being 0.
+Not from a paper. A recorder is passed to the forward pass, so a teacher and a student of different families can be
+compared. Layers are counted from 1; 0 is the embeddings.
 
 Shapes: T packed tokens, B sequences, M rows of logits (examples of a task, or tokens of a text), K classes, D width,
 N heads, S longest sequence.
@@ -29,13 +29,13 @@ _ANY_VOCABULARY = 7
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """What is recorded of a model.
+    """What is recorded from a model.
 
     Attributes:
-        logits: the output of its head.
-        states: layers of which the states of all tokens are compared.
-        first_states: layers of which the states of the sequences' first tokens are compared.
-        scores: layers of which the attention scores are compared.
+        logits: whether the output of its head is recorded.
+        states: layers whose states are compared for all tokens.
+        first_states: layers whose states are compared for the first token of each sequence.
+        scores: layers whose attention scores are compared.
     """
 
     logits: bool = False
@@ -53,25 +53,26 @@ class ActivationSpec:
 
     @property
     def has_layers(self) -> bool:
-        """Whether more than the logits is recorded."""
+        """Whether anything besides the logits is recorded."""
         return bool(self.states or self.first_states or self.scores)
 
     def to_json(self) -> str:
-        """Equal for equal specs: part of a teacher cache's identity."""
+        """Equal for equal specs; part of a teacher cache's identity."""
         layers = {name: sorted(value) for name, value in vars(self).items() if name != "logits"}
         return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What was recorded of a model on one batch.
+    """What was recorded from a model on one batch.
 
     Attributes:
-        batch: what it read.
-        logits: of the head: (M, K) on a task, rows that are formed a few at a time on text; None where not recorded.
+        batch: the model's input.
+        logits: output of the head: (M, K) on a task; on text, rows that are computed a few at a time. None if not
+            recorded.
         states: (T, D) by layer.
         first_states: (B, D) by layer.
-        scores: attention scores before the softmax, (B, N, S, S) by layer; padding cells hold anything.
+        scores: attention scores before the softmax, (B, N, S, S) by layer; padding cells have arbitrary values.
     """
 
     batch: PackedBatch
@@ -82,19 +83,19 @@ class Activations:
 
     @property
     def lengths_B(self) -> Tensor:
-        """Tokens of each sequence."""
+        """Number of tokens in each sequence."""
         return self.batch.sequences.cu_seqlens_B1.diff().long()
 
     @property
     def logits_MK(self) -> Tensor:
         """The logits of a task's head."""
-        assert isinstance(self.logits, Tensor), "on a task they are computed at once"
+        assert isinstance(self.logits, Tensor), "task logits are computed all at once"
         return self.logits
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that terms depend on: layers, width D, heads N of each layer (0 where there are none)."""
+    """The sizes of a model that terms depend on: layers, width D, heads N of each layer (0 if there are none)."""
 
     layers: int
     width: int
@@ -102,17 +103,17 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: HeadedModel) -> ModelShape:
-        """Of a model whose layers can be recorded.
+        """The shape of a model whose layers can be recorded.
 
         Raises:
-            DataError: they cannot.
+            DataError: the layers cannot be recorded.
         """
         heads = getattr(model.encoder.config, "num_attention_heads", 0)
         return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads))
 
     @classmethod
     def from_config(cls, config: EncoderConfig) -> ModelShape:
-        """Of a model with these settings; 0 layers where the settings do not give their number."""
+        """The shape of a model with these settings; 0 layers if the settings do not give their number."""
         with torch.device("meta"):
             width = config.build(_ANY_VOCABULARY).width
         layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
@@ -120,31 +121,31 @@ class ModelShape:
 
 
 class ActivationRecorder:
-    """Records one model's passes as a spec says.
+    """Records one model's passes according to a spec.
 
     Args:
-        model: any.
-        spec: what is recorded of it.
+        model: any model.
+        spec: what is recorded from it.
 
     Raises:
-        DataError: the spec has layers, and those of the model cannot be recorded.
+        DataError: the spec has layers, but those of the model cannot be recorded.
     """
 
     def __init__(self, model: HeadedModel, spec: ActivationSpec) -> None:
         self.spec = spec
-        # A model of which only logits are recorded may be of any kind.
+        # If only logits are recorded, any kind of model will do.
         self._states = layer_points(model) if spec.states or spec.first_states else ()
         points = [self._states[layer] for layer in (*spec.states, *spec.first_states)]
         self.points = frozenset([*points, *(_scores(layer) for layer in spec.scores)])
 
     def recorder(self) -> Recorder | None:
-        """What the forward pass is given; None where only logits are recorded."""
+        """The recorder for the forward pass; None if only logits are recorded."""
         return Recorder(self.points) if self.points else None
 
     def activations(
         self, recorder: Recorder | None, batch: PackedBatch, logits: Tensor | WordLogits | None = None
     ) -> Activations:
-        """What was recorded in a pass over all tokens of a batch."""
+        """What was recorded during a pass over all tokens of a batch."""
         kept = {} if recorder is None else recorder.kept
         spec = self.spec
         return Activations(

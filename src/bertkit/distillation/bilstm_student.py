@@ -1,10 +1,10 @@
-"""An untrained BiLSTM: a vocabulary of its own, learnt from the task's texts, and randomly initialised weights.
+"""An untrained BiLSTM: its own vocabulary, trained on the task's texts, and randomly initialised weights.
 
-Tang et al. 2019, arXiv:1903.12136, section 4.2. All that is written is a model directory, which `bertkit finetune`,
-`distill`, `predict` and `eval` take like any other.
+Tang et al. 2019, arXiv:1903.12136, section 4.2. The only output is a model directory, which `bertkit finetune`,
+`distill`, `predict` and `eval` accept like any other.
 
-Quirks: the paper's students have every word of the word2vec release; here the vocabulary is small, for its table would
-be larger than all the rest.
+Quirks: the paper's students have every word of the word2vec release; here the vocabulary is small because its table
+would otherwise be larger than the rest of the model.
 
 Shapes: V vocabulary, E width of the embeddings.
 """
@@ -42,10 +42,10 @@ _CONTINUES = "##"
 
 
 def cached_bilstm(recipe: FinetuneRecipe, student: BilstmStudent, *, cache: Path, offline: bool) -> Path:
-    """The directory of a BiLSTM with untrained weights, made once for the same texts, settings and seed."""
+    """The directory of a BiLSTM with untrained weights, created once per set of texts, settings and seed."""
     examples = load_examples(recipe, "train", offline=offline).examples
     pairs = recipe.spec.kind == "choice" or any(isinstance(each, TextExample) and each.text_pair for each in examples)
-    # A resolved recipe has the number of texts; here the data give it.
+    # A resolved recipe contains the number of texts; here it follows from the data.
     settings = {name: getattr(student, name) for name in BilstmStudent.model_fields if name != "texts"}
     texts = [text for example in examples for text in _texts(example)]
     vectors = None if student.word_vectors is None else sha256_of(Path(student.word_vectors).expanduser())
@@ -54,13 +54,13 @@ def cached_bilstm(recipe: FinetuneRecipe, student: BilstmStudent, *, cache: Path
         digest.update(f"{len(text)} {text}".encode("utf-8", "backslashreplace"))
     directory = cache / "students" / digest.hexdigest()[:32]
     if not (directory / "model.safetensors").is_file():
-        # Under its name a directory is whole.
+        # Written under a temporary name, so that a directory with the final name is always complete.
         writing = directory.with_name(f"{directory.name}.{os.getpid()}")
         new_bilstm(texts, BilstmStudent(**settings), writing, pairs=pairs, seed=recipe.seed)
         try:
             writing.rename(directory)
         except OSError as error:
-            # Another process was first, with the same bytes.
+            # Another process was first and wrote the same bytes.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(writing)
@@ -68,21 +68,21 @@ def cached_bilstm(recipe: FinetuneRecipe, student: BilstmStudent, *, cache: Path
 
 
 def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs: bool, seed: int = 0) -> Path:
-    """Write a BiLSTM with untrained weights, without a head; the same texts, settings and seed give equal bytes.
+    """Write a BiLSTM with untrained weights, without a head; the same texts, settings and seed give identical bytes.
 
     Args:
-        texts: the task's, of the training examples alone; of pairs both.
+        texts: those of the task's training examples only; for pairs, both texts.
         student: sizes and vocabulary.
         out: the directory to write.
         pairs: whether examples are pairs.
-        seed: of the weights.
+        seed: for the weights.
 
     Returns:
         `out`.
 
     Raises:
-        UsageError: a vocabulary too small for the text's characters, word vectors of another width, or a student made
-            for another number of texts.
+        UsageError: a vocabulary too small for the text's characters, word vectors of another width, or a student
+            created for another number of texts.
         DataError: no text, or word vectors that cannot be read.
     """
     tokenizer = own_tokenizer(texts, student)
@@ -95,7 +95,7 @@ def new_bilstm(texts: Iterable[str], student: BilstmStudent, out: Path, *, pairs
 
 
 def own_tokenizer(texts: Iterable[str], student: BilstmStudent) -> Tokenizer:
-    """The vocabulary; each text has one [SEP] behind it, and nothing before it."""
+    """The vocabulary; each text is followed by one [SEP], with nothing before it."""
     if student.vocabulary == "words":
         tokenizer = word_tokenizer(texts, student.vocab_size, lowercase=student.lowercase)
     else:
@@ -105,12 +105,12 @@ def own_tokenizer(texts: Iterable[str], student: BilstmStudent) -> Tokenizer:
     tokenizer.backend.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {sep}:0", pair=f"$A:0 {sep}:0 $B:1 {sep}:1", special_tokens=[(sep, tokenizer.sep_id)]
     )
-    # A tokenizer keeps what it found out about its rules; this one's have changed.
+    # A tokenizer caches properties of its rules, and these have just changed.
     return Tokenizer(tokenizer.backend, tokenizer.roles, lowercases=tokenizer.lowercases)
 
 
 def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStudent, path: Path) -> None:
-    """Replace the random embeddings of known words by their vectors."""
+    """Replace the random embeddings of known words with their vectors."""
     special = tokenizer.special_ids
     words = {
         token: number
@@ -120,13 +120,13 @@ def _take_vectors(model: HeadedModel, tokenizer: Tokenizer, student: BilstmStude
     vectors = read_word_vectors(path, only=words.keys())
     if vectors.width != student.embedding_size:
         raise UsageError(
-            f"student.embedding_size is {student.embedding_size}, the vectors of {path} have {vectors.width} numbers;"
-            f" write embedding_size: {vectors.width}"
+            f"student.embedding_size is {student.embedding_size}, but the vectors in {path} have {vectors.width}"
+            f" numbers; write embedding_size: {vectors.width}"
         )
     row = torch.from_numpy(np.array([words[word] for word in vectors.words], dtype=np.int64))
     with torch.no_grad():
         model.encoder.word_embedding.weight[row] = torch.from_numpy(vectors.vector_NE)
-    log.info("%s: %d of %d words have its vectors", path, len(vectors.words), len(words))
+    log.info("%s: vectors found for %d of %d words", path, len(vectors.words), len(words))
 
 
 def _texts(example: Example) -> Iterable[str]:

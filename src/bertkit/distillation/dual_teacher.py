@@ -1,11 +1,11 @@
 """A teacher that reads two vocabularies, its own and its student's, and is trained together with its student.
 
-Zhao et al. 2019, arXiv:1909.11687v1, dual training: the teacher has a table of words for each vocabulary, of its own
-width, and an output layer for each, tied to its table; which of them predicts a token depends on the vocabulary that
-the token belongs to. Not found: what the two output layers share (here the dense layer and norm before the product with
-the words) and how the student's words are initialised (here randomly, by the rules of the teacher's family).
+Zhao et al. 2019, arXiv:1909.11687v1, dual training: for each vocabulary the teacher has a word embedding table of its
+own width and an output layer tied to that table. The vocabulary that a token belongs to decides which output layer
+predicts it. Not specified in the paper: what the two output layers share (here the dense layer and norm before the
+product with the words) and how the student's words are initialised (here randomly, by the teacher family's rules).
 
-Both vocabularies share one id space: the teacher's own first, then the student's.
+Both vocabularies share one id space: first the teacher's ids, then the student's.
 
 Shapes: T packed tokens, M predicted tokens, D the teacher's width, V the rows of its own table, W the student's words.
 """
@@ -26,13 +26,13 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.vocabulary import VocabularyProjection
 
 TEACHER = "teacher"
-"""A student's companion of this name is its teacher, while it trains."""
+"""During training, the student's companion of this name is its teacher."""
 _HEAD = "masked_lm"
 _TABLE = "embeddings.word"
 
 
 class StudentWords(nn.Module):
-    """The student's words in the teacher: an embedding of D and an output bias for each."""
+    """The student's words in the teacher: an embedding of width D and an output bias for each."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class StudentWords(nn.Module):
 
 
 class TwoTables(nn.Module):
-    """A table of the teacher's words, and one of the student's behind it; `weight` is the teacher's own."""
+    """The teacher's word table followed by the student's; `weight` is the teacher's own."""
 
     def __init__(self, own: nn.Embedding, students: StudentWords) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TwoTables(nn.Module):
         return self.own.weight
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        """(T, D); ids from V on are the student's."""
+        """(T, D); ids >= V are the student's."""
         rows = self.own.num_embeddings
         own_TD: Tensor = self.own(ids_T.clamp(max=rows - 1))
         students_TD = functional.embedding((ids_T - rows).clamp(min=0), self.students.weight)
@@ -65,17 +65,16 @@ class DualTeacher(nn.Module):
     """A teacher with its own words and its student's.
 
     Args:
-        model: the teacher, which is changed: its table of words becomes `TwoTables`. Of its heads the masked LM's is
-            used.
+        model: the teacher. It is modified: its word table becomes `TwoTables`. Only its masked-LM head is used.
         words: W.
-        seed: by which the student's words are drawn.
+        seed: for initialising the student's words.
 
     Attributes:
         model: the teacher.
         own_words: V.
 
     Raises:
-        DataError: it cannot read two vocabularies, for it is not of BERT's shape, or has no masked LM's head.
+        DataError: the model is not of BERT's shape, so it cannot read two vocabularies, or it has no masked-LM head.
     """
 
     def __init__(self, model: HeadedModel, words: int, *, seed: int) -> None:
@@ -100,12 +99,12 @@ class DualTeacher(nn.Module):
         return found
 
     def loss(self, batch: PackedBatch, index_M: Tensor, id_M: Tensor) -> tuple[LossSum, LossSum]:
-        """Summed cross-entropy of the masked tokens of its own vocabulary, and of those of the student's.
+        """Summed cross-entropy of the masked tokens of its own vocabulary, and that of the student's masked tokens.
 
         Args:
-            batch: what it reads, in ids of both vocabularies.
+            batch: the teacher's input, in ids of both vocabularies.
             index_M: the masked tokens.
-            id_M: the original tokens there.
+            id_M: the original tokens at these positions.
         """
         encoder = self.model.encoder
         states_MD = encoder.forward_tokens(encoder.with_global_tokens(batch, self.model.head_names), index_M)
@@ -123,16 +122,16 @@ class DualTeacher(nn.Module):
 
 
 def check_teacher(model: HeadedModel, *, source: str) -> None:
-    """Raise DataError unless a model can read two vocabularies: BERT's table of words, and a masked LM's head."""
+    """Raise DataError unless a model can read two vocabularies: it needs BERT's word table and a masked-LM head."""
     family = model.encoder.config.model_type
     if not isinstance(model.encoder, BertStack) or model.encoder.embedding_width != model.encoder.width:
         raise DataError(
-            f"{source}: a model of the family {family} cannot read two vocabularies; take a teacher of BERT's shape"
+            f"{source}: models of the family {family} cannot read two vocabularies; use a teacher of BERT's shape"
         )
     if _HEAD not in model.head_names:
         raise DataError(
-            f"{source}: objective.mixed_vocabulary trains the teacher as a masked LM, and it has no head for that (it"
-            f" has: {', '.join(model.head_names) or 'none'}); take a pretrained model as it was pretrained"
+            f"{source}: objective.mixed_vocabulary trains the teacher as a masked LM, but the model has no masked-LM"
+            f" head (its heads: {', '.join(model.head_names) or 'none'}); use the pretrained model before fine-tuning"
         )
 
 

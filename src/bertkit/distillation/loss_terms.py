@@ -1,10 +1,10 @@
-"""The loss terms of distillation: objectives of a text or the loss of a task, and comparisons with a teacher.
+"""The loss terms of distillation: objectives on text or the loss of a task, and comparisons with a teacher.
 
-Hinton et al. 2015, arXiv:1503.02531; the comparisons are those of terms/. One forward pass of the student serves all of
-them, with one draw of dropout; the teacher reads a batch once, however many passes the student makes.
+Hinton et al. 2015, arXiv:1503.02531; the comparisons are those in terms/. All terms share one forward pass of the
+student, with one dropout mask. The teacher reads a batch once, regardless of how many passes the student makes.
 
-The teacher of a task may read the same items in other tokens, where its tokenizer is another or it reads token types:
-then a batch holds them a second time, and only the logits of an item are compared.
+A task's teacher may read the same items in different tokens, if its tokenizer differs or it reads token types. The
+batch then contains the items a second time, and only the logits of an item are compared.
 
 Shapes: T packed tokens, B sequences, I items, M rows of logits, K classes, D width.
 """
@@ -37,11 +37,11 @@ from bertkit.training.step import StepOutcome
 from bertkit.training.trainer import Trainer
 
 LABELS = "labels"
-"""The task's own loss among the terms."""
+"""The name of the task's own loss among the terms."""
 
 
 class TeacherCost(Trainer[Any]):
-    """A trainer whose updates cost what their terms' teacher computes, too: nothing where a cache has the outputs."""
+    """A trainer that also counts the teacher's FLOPs; outputs that come from a cache cost nothing."""
 
     def update(self, batches: Sequence[Any]) -> StepOutcome:
         if (teacher := self._teacher(self.step)) is not None:
@@ -68,14 +68,14 @@ class _StudentRecorder(ActivationRecorder):
 
 
 class TextDistillationTerms(ObjectiveTerms):
-    """The objectives of a stage, those of a teacher among them.
+    """The objectives of a stage, including those that need a teacher.
 
     Args:
         objectives: in the order in which they are summed.
-        student: the model that learns, with its projections.
+        student: the model being trained, with its projections.
         teacher: reads what the student reads.
-        shapes: of both.
-        top_k: likeliest words that the teacher's cache keeps of a token.
+        shapes: of both models.
+        top_k: how many of the likeliest words per token the teacher's cache stores.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TextDistillationTerms(ObjectiveTerms):
         return losses
 
     def query(self, batch: PackedBatch) -> TextQuery:
-        """What the teacher reads of a batch, and the tokens whose words any term compares."""
+        """The teacher's input for a batch, and the tokens whose words are compared by any term."""
 
         def states_of(model: HeadedModel, recorder: Recorder | None) -> Tensor:
             return states(model, self.compared, batch, recorder)
@@ -133,7 +133,7 @@ class TextDistillationTerms(ObjectiveTerms):
 
 
 def _at(teacher: Activations, index_M: Tensor | None, query: TextQuery) -> Activations:
-    """The teacher's outputs with the words of these tokens alone."""
+    """The teacher's outputs with the words of these tokens only."""
     if index_M is None or query.index_M is not None:
         return teacher
     assert isinstance(teacher.logits, WordLogits)
@@ -159,7 +159,7 @@ class TaughtBatch(TaskBatch):
 
 
 def task_query(task: Task, batch: TaskBatch) -> TaskQuery:
-    """How a teacher of the task reads a batch."""
+    """The query with which a teacher of the task reads a batch."""
 
     def logits_of(model: HeadedModel, hidden_TD: Tensor) -> Tensor:
         return task.imitated(task.logits(model, hidden_TD, batch), batch)
@@ -173,12 +173,12 @@ class TaskDistillationTerms(TaskTerms):
     """The loss of one task, and comparisons with its teacher.
 
     Args:
-        task: student's and teacher's.
+        task: the task of both student and teacher.
         terms: the comparisons; none for a control.
-        labels_weight: of the task's own loss; 0 leaves it out.
-        student: the model that learns, with its projections.
-        teacher: read and never trained; None where there are no comparisons.
-        shapes: of both.
+        labels_weight: weight of the task's own loss; 0 leaves it out.
+        student: the model being trained, with its projections.
+        teacher: only read, never trained; None if there are no comparisons.
+        shapes: of both models.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class TaskDistillationTerms(TaskTerms):
         return losses
 
     def _outputs(self, batch: TaskBatch) -> Activations:
-        """The teacher's outputs on a batch, found once however many passes there are over it."""
+        """The teacher's outputs on a batch, computed once, regardless of how many passes there are over it."""
         if self._last is None or self._last[0] is not batch:
             assert self.teacher is not None
             theirs = batch.teachers if isinstance(batch, TaughtBatch) else batch

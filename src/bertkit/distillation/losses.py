@@ -1,16 +1,17 @@
-"""The losses of distillation as functions of two tensors, one number a row; nothing here depends on a model.
+"""The losses of distillation as functions of two tensors, one number per row; nothing here depends on a model.
 
-Every function gives the loss of each row, so that a term is a sum and a count, and neither padding nor the cut of a
-batch changes it. Released codes have four scales for what they all call the distillation loss; here there is one:
+Every function returns the loss of each row. A term is therefore a sum and a count, and neither padding nor the way a
+batch is split changes it. Released implementations use four scales for what they all call the distillation loss; here
+there is one:
 
     bertkit     soft_targets: T^2 x KL, summed over classes, mean over rows
     DistilBERT  the same (`batchmean`); Sanh et al. 2019, arXiv:1910.01108, distiller.py
-    PKD         divided by the number of classes besides (`mean`); Sun et al. 2019, arXiv:1908.09355, KD_loss.py
-    TinyBERT    cross-entropy, divided by the number of classes besides, no T^2; Jiao et al. 2019, arXiv:1909.10351
+    PKD         also divided by the number of classes (`mean`); Sun et al. 2019, arXiv:1908.09355, KD_loss.py
+    TinyBERT    cross-entropy, also divided by the number of classes, no T^2; Jiao et al. 2019, arXiv:1909.10351
     TextBrewer  cross-entropy, no T^2; Yang et al. 2020, arXiv:2002.12620
 
-So a weight that a paper's code has for one of these is to be multiplied before it is used here: that of PKD by 1/K for
-K classes, that of TinyBERT by 1/(K T^2), that of TextBrewer by 1/T^2.
+To use a weight from one of these implementations here, multiply it first: PKD's by 1/K for K classes, TinyBERT's by
+1/(K T^2), TextBrewer's by 1/T^2.
 
 A class with a logit of minus infinity does not exist for its row (an ending that an example does not have).
 
@@ -27,19 +28,19 @@ from torch.nn import functional
 def soft_targets(student_MK: Tensor, teacher_MK: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each row in nats, (M,), in float32.
 
-    Hinton et al. 2015, arXiv:1503.02531, section 2. The factor T^2 keeps the gradient's size; as T grows, the gradient
-    tends to that of half the summed squared difference of the centred logits over K.
+    Hinton et al. 2015, arXiv:1503.02531, section 2. The factor T^2 preserves the size of the gradient; as T grows, the
+    gradient tends to that of half the summed squared difference of the centred logits over K.
     """
     student_MK, teacher_MK = student_MK.float() / temperature, teacher_MK.float() / temperature
     share_MK = torch.softmax(teacher_MK, dim=-1)
     log_share_MK = torch.log_softmax(teacher_MK, dim=-1)
     difference_MK = log_share_MK - torch.log_softmax(student_MK, dim=-1)
-    # A class that is none has no share, and minus infinity less minus infinity is no number.
+    # A class that does not exist has share 0, and minus infinity minus minus infinity is NaN.
     return temperature**2 * (share_MK * difference_MK.masked_fill(share_MK == 0, 0.0)).sum(dim=-1)
 
 
 def hard_targets(student_MK: Tensor, teacher_MK: Tensor) -> Tensor:
-    """Cross-entropy of the class that the teacher finds likeliest, in nats, (M,), in float32."""
+    """Cross-entropy with the teacher's likeliest class as the label, in nats, (M,), in float32."""
     return functional.cross_entropy(student_MK.float(), teacher_MK.argmax(dim=-1), reduction="none")
 
 
@@ -70,7 +71,7 @@ def cosine_distance(student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
 def feature_map_error(student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
     """`state_squared_error` of states with mean 0 and variance 1: MobileBERT, arXiv:2004.02984, equation 2, as coded.
 
-    The released distill_util.py normalises both states, without learnt factors, before it compares them.
+    The released distill_util.py normalises both states, without trained factors, before comparing them.
     """
     width = (student_MD.shape[-1],)
     return state_squared_error(
@@ -96,7 +97,7 @@ def cells_of(lengths_B: Tensor, longest: int) -> Tensor:
 
 
 def score_squared_error(student_BNSS: Tensor, teacher_BNSS: Tensor, cell_BSS: Tensor) -> Tensor:
-    """Squared difference of attention scores before the softmax, mean over the heads, for each real cell, (C,).
+    """Squared difference of attention scores before the softmax, averaged over the heads, for each real cell, (C,).
 
     TinyBERT, arXiv:1909.10351, equation 7. Its code sets masked scores to 0 and counts them; here they do not exist.
     """
@@ -104,12 +105,12 @@ def score_squared_error(student_BNSS: Tensor, teacher_BNSS: Tensor, cell_BSS: Te
 
 
 def pattern_divergence(student_BNSS: Tensor, teacher_BNSS: Tensor, lengths_B: Tensor) -> Tensor:
-    """KL(teacher's attention || student's) in nats, mean over the heads, for each real query, (T,).
+    """KL(teacher's attention || student's) in nats, averaged over the heads, for each real query, (T,).
 
     MobileBERT, arXiv:2004.02984, equation 3.
 
     Args:
-        student_BNSS, teacher_BNSS: scores before the softmax, padding cells with anything.
+        student_BNSS, teacher_BNSS: scores before the softmax, padding cells have arbitrary values.
         lengths_B: tokens of each sequence.
     """
     longest = student_BNSS.shape[-1]

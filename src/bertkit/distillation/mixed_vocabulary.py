@@ -1,13 +1,13 @@
-"""A teacher's masked LM on text of two vocabularies: some words in its student's tokens, the others in its own.
+"""A teacher's masked LM on text in two vocabularies: some words in its student's tokens, the others in its own.
 
 Zhao et al. 2019, arXiv:1909.11687v1, dual training: every word of a training sequence is tokenized by the student's
-vocabulary with a probability p_DT. The teacher, which is trained together with its student, predicts the masked tokens,
-each among the tokens of its vocabulary. So it learns the student's words from contexts of its own, and the other way
-round. Its student reads the same text in its own tokens alone (masked_lm.py), and is compared with its
-teacher in shared_projections.py. p_DT was not to be found; 0.5 is a choice of this package.
+vocabulary with probability p_DT. The teacher, which is trained together with its student, predicts the masked tokens,
+each from the vocabulary it belongs to. It thus learns the student's words from contexts in its own words, and vice
+versa. Its student reads the same text in its own tokens only (masked_lm.py) and is compared with its teacher in
+shared_projections.py. The paper does not give p_DT; the default of 0.5 is our choice.
 
 The corpus is stored in the student's tokens, so a word that is unknown to the student stays [UNK] for the teacher, too.
-Special tokens are the teacher's own. The teacher's masks are drawn apart from the student's.
+Special tokens are the teacher's own. The teacher's masks are drawn independently of the student's.
 
 Shapes: T packed tokens of the student, N of the mixed text, B sequences, W words, U words tokenized by the teacher's
 vocabulary, M masked tokens, V the student's vocabulary.
@@ -53,14 +53,14 @@ class TeacherObjective(TaughtObjective):
 
 @dataclass(frozen=True, eq=False)
 class TwoVocabularies:
-    """What the corruption needs of both vocabularies; travels to workers.
+    """What the corruption needs from both vocabularies; it is sent to worker processes.
 
     Attributes:
         retokenizer: from the student's tokens to the teacher's.
-        rows: the first id of the student's tokens in the mixed text, behind those of the teacher's table.
+        rows: the first id of the student's tokens in the mixed text, after the rows of the teacher's table.
         words: V.
-        teacher: of its own tokens.
-        max_tokens: of the teacher's longest sequence.
+        teacher: the teacher's vocabulary.
+        max_tokens: length of the teacher's longest sequence.
     """
 
     retokenizer: WordRetokenizer
@@ -75,9 +75,10 @@ class Mixed:
     """A text tokenized by two vocabularies.
 
     Attributes:
-        samples: with the ids of both.
-        origin_N: the student's token that each token stands for; the first of its word for the teacher's tokens.
-        dropped_B: tokens that were left out of each sequence, for the teacher reads no longer ones.
+        samples: with the ids of both vocabularies.
+        origin_N: the student token that each token stands for; for a teacher token, the first student token of its
+            word.
+        dropped_B: tokens dropped from each sequence because they exceed the teacher's maximum length.
     """
 
     samples: Samples
@@ -112,19 +113,19 @@ class MixedVocabulary(TeacherObjective):
     term: ClassVar[str] = "mixed_vocabulary"
     is_shown: ClassVar[bool] = False
     rank: ClassVar[int] = MaskedLM.rank - 1
-    """Words are cut before anything is hidden from the student."""
+    """Words are tokenized before anything is masked for the student."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> MixedVocabulary:
         if self.mask_share + self.random_share > 1 + 1e-9:
             raise ValueError(
-                f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not exceed 1 together"
+                f"mask_share ({self.mask_share}) and random_share ({self.random_share}) must not exceed 1 in total"
             )
         return self
 
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MaskedLM) for each in objectives):
-            return ["objective.mixed_vocabulary trains the teacher alone; add masked_lm, by which the student learns"]
+            return ["objective.mixed_vocabulary trains only the teacher; add masked_lm to train the student"]
         return []
 
     def between(self, student: Tokenizer, teacher: Tokenizer, *, rows: int, max_tokens: int) -> Self:
@@ -132,11 +133,11 @@ class MixedVocabulary(TeacherObjective):
 
         Args:
             student, teacher: the tokenizers.
-            rows: of the teacher's table of words.
-            max_tokens: of the teacher's longest sequence.
+            rows: rows of the teacher's word table.
+            max_tokens: length of the teacher's longest sequence.
 
         Raises:
-            DataError: words cannot be tokenized by either of them.
+            DataError: one of the tokenizers cannot tokenize single words.
         """
         known = self.model_copy()
         known._vocabularies = TwoVocabularies(
@@ -146,16 +147,16 @@ class MixedVocabulary(TeacherObjective):
 
     @property
     def vocabularies(self) -> TwoVocabularies:
-        """Both vocabularies, once they are known."""
+        """Both vocabularies; `between` must have set them."""
         assert self._vocabularies is not None, "between() sets them"
         return self._vocabularies
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Leave the mixed text among the targets, masked; the student's own text stays as it is.
+        """Add the mixed text, masked, to the targets; the student's own text is unchanged.
 
         `index_M` of the targets has an entry for every token of the mixed text: the student's token that it stands for.
-        `id_M` is what the teacher reads there. Columns: `label`, the original token where it is masked, else -1;
-        `token_type`; `dropped`, at a sequence's first token.
+        `id_M` is the teacher's input there. Columns: `label`, the original token if it is masked, else -1;
+        `token_type`; `dropped`, set at a sequence's first token.
         """
         mixed = self.mixed(samples, draw)
         ids_N, label_N = self._masked(mixed.samples, Draw(draw.seed, f"{draw.scope}/teacher"))
@@ -165,11 +166,11 @@ class MixedVocabulary(TeacherObjective):
         return samples.with_targets(self.term, Targets(mixed.origin_N, ids_N, columns=columns))
 
     def mixed(self, samples: Samples, draw: Draw) -> Mixed:
-        """The text as the teacher reads it, before anything is masked.
+        """The text as the teacher reads it, before masking.
 
         Args:
             samples: in the student's tokens, not corrupted.
-            draw: one number a word, addressed by its first token, decides which vocabulary tokenizes it.
+            draw: one number per word, addressed by its first token, decides which vocabulary tokenizes it.
         """
         known = self.vocabularies
         special_T = known.retokenizer.special_V[samples.ids_T]
@@ -181,7 +182,7 @@ class MixedVocabulary(TeacherObjective):
         taken_T = np.zeros(words.word_T.shape, dtype=np.bool_)
         inside_T = words.word_T >= 0
         taken_T[inside_T] = taken_W[words.word_T[inside_T]]
-        # A retokenized word is at the place of its first old token; its other tokens add none.
+        # A retokenized word replaces its first old token; its other old tokens are removed.
         length_T = np.where(taken_T, 0, 1)
         length_T[start_U] = [len(each) for each in cut]
         origin_N = np.repeat(np.arange(length_T.size), length_T)
@@ -190,7 +191,7 @@ class MixedVocabulary(TeacherObjective):
         return _within(known.max_tokens, samples, ids_N, origin_N)
 
     def _masked(self, mixed: Samples, draw: Draw) -> tuple[Integers, Integers]:
-        """What the teacher reads, and what it predicts: masked_lm's rule, each token by itself."""
+        """The teacher's input and labels: masked_lm's rule, applied to single tokens."""
         known = self.vocabularies
         masking = self._masking
         counts_B = masking.counts_B(
@@ -223,9 +224,9 @@ class MixedVocabulary(TeacherObjective):
         return int((batch.targets[self.term].columns[_LABEL] >= 0).sum())
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """The teacher's summed cross-entropy at the masked tokens, each among those of its vocabulary.
+        """The teacher's summed cross-entropy at the masked tokens, each over the vocabulary it belongs to.
 
-        Counters: masked tokens that are the `student`'s, how many of them are `right`, and tokens that were `dropped`.
+        Counters: masked tokens that are the `student`'s, how many of those are `right`, and tokens that were `dropped`.
         """
         targets = batch.targets[self.term]
         index_M = (targets.columns[_LABEL] >= 0).nonzero().flatten()
@@ -238,7 +239,7 @@ class MixedVocabulary(TeacherObjective):
         return LossSum(own.sum + students.sum, own.count + students.count, own.correct + students.correct, counters)
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:
-        """The share of the masked tokens that are the student's, the teacher's accuracy at them, and tokens dropped."""
+        """Share of masked tokens that are the student's, the teacher's accuracy on them, and dropped tokens."""
         return {
             f"student_share/{self.term}": counters.get("student", 0) / max(1, count),
             f"student_accuracy/{self.term}": counters.get("right", 0) / max(1, counters.get("student", 0)),
@@ -247,14 +248,14 @@ class MixedVocabulary(TeacherObjective):
 
 
 def mixed_lengths(batch: PackedBatch) -> Tensor:
-    """Tokens of each sequence of the mixed text, (B,)."""
+    """Number of tokens in each sequence of the mixed text, (B,)."""
     index_N = batch.targets[MixedVocabulary.term].index_M
     sequence_N = torch.bucketize(index_N, batch.sequences.cu_seqlens_B1[1:].long(), right=True)
     return torch.bincount(sequence_N, minlength=batch.num_sequences)
 
 
 def mixed_batch(batch: PackedBatch) -> PackedBatch:
-    """The mixed text as what the teacher reads, without targets."""
+    """The mixed text as the teacher's input, without targets."""
     targets = batch.targets[MixedVocabulary.term]
     lengths_B = mixed_lengths(batch)
     first_N = torch.repeat_interleave(lengths_B.cumsum(0) - lengths_B, lengths_B, output_size=targets.count)
@@ -269,7 +270,7 @@ def mixed_batch(batch: PackedBatch) -> PackedBatch:
 
 
 def _within(max_tokens: int, samples: Samples, ids_N: Integers, origin_N: Integers) -> Mixed:
-    """Samples of the mixed tokens; of longer sequences the first tokens, and the last one, which closes them."""
+    """Samples of the mixed tokens; too long sequences keep their first tokens and the last, closing one."""
     sequence_N = samples.sequence_T[origin_N]
     length_B = np.bincount(sequence_N, minlength=samples.lengths_B.size)
     position_N = np.arange(ids_N.size) - (np.cumsum(length_B) - length_B)[sequence_N]

@@ -1,9 +1,9 @@
-"""The terms of distillation as objectives of pretraining: a student reads a corrupted batch, and its teacher the same.
+"""Distillation terms as pretraining objectives: student and teacher read the same corrupted batch.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3 (soft targets of all tokens, masked LM, cosine); Jiao et al.
 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al. 2020, MobileBERT, arXiv:2004.02984, section 3.4. Settings and
-formulas are those of terms/; here each term becomes an objective that corrupts nothing, in a recipe's list
-under the same name. Sibling loss_terms.py computes them.
+formulas are in terms/; here each term becomes an objective that corrupts nothing and has the same name in a recipe's
+list of objectives. Sibling loss_terms.py computes them.
 
 Shapes: T packed tokens, M tokens whose words are compared, D width.
 """
@@ -28,7 +28,7 @@ from bertkit.settings import UnreadKey
 
 
 class TaughtObjective(Objective):
-    """An objective that needs a teacher; a control leaves it out."""
+    """An objective that needs a teacher; left out in a control run."""
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if getattr(recipe, "control", False):
@@ -42,14 +42,14 @@ class TaughtObjective(Objective):
 
     @abstractmethod
     def compares(self, shapes: ShapePair) -> str:
-        """The compared quantity, for display."""
+        """What is compared, for display."""
 
 
 class DistillationObjective(TaughtObjective):
-    """A term of distillation in a list of objectives."""
+    """A distillation term in a list of objectives."""
 
     kind: ClassVar[type[DistillationTerm]]
-    """The term."""
+    """The class of the term."""
 
     @property
     def distilled(self) -> DistillationTerm:
@@ -67,7 +67,7 @@ class DistillationObjective(TaughtObjective):
         return self.distilled.count(batch, 0)
 
     def compares(self, shapes: ShapePair) -> str:
-        """The comparison, for display: the layers as student's: teacher's."""
+        """The comparison, for display: layers as student: teacher."""
         return "layers " + ", ".join(f"{m}: {n}" for m, n in self.distilled.layer_pairs(shapes))
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
@@ -75,7 +75,7 @@ class DistillationObjective(TaughtObjective):
 
 
 class WordObjective(DistillationObjective):
-    """A term that compares the words that both models predict."""
+    """A term that compares the word predictions of both models."""
 
     positions: Literal["all", "masked"] = Field(
         "all",
@@ -89,8 +89,8 @@ class WordObjective(DistillationObjective):
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if self.positions == "masked" and not any(isinstance(each, MaskedLM) for each in objectives):
             return [
-                f"objective.{self.term}.positions is masked, and nothing masks; add masked_lm to the objectives (with"
-                " weight: 0, if it is not to be learnt from), or write positions: all"
+                f"objective.{self.term}.positions is masked, but no objective masks tokens; add masked_lm to the"
+                " objectives (with weight: 0 if the student is not to be trained on it), or write positions: all"
             ]
         return []
 
@@ -104,12 +104,12 @@ class WordObjective(DistillationObjective):
         return self.index_M(batch)
 
     def index_M(self, batch: PackedBatch) -> Tensor | None:
-        """The tokens whose words are compared; None for all of them."""
+        """The tokens whose words are compared; None for all."""
         return None if self.positions == "all" else batch.targets[MaskedLM.term].index_M
 
 
 def _objective_of(kind: type[DistillationTerm]) -> type[DistillationObjective]:
-    """The objective of a term: its settings, and under the same name."""
+    """The objective of a term: same settings, same name."""
     base = WordObjective if issubclass(kind, LogitTerm) else DistillationObjective
     settings: dict[str, Any] = {name: (info.annotation, info) for name, info in kind.model_fields.items()}
     made = cast(
@@ -117,14 +117,14 @@ def _objective_of(kind: type[DistillationTerm]) -> type[DistillationObjective]:
         create_model(f"Distilled{kind.__name__}", __base__=base, __module__=__name__, __doc__=kind.__doc__, **settings),
     )
     made.kind, made.term, made.has_accuracy = kind, kind.term, kind.compares_logits
-    globals()[made.__name__] = made  # where pickle looks, on the way to a worker
+    globals()[made.__name__] = made  # pickle looks it up here when it is sent to a worker
     return made
 
 
 DISTILLATION_OBJECTIVES: dict[str, type[DistillationObjective]] = {
     name: _objective_of(kind) for name, kind in TERMS.items()
 }
-"""The objectives of distillation by the name that a recipe gives them."""
+"""The distillation objectives by their name in a recipe."""
 
 
 def distillation_objectives(objectives: Sequence[Objective]) -> tuple[DistillationObjective, ...]:
@@ -133,7 +133,7 @@ def distillation_objectives(objectives: Sequence[Objective]) -> tuple[Distillati
 
 
 def word_rows(objectives: Sequence[Objective], length: int) -> float:
-    """About how many tokens of a sequence of this length any of these objectives compares the words of."""
+    """About how many tokens of a sequence of this length have their words compared by any of these objectives."""
     words = [each for each in objectives if isinstance(each, WordObjective)]
     if any(each.positions == "all" for each in words):
         return float(length)

@@ -1,8 +1,8 @@
-"""What distillation would cost, before it starts: the teacher's part of `--plan`.
+"""The estimated cost of distillation, before it starts: the teacher's part of `--plan`.
 
-FLOPs as in training/cost.py. On text the document is pretraining's, on a task fine-tuning's; the teacher's passes are
-added to their FLOPs and time. A teacher whose outputs are kept reads each example once, any other in every pass. What
-earlier runs left in a cache is not looked up.
+FLOPs as in training/cost.py. On text, the document is pretraining's; on a task, it is fine-tuning's. The teacher's
+passes are added to the FLOPs and time. A teacher with cached outputs reads each example once, any other teacher in
+every pass. Outputs cached by earlier runs are not taken into account.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bertkit.training.plan import PlannedTeacher
 
 
 def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
-    """Pretraining's document, and what the teacher adds to it."""
+    """Pretraining's document plus what the teacher adds to it."""
     recipe = arguments.requested()
     arguments.refuse_unread(recipe)
     files = arguments.teacher_files(recipe)
@@ -61,13 +61,13 @@ def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedMod
 
 
 def _resident(teachers: Sequence[HeadedModel]) -> MemoryTerms:
-    """A teacher that only reads: its weights."""
+    """Memory of a teacher that is not trained: its weights."""
     return {"weights": 4.0 * sum(map(count_weights, teachers))}
 
 
 def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
-    """How many sequences the teacher reads in a stage: with a cache and static masks each copy once, where the source
-    is token shards, whose size is known; in all other cases those of every step."""
+    """How many sequences the teacher reads in a stage. With a cache and static masks, each copy counts once if the
+    source is token shards, whose size is known; in all other cases, the sequences of every step count."""
     data, sequences = stage.recipe.data, float(stage.sequences())
     is_known = len(data.sources) == 1 and is_shards(data.sources[0])
     if recipe.teacher_store is None or data.static_copies is None or not is_known:
@@ -80,8 +80,8 @@ def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[Distil
     """What the teacher of a task adds to the cost of some runs.
 
     Args:
-        prepared: their data.
-        runs: the recipe of each, and over how many epochs it trains.
+        prepared: the data of the runs.
+        runs: each run's recipe and the number of epochs it trains.
     """
     task = prepared.task
     models = prepared.teacher.load(task.head, task.labels)

@@ -1,9 +1,9 @@
-"""What a recipe of kind `distill` may hold: a recipe on text or on a task, with a teacher and a student, or a table.
+"""Recipes of kind `distill`: on text or on a task, with a teacher and a student, or a table of token vectors.
 
-Hinton et al. 2015, arXiv:1503.02531. A recipe with an `objective` distils on text: it is a pretraining recipe in whose
-list terms of distillation among the objectives (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). One with a section
-`static` makes a table of token vectors, and trains nothing (static_recipe.py). Any other distils on a task: it is a
-fine-tuning recipe with a list `distillation`, in which the labels are one term.
+Hinton et al. 2015, arXiv:1503.02531. A recipe with an `objective` distils on text: a pretraining recipe whose list of
+objectives includes distillation terms (DistilBERT, Sanh et al. 2019, arXiv:1910.01108). One with a section `static`
+makes a table of token vectors and trains nothing (static_recipe.py). Any other distils on a task: a fine-tuning recipe
+with a list `distillation`, in which the labels are one term.
 
     kind: distill                                     kind: distill
     teacher: google-bert/bert-base-uncased            teacher: "?"
@@ -23,7 +23,7 @@ from bertkit.recipe.tree import Located
 
 
 def from_tree(tree: Located) -> DistillTextRecipe | DistillRecipe | StaticRecipe:
-    """The recipe of resolved settings; one on a task is completed where it names task, teacher and student.
+    """The recipe for resolved settings; one on a task is completed if it names task, teacher and student.
 
     Raises:
         UsageError: errors in the settings, all of them at once.

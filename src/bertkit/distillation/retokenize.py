@@ -1,9 +1,9 @@
 """Words of one WordPiece vocabulary tokenized by another: a teacher reads text that is stored in its student's tokens.
 
-Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both vocabularies are WordPieces over equal words (the same case,
-the same accents), so that a word's tokens, joined, are the word, and it can be tokenized again; what the student's
-vocabulary lacks (its [UNK]) cannot. Sibling of text/vocabulary_mapping.py, which compares two vocabularies token by
-token.
+Zhao et al. 2019, arXiv:1909.11687v1, dual training. Both are WordPiece vocabularies over the same words (same case,
+same accents): the tokens of a word, joined, are the word, which can then be tokenized again. This is not possible for
+words that the student's vocabulary does not contain (its [UNK]). Sibling of text/vocabulary_mapping.py, which compares
+two vocabularies token by token.
 
 Shapes: V the student's vocabulary.
 """
@@ -23,23 +23,22 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
 
 MAX_WORDS = 1 << 18
-"""Words in the cache; it is emptied when it is full."""
+"""Maximum number of words in the cache, which is emptied when full."""
 
 
 class WordRetokenizer:
     """Tokenizes a student's words by its teacher's vocabulary, with a cache of words.
 
     Args:
-        student: whose tokens the words are given in.
-        teacher: whose tokens they become.
+        student: the tokenizer of the given words.
+        teacher: the tokenizer whose tokens are returned.
 
     Attributes:
         marks: where words begin in the student's tokens.
-        special_V: what each special token of the student's vocabulary is in the teacher's, by its role; -1 for tokens
-            of text.
+        special_V: the teacher's id of each special token of the student, matched by role; -1 for text tokens.
 
     Raises:
-        DataError: one of the two is no WordPiece vocabulary, or they split a text into different words.
+        DataError: one of the two is not a WordPiece vocabulary, or they split a text into different words.
     """
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
@@ -58,7 +57,7 @@ class WordRetokenizer:
         """The teacher's tokens of one word.
 
         Args:
-            word: the student's tokens of it, none of them special. Of a word whose beginning was cut off, the teacher's
+            word: its student tokens, without special tokens. If the beginning of the word was cut off, the teacher's
                 tokens continue a word, too.
         """
         key = word.tobytes()
@@ -73,7 +72,7 @@ class WordRetokenizer:
         own = [self._student.token(token) for token in word.tolist()]
         text = own[0] + "".join(token.removeprefix(self._prefix) for token in own[1:])
         tokens = self._teacher.backend.model.tokenize(text)
-        # Where no token continues a word with this character, the mark itself would be cut.
+        # If no token continues a word with this character, the mark itself would be split.
         if text.startswith(self._prefix) and not tokens[0].value.startswith(text[: len(self._prefix) + 1]):
             return np.array([self._teacher.unk_id], dtype=np.int64)
         return np.array([token.id for token in tokens], dtype=np.int64)
@@ -90,23 +89,23 @@ def check_same_words(student: Tokenizer, teacher: Tokenizer) -> None:
         rule = word_rules(tokenizer)
         if not isinstance(tokenizer.backend.model, models.WordPiece) or rule is None:
             raise DataError(
-                f"the {whose}'s tokenizer is a {kind} vocabulary; words can be split by either of two vocabularies"
-                " where both are WordPieces split as BERT's (tokenizer.type: wordpiece)"
+                f"the {whose}'s tokenizer is a {kind} vocabulary; splitting words by either of two vocabularies"
+                " needs two WordPiece tokenizers that find words as BERT does (tokenizer.type: wordpiece)"
             )
         if missing := sorted({"unk", "cls", "sep", "mask"} - set(tokenizer.roles)):
-            raise DataError(f"the {whose}'s tokenizer has no token for {', '.join(missing)}, which masking needs")
+            raise DataError(f"the {whose}'s tokenizer has no token for {', '.join(missing)}, and masking needs it")
         rules.append(rule)
     own, theirs = rules
     if differing := [name for name in own if own[name] != theirs[name]]:
-        differences = ", ".join(f"{name} is {own[name]}, the teacher's {theirs[name]}" for name in differing)
+        differences = ", ".join(f"{name} is {own[name]}, the teacher's is {theirs[name]}" for name in differing)
         raise DataError(
-            f"the student's tokenizer sees other words than its teacher's: {differences}; learn it as the teacher's was"
-            " (leave tokenizer.lowercase and tokenizer.strip_accents out)"
+            f"the student's tokenizer finds other words than its teacher's: {differences}; train it with the teacher's"
+            " settings (leave tokenizer.lowercase and tokenizer.strip_accents out)"
         )
 
 
 def word_rules(tokenizer: Tokenizer) -> Mapping[str, bool | str] | None:
-    """The settings by which BERT's pre-tokenizer finds words; None where the tokenizer has another one."""
+    """The settings by which BERT's pre-tokenizer finds words; None for any other pre-tokenizer."""
     settings = json.loads(tokenizer.canonical_json)
     normaliser, cutting = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if normaliser.get("type") != "BertNormalizer" or cutting.get("type") != "BertPreTokenizer":

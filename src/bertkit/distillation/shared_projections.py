@@ -1,20 +1,20 @@
-"""Shared projections as an objective: a student's parameters near those of the teacher that is trained with it.
+"""Shared projections as an objective: keeps a student's parameters close to those of the teacher trained with it.
 
 Zhao et al. 2019, arXiv:1909.11687v1, shared variable projections: the loss is the teacher's masked LM on mixed words,
-the student's masked LM, and epsilon (`weight` here; its value was not to be found) times a distance of parameters,
+the student's masked LM, and epsilon (`weight` here; its value is not in the paper) times a distance between parameters,
 
     down = sum over pairs |U^T W_teacher V - W_student|^2,    up = sum over pairs |W_teacher - U' W_student V'|^2,
 
-with projections that all layers share, and that are dropped when the student is finished. One-dimensional parameters
-are mapped on their one side. Here U maps the output of a layer and V its input; the sides of the feed-forward's inner
-width have a pair of their own. Siblings in terms/ compare outputs and states of the two models, not their parameters.
+with projections that all layers share and that are dropped when training ends. One-dimensional parameters are mapped on
+their only axis. Here U maps the output of a layer and V its input; the axes of the feed-forward's inner width have
+their own pair. The siblings in terms/ compare outputs and states of the two models, not their parameters.
 
-Pairs are parameters of the same name: those of the layers (attention, feed-forward, norms), of the masked LM's head
-but its bias, and of the embeddings, whose rows are not mapped: positions (as many as both have), segments, and the
-student's words with the teacher's table of the same words. Not matched: the teacher's own words and both output biases,
-which belong to one vocabulary. Which parameters the paper pairs beyond those of the layers was not to be found.
+Pairs are parameters of the same name: those of the layers (attention, feed-forward, norms), of the masked-LM head
+except its bias, and of the embeddings, whose rows are not mapped: positions (as many as both have), segments, and the
+student's words with the teacher's table of the same words. Not paired: the teacher's own words and both output biases,
+which belong to one vocabulary. The paper does not say which parameters it pairs besides those of the layers.
 
-Shapes: t and s the teacher's and the student's size of one side.
+Shapes: t and s the teacher's and the student's size of one axis.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ Part = Literal["layers", "embeddings", "head"]
 Side = Literal["width", "inner"]
 
 PARAMETER_PROJECTIONS = "projections"
-"""A student's companion of this name holds its shared projections, while it trains."""
+"""During training, the student's companion of this name contains its shared projections."""
 _WORDS = "encoder.embeddings.word.weight"
 _OUTPUT_BIAS = "masked_lm.bias"
 
 
 class SharedProjections(TeacherObjective):
-    """Squared distance between the parameters of both models, through trained matrices that all layers share.
+    """Squared distance between the parameters of both models, compared through trained matrices that all layers share.
 
-    It reads no batch, and counts once in each micro-batch, so that its mean is the distance itself however a batch is
-    cut.
+    It reads no batch and counts once per micro-batch, so its mean is the distance itself, however a batch is split.
     """
 
     weight: float = Field(0.01, ge=0, description="Weight of the distance in the total loss (the paper's epsilon).")
@@ -75,8 +74,8 @@ class SharedProjections(TeacherObjective):
     def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MixedVocabulary) for each in objectives):
             return [
-                "objective.shared_projections needs mixed_vocabulary beside it, which trains the teacher; add it (with"
-                " student_share: 0 the teacher reads its own tokens alone)"
+                "objective.shared_projections needs mixed_vocabulary, which trains the teacher; add it (with"
+                " student_share: 0 the teacher reads only its own tokens)"
             ]
         return []
 
@@ -90,7 +89,7 @@ class SharedProjections(TeacherObjective):
         return 1
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
-        """The distance, once."""
+        """The distance, with a count of one."""
         projections, pairs = parameter_projections_of(model), pairs_of(model, teacher_of(model), self.parts)
         distances = [projections.distance(pairs, direction) for direction in self.directions]
         total = sum(distances[1:], start=distances[0])
@@ -98,22 +97,22 @@ class SharedProjections(TeacherObjective):
 
 
 def teacher_objectives(objectives: Sequence[Objective]) -> tuple[TeacherObjective, ...]:
-    """Those of these objectives that need a teacher that trains along."""
+    """Those of these objectives that need a teacher that is trained, too."""
     return tuple(objective for objective in objectives if isinstance(objective, TeacherObjective))
 
 
 def add_teacher(student: HeadedModel, objectives: Sequence[Objective], teacher: HeadedModel, *, seed: int) -> None:
-    """Add the teacher that these objectives train, and the projections that they need, to the student.
+    """Add to the student the teacher that these objectives train, and the projections that they need.
 
     Args:
-        student: both train with it, are kept in its checkpoints, and are never written with it.
+        student: teacher and projections train with it and are saved in its checkpoints, but never exported with it.
         objectives: of all stages.
-        teacher: is changed.
-        seed: of what is drawn.
+        teacher: is modified.
+        seed: for initialising new weights.
 
     Raises:
         DataError: the teacher cannot read two vocabularies.
-        UsageError: the two models are not of one shape.
+        UsageError: the two models do not have the same shape.
     """
     if not teacher_objectives(objectives):
         return
@@ -136,7 +135,7 @@ class Pair:
 
     Attributes:
         name: the student's.
-        sides: what each axis is: the models' width, their feed-forward's, or None for rows that are not mapped.
+        sides: what each axis is: the model width, the feed-forward width, or None for rows that are not mapped.
         student, teacher: the parameters.
     """
 
@@ -147,13 +146,13 @@ class Pair:
 
 
 class ParameterProjections(nn.ParameterDict):
-    """The learnt matrices, named DIRECTION_(out|in)_SIDE, each from the size that it maps to the size that it makes.
+    """The trained matrices, named DIRECTION_(out|in)_SIDE, each of size from x to.
 
     Args:
-        sizes: the teacher's and the student's of each side.
+        sizes: the teacher's and the student's size of each side.
         directions: down, up or both.
-        seed: by which they are drawn: normal, with the variance of one over the size that is mapped, so that what is
-            mapped keeps its size.
+        seed: for initialising them: normal, with variance 1 / (the size that is mapped), which preserves the size of
+            what is mapped.
     """
 
     def __init__(self, sizes: Mapping[Side, tuple[int, int]], directions: Sequence[Direction], *, seed: int) -> None:
@@ -168,7 +167,7 @@ class ParameterProjections(nn.ParameterDict):
         super().__init__(drawn)
 
     def mapped(self, parameter: Tensor, sides: Sequence[Side | None], direction: Direction) -> Tensor:
-        """A parameter of one model in the sizes of the other: U^T W V, or W U where only one side is mapped."""
+        """A parameter of one model in the sizes of the other: U^T W V, or W U if only one side is mapped."""
         mapped: Tensor
         if sides[0] is not None and len(sides) == 2:
             mapped = self[f"{direction}_out_{sides[0]}"].t() @ parameter @ self[f"{direction}_in_{sides[1]}"]
@@ -190,7 +189,7 @@ def pairs_of(student: HeadedModel, teacher: DualTeacher, parts: Sequence[Part]) 
     """The parameters that are compared.
 
     Raises:
-        UsageError: a parameter of the student has no counterpart, for the two are not of one shape.
+        UsageError: a parameter of the student has no counterpart because the two models differ in shape.
     """
     theirs = {**dict(teacher.model.named_parameters()), _WORDS: teacher.students.weight}
     sizes = sizes_of(student, teacher.model)
@@ -202,8 +201,8 @@ def pairs_of(student: HeadedModel, teacher: DualTeacher, parts: Sequence[Part]) 
         if found is None or not (_fits(found, sides, sizes, 0) and _fits(parameter, sides, sizes, 1)):
             raise UsageError(
                 f"objective.shared_projections: the student's {name} {tuple(parameter.shape)} has no counterpart in its"
-                f" teacher ({'none' if found is None else tuple(found.shape)} there); both must be of one shape: write"
-                " model.family: bert with the teacher's num_hidden_layers"
+                f" teacher ({'none' if found is None else tuple(found.shape)} there); both must have the same shape:"
+                " write model.family: bert with the teacher's num_hidden_layers"
             )
         rows = min(len(parameter), len(found)) if sides[0] is None else None
         pairs.append(Pair(name, sides, parameter[:rows], found[:rows]))
@@ -224,14 +223,14 @@ def parameter_projections_of(student: HeadedModel) -> ParameterProjections:
 
 
 def _part(name: str) -> Part | None:
-    """The part that a parameter of the student belongs to; None where it is not compared."""
+    """The part that a parameter of the student belongs to; None if it is not compared."""
     if name.startswith("encoder."):
         return "embeddings" if name.startswith("encoder.embeddings.") else "layers"
     return "head" if name.startswith("masked_lm.") and name != _OUTPUT_BIAS else None
 
 
 def _sides(name: str, axes: int) -> tuple[Side | None, ...]:
-    """What the axes of a parameter of BERT's are; of a matrix the first is its output."""
+    """What the axes of a BERT parameter are; the first axis of a matrix is its output."""
     sides: tuple[Side | None, ...] = ("width", "width")
     if ".feed_forward.inner." in name:
         sides = ("inner", "width")

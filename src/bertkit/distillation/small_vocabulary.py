@@ -1,8 +1,8 @@
-"""Training of a student with a small vocabulary of its own, together with its teacher.
+"""Training of a student with its own small vocabulary, together with its teacher.
 
-Zhao et al. 2019, arXiv:1909.11687v1. Pretraining has the loop; this file has what is added to it: a teacher that
-reads both vocabularies, and the projections between the two. Sibling text.py has a teacher that is not trained and
-reads what its student reads.
+Zhao et al. 2019, arXiv:1909.11687v1. The training loop is pretraining's; this file adds a teacher that reads both
+vocabularies, and the projections between the two models. Sibling text.py has a teacher that is not trained and reads
+what its student reads.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class MixedVocabularyTrainer(Pretrainer):
     Args:
         recipe: resolved.
         shards: the corpus in the student's tokens.
-        run: the directory, whose lock the caller holds.
-        cache: where plans of epochs are kept.
-        teacher: a masked LM; it trains along.
+        run: the run directory, whose lock the caller holds.
+        cache: where epoch plans are cached.
+        teacher: a masked LM, which is trained along with the student.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class MixedVocabularyTrainer(Pretrainer):
     def _check_growth(self) -> None:
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             raise UsageError(
-                "optimisation.stages: a student cannot grow beside the teacher that trains with it; leave"
+                "optimisation.stages: a student cannot grow while its teacher is trained with it; leave"
                 " model.num_hidden_layers out of the stages"
             )
 
     def cannot_shard(self) -> str | None:
-        return "objective.mixed_vocabulary: the teacher trains along, and its whole weights are read beside its layers"
+        return "objective.mixed_vocabulary: the teacher trains, too, and its weights are also read outside its layers"
 
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
         model = super()._new_model(config)
@@ -146,7 +146,7 @@ def load_trained_teacher(files: TeacherFiles) -> HeadedModel:
     """A teacher that can read two vocabularies.
 
     Raises:
-        DataError: it cannot, its weights are quantised, or its tokenizer does not fit its table.
+        DataError: it cannot read two vocabularies, its weights are quantised, or its tokenizer does not fit its table.
     """
     (directory,) = files.directories
     _, contents = read_config(directory)
@@ -157,44 +157,44 @@ def load_trained_teacher(files: TeacherFiles) -> HeadedModel:
 
 
 def check_trained_teacher(recipe: DistillTextRecipe, stage: Recipe, teacher: EncoderConfig) -> None:
-    """Check a stage of a recipe against its teacher, as far as the two configurations show.
+    """Check a stage of a recipe against its teacher, as far as the two configurations allow.
 
     Raises:
-        UsageError: it has objectives of another kind of teacher, or the student is not as deep as its teacher.
+        UsageError: its objectives need another kind of teacher, or the student and its teacher differ in depth.
     """
     own, others = teacher_objectives(stage.objectives), distillation_objectives(stage.objectives)
     if strange := others if recipe.has_own_vocabulary else own:
-        has = "has" if recipe.has_own_vocabulary else "lacks"
+        has = "has" if recipe.has_own_vocabulary else "does not have"
         raise UsageError(
-            f"optimisation.stages: a stage has {', '.join(each.term for each in strange)}, and the recipe's own"
-            f" objective {has} mixed_vocabulary: one kind of teacher serves all stages; leave them out of it"
+            f"optimisation.stages: a stage has {', '.join(each.term for each in strange)}, but the recipe's own"
+            f" objective {has} mixed_vocabulary, and all stages need the same kind of teacher; leave them out of it"
         )
     depths = [getattr(config, "num_hidden_layers", None) for config in (recipe.model, teacher)]
     if depths[0] != depths[1] and any(isinstance(each, SharedProjections) for each in own):
         raise UsageError(
-            f"objective.shared_projections: the student has {depths[0]} layers and its teacher {depths[1]}, and"
-            " parameters are compared layer by layer: a student has as many layers as its teacher; write"
+            f"objective.shared_projections: the student has {depths[0]} layers, its teacher {depths[1]}, but parameters"
+            " are compared layer by layer, so both need the same number of layers; write"
             f" model.num_hidden_layers: {depths[1]}"
         )
 
 
 def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source: str) -> list[Override]:
-    """Overrides by which a student's vocabulary is learnt from the words that its teacher sees.
+    """Overrides with which a student's vocabulary is trained on the words that its teacher finds.
 
     Args:
         given: the recipe's `tokenizer`.
-        teacher: its tokenizer.
-        source: what to call the teacher.
+        teacher: the teacher's tokenizer.
+        source: how messages name the teacher.
 
     Raises:
-        UsageError: the recipe wants another case, or accents treated otherwise.
-        DataError: the teacher's is no WordPiece vocabulary.
+        UsageError: the recipe asks for another case, or for another treatment of accents.
+        DataError: the teacher's tokenizer is not a WordPiece vocabulary.
     """
     rules = word_rules(teacher)
     if rules is None:
         raise DataError(
-            f"{source}: its tokenizer is a {type(teacher.backend.model).__name__} vocabulary; a student has a"
-            " vocabulary of its own beside a teacher that reads WordPieces as BERT does"
+            f"{source}: its tokenizer is a {type(teacher.backend.model).__name__} vocabulary; a student with its own"
+            " vocabulary needs a teacher with a WordPiece tokenizer that finds words as BERT does"
         )
     if given.get("path") is not None:
         return []  # its contents are checked once it is loaded
@@ -202,14 +202,14 @@ def vocabulary_overrides(given: Mapping[str, Any], teacher: Tokenizer, *, source
     for key, value in wanted.items():
         if given.get(key) not in (None, value):
             raise UsageError(
-                f"tokenizer.{key}: {str(given[key]).lower()}, and the teacher's is {str(value).lower()}: both must see"
+                f"tokenizer.{key}: {str(given[key]).lower()}, but the teacher's is {str(value).lower()}: both must find"
                 f" the same words; leave tokenizer.{key} out"
             )
     return [Override(f"tokenizer.{key}", value) for key, value in wanted.items()]
 
 
 def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> PlannedTeacher:
-    """What the teacher that trains along adds to the cost of a run, its text taken to be as long as the student's."""
+    """What a teacher that is trained, too, adds to the cost of a run, assuming text as long as the student's."""
     engine, parameters = resolve_engine(recipe.engine), count_parameters(teacher).total
     flops = disk_bytes = 0.0
     memory: MemoryTerms = {}

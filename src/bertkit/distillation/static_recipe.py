@@ -1,7 +1,7 @@
-"""What a recipe of static embeddings may hold: a teacher, and how its table of token vectors is made.
+"""Recipes for static embeddings: a teacher, and how the table of token vectors is made from it.
 
-model2vec (Tulkens and van Dongen 2024); static_table.py has the method. It is a recipe of kind `distill` with a section
-`static`, which trains nothing; those that train are text_recipe.py and task_recipe.py.
+model2vec (Tulkens and van Dongen 2024); the method is in static_table.py. It is a recipe of kind `distill` with a
+section `static`, and trains nothing; the recipes that train are text_recipe.py and task_recipe.py.
 
     kind: distill
     teacher: sentence-transformers/all-MiniLM-L6-v2
@@ -29,11 +29,11 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import RunArguments
 
 SECTION = "static"
-"""The key that makes a recipe of kind `distill` one of these."""
+"""The key that marks a recipe of kind `distill` as one of these."""
 
 
 class StaticRecipe(RecipeHeader):
-    """A table of token vectors of one teacher."""
+    """A table of token vectors from one teacher."""
 
     kind: Literal["distill"] = Field("distill", description="The command that runs the recipe.")
     teacher: str | None = Field(
@@ -48,7 +48,7 @@ class StaticArguments(RunArguments[StaticRecipe]):
     """The command line's arguments.
 
     Attributes:
-        teachers: the model, in place of the recipe's.
+        teachers: the model, instead of the recipe's.
     """
 
     teachers: Sequence[str] = ()
@@ -56,18 +56,18 @@ class StaticArguments(RunArguments[StaticRecipe]):
     kind: ClassVar[str] = "distill"
 
     def requested(self) -> StaticRecipe:
-        """The recipe with the command line's teacher, every place absolute.
+        """The recipe with the command line's teacher, all paths absolute.
 
         Raises:
             UsageError: errors in the recipe, several teachers or none.
         """
         assert self.recipe is not None
         if len(self.teachers) > 1:
-            raise UsageError("--teacher: a table of token vectors is made of one model")
+            raise UsageError("--teacher: a table of token vectors is made from a single model; name one teacher")
         named = [Override("teacher", name, f"--teacher {name}") for name in self.teachers]
         recipe = load_as(StaticRecipe, self.recipe, [*named, *self.overrides])
         if recipe.teacher is None:
-            raise UsageError("teacher: give the encoder that the table is made of: --teacher MODEL")
+            raise UsageError("teacher: missing; name the encoder from which the table is made: --teacher MODEL")
         update: dict[str, Any] = {"teacher": absolute(recipe.teacher)}
         if recipe.static.text is not None:
             text = str(Path(recipe.static.text).expanduser().absolute())
@@ -81,7 +81,7 @@ class StaticArguments(RunArguments[StaticRecipe]):
         return with_overrides(recorded, self.overrides)
 
     def fingerprints(self, recipe: StaticRecipe) -> dict[str, str | None]:
-        """Of the teacher's weights, its tokenizer, and the text of whole words.
+        """Fingerprints of the teacher's weights, its tokenizer, and the text from which whole words are taken.
 
         Raises:
             DataError: there is no such model or file.
@@ -90,7 +90,7 @@ class StaticArguments(RunArguments[StaticRecipe]):
         files = encoder_directory(find_model(recipe.teacher, offline=self.offline))
         text = recipe.static.text
         if text is not None and not Path(text).is_file():
-            raise DataError(f"static.text: {text}: there is no such file")
+            raise DataError(f"static.text: {text}: there is no such file; check the path")
         return {
             "data": None if text is None else sha256_of(Path(text)),
             "tokenizer": load_tokenizer(files, offline=self.offline).fingerprint,

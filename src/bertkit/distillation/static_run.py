@@ -1,7 +1,7 @@
-"""Make the table of token vectors of a recipe, as a run: its directory, its model and what can be said of it.
+"""Make a recipe's table of token vectors, as a run with its directory, model and results.
 
-Own design (contract: the run directory, `--plan`). Nothing is trained, so there are neither steps nor checkpoints: a
-run takes minutes, and one that was stopped is made again.
+Not from a paper (contract: the run directory, `--plan`). Nothing is trained, so there are no steps or checkpoints. A
+run takes minutes, and a stopped run starts again from scratch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def make_static(arguments: StaticArguments, *, progress: Progress, on_start: OnS
 
     Args:
         arguments: of the command line.
-        progress: the display.
-        on_start: called with the run's directory before the work starts.
+        progress: the progress display.
+        on_start: called with the run directory before the work starts.
 
     Raises:
         UsageError: errors in the recipe, or an unfinished run to resume.
@@ -46,7 +46,7 @@ def make_static(arguments: StaticArguments, *, progress: Progress, on_start: OnS
     if arguments.resume is not None:
         if finished := FinishedRun.done(run_of(arguments)):
             return finished
-        raise UsageError("--resume: a table of token vectors is made in one go; leave it out, and it is made again")
+        raise UsageError("--resume: a table of token vectors is made in one go; leave --resume out to make it again")
     recipe = arguments.new_recipe()
     identity = identity_of(arguments, recipe, arguments.fingerprints(recipe))
     if finished := finished_of(arguments, recipe, identity):
@@ -68,7 +68,7 @@ def make_static(arguments: StaticArguments, *, progress: Progress, on_start: OnS
 
 
 def static_plan(arguments: StaticArguments) -> dict[str, Any]:
-    """The document of `--plan`: what the encoder computes over all rows of the table."""
+    """The document of `--plan`: the cost of the encoder's passes over all rows of the table."""
     recipe = arguments.new_recipe()
     assert recipe.teacher is not None
     files = encoder_directory(find_model(recipe.teacher, offline=arguments.offline))

@@ -1,10 +1,11 @@
-"""A table of token vectors made of an encoder: minutes on a CPU, then thousands of sentences a second.
+"""A table of token vectors made from an encoder: minutes on a CPU, then thousands of sentences per second.
 
 model2vec (Tulkens and van Dongen 2024, github.com/MinishLab/model2vec, distill/distillation.py and inference.py): every
-token of the vocabulary goes through the encoder alone, the mean of its states is its vector; principal components
-reduce the width, and each row is weighted by sif / (sif + p), p the token's share by Zipf's law with its rank in the
-vocabulary. Whole words of a text may have rows of their own. Tokens called [unused1] and the unknown token have zeros
-here and keep their ids; there they are removed from the table or from the text. Sibling static_run.py makes a run.
+token of the vocabulary goes through the encoder alone, and the mean of its states is its vector; principal components
+reduce the width, and each row is weighted by sif / (sif + p), where p is the token's share by Zipf's law with its rank
+in the vocabulary. Whole words of a text can have their own rows. Tokens called [unused1] and the unknown token are zero
+here and keep their ids; in model2vec they are removed from the table or from the text. Sibling static_run.py makes a
+run.
 
 Shapes: V vocabulary, D width of the encoder, E width of the table.
 """
@@ -45,7 +46,7 @@ _LEAST_OCCURRENCES = 5
 
 
 class StaticTable(Settings):
-    """How a table of token vectors is made of an encoder."""
+    """How a table of token vectors is made from an encoder."""
 
     width: int = Field(
         256,
@@ -76,7 +77,7 @@ class StaticTable(Settings):
     @model_validator(mode="after")
     def _words_of_a_text(self) -> StaticTable:
         if bool(self.words) != (self.text is not None):
-            raise ValueError("words and text go together: the number of words, and the file that they are taken from")
+            raise ValueError("words and text go together: give both the number of words and the file they come from")
         return self
 
 
@@ -88,22 +89,22 @@ def write_static(
     offline: bool = False,
     progress: Progress = silent_progress,
 ) -> dict[str, Any]:
-    """Write the table of an encoder as a directory of sentence-transformers; returns its rows and width.
+    """Write an encoder's table as a sentence-transformers directory; returns its rows and width.
 
     Args:
         name: a model directory, a run directory or a Hub id.
-        to: a directory that is not there, or is empty.
-        settings: of the table; the defaults where None.
-        offline: use no network.
-        progress: the display.
+        to: a directory that does not exist or is empty.
+        settings: of the table; None: the defaults.
+        offline: do not use the network.
+        progress: the progress display.
 
     Raises:
-        UsageError: `to` holds something.
+        UsageError: `to` exists and is not an empty directory.
         DataError: the model or the text cannot be read, or the text has too few words.
     """
     chosen = settings or StaticTable()
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UsageError(f"--to {to}: is there already; name another directory")
+        raise UsageError(f"--to {to}: already exists and is not an empty directory; name another one")
     files = encoder_directory(find_model(name, offline=offline))
     model, _ = load_model(files, heads=())
     tokenizer = load_tokenizer(files, offline=offline)
@@ -112,10 +113,10 @@ def write_static(
     used_V = np.array([not _UNUSED.fullmatch(table_tokenizer.token(i)) for i in range(table_tokenizer.vocab_size)])
     vectors_VD = token_vectors(model, tokenizer, ids, chosen.special_tokens, progress)
     if not np.isfinite(vectors_VD).all():
-        raise DataError(f"{name}: its states are not finite numbers; the weights are damaged")
+        raise DataError(f"{name}: its states contain NaN or infinity; the weights are damaged, use another copy")
     table_VE, kept = weighted(vectors_VD, used_V, chosen)
     if "unk" in table_tokenizer.roles:
-        table_VE[table_tokenizer.unk_id] = 0  # as if the token were not in the text, since vectors have length one
+        table_VE[table_tokenizer.unk_id] = 0  # as if the token were not in the text, since vectors are normalised
     _write(to, table_VE, table_tokenizer, model.encoder.max_tokens)
     return {
         "tokens": len(table_VE),
@@ -127,10 +128,10 @@ def write_static(
 
 
 def rows_of(tokenizer: Tokenizer, settings: StaticTable) -> tuple[list[list[int]], Tokenizer]:
-    """The ids that each row of the table is made of, and the tokenizer of the table.
+    """The ids from which each row of the table is made, and the tokenizer of the table.
 
     Raises:
-        DataError: the text cannot be read or has too few words, or the vocabulary is of a kind that takes none.
+        DataError: the text cannot be read or has too few words, or the vocabulary is of a kind that cannot be extended.
     """
     rows = [[token] for token in range(tokenizer.vocab_size)]
     if settings.text is None:
@@ -172,7 +173,7 @@ def token_vectors(
     special_tokens: Literal["own", "swapped"] = "own",
     progress: Progress = silent_progress,
 ) -> NDArray[np.float32]:
-    """The mean state of each row's tokens and the special tokens around them, (V, D)."""
+    """Mean state of each row's tokens and the special tokens around them, (V, D)."""
     before, behind = ([token for token, _ in frame] for frame in Template.of(tokenizer.backend, 1).frames)
     if special_tokens == "swapped":
         before, behind = behind, before
@@ -190,8 +191,8 @@ def token_vectors(
 def weighted(
     vectors_VD: NDArray[np.float32], used_V: NDArray[np.bool_], settings: StaticTable
 ) -> tuple[NDArray[np.float32], float]:
-    """The vectors' principal components, each token's by its weight, (V, E), zeros where a token is not used; and the
-    share of the variance that they keep."""
+    """Principal components of the vectors, each multiplied by its token's weight, (V, E), with zeros for unused tokens;
+    and the share of the variance that they keep."""
     from sklearn.decomposition import PCA
 
     used = vectors_VD[used_V]

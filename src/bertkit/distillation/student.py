@@ -1,11 +1,11 @@
-"""How a student is made and initialised: on a task from its recipe, on text from parts of its teacher.
+"""How a student is built and initialised: on a task from its recipe, on text from parts of its teacher.
 
 Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the first layers of the pretrained model, not of the fine-tuned
 teacher: run_student_patience.py loads them so); Sanh et al. 2019, DistilBERT,
 arXiv:1910.01108, section 3, and its released extract_distilbert.py (one layer out of two, without segment types and
-pooler); Turc et al. 2019, arXiv:1908.08962 (a small pretrained model). On text the student has a configuration of its
-own, and takes the teacher's parameters of the same name and shape. Siblings: models/pruning.py takes layers out of a
-model, bilstm_student.py makes the student that shares nothing with its teacher.
+pooler); Turc et al. 2019, arXiv:1908.08962 (a small pretrained model). On text the student has its own configuration
+and takes the teacher's parameters of the same name and shape. Siblings: models/pruning.py removes layers from a model,
+bilstm_student.py builds the student that shares nothing with its teacher.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
-    """The directory of the model that the student is made from, which has its tokenizer.
+    """The directory of the model from which the student is made; it contains the student's tokenizer.
 
     Raises:
-        DataError: it is quantised, and cannot be trained.
+        DataError: it is quantised and cannot be trained.
     """
     student = recipe.student
     if isinstance(student, GivenModel):
@@ -61,7 +61,7 @@ def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Pa
         and QUANTISATION in read_config(head_directory(directory, recipe.spec.name))[1]
     ):
         raise DataError(
-            f"student: {name} is quantised, and whole numbers cannot be trained; take the model that it was made from"
+            f"student: {name} is quantised, and quantised weights cannot be trained; use the model it was made from"
         )
     return directory
 
@@ -71,7 +71,7 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
 
     Args:
         recipe: resolved.
-        found: those of the model in `student_directory`.
+        found: the settings of the model in `student_directory`.
     """
     student = recipe.student
     if isinstance(student, NewModel):
@@ -83,15 +83,15 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
 
 
 def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
-    """The student before its first step, made from its teacher; None where it is a given model.
+    """The student before its first step, made from its teacher; None if it is a given model.
 
     Args:
         recipe: resolved.
-        teacher: the teacher, or the model whose layers the recipe takes in its place.
-        seed: of what is drawn.
+        teacher: the teacher, or the model whose layers the recipe takes instead.
+        seed: for initialising new weights.
 
     Raises:
-        UsageError: a student that cannot be made from its teacher's layers.
+        UsageError: the student cannot be made from its teacher's layers.
     """
     student = recipe.student
     if isinstance(student, NewModel):
@@ -117,31 +117,31 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
 
 
 def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
-    """Which of the teacher's layers, from 0.
+    """Which of the teacher's layers are kept, from 0.
 
     Raises:
-        UsageError: a layer that is not there, or more than there are.
+        UsageError: a layer that does not exist, or too many layers.
     """
     depth = int(teacher.model_dump().get("num_hidden_layers", 0))
     if student.layers == "all":
         return list(range(depth))
     keep = student.number or (max(1, depth // 2) if isinstance(student.layers, str) else None)
     if keep is not None and keep > depth:
-        raise UsageError(f"student.number: {keep} layers of a teacher of {depth}; a student cannot be deeper")
+        raise UsageError(f"student.number: {keep} layers, but the teacher has only {depth}; write a smaller number")
     return chosen_layers(student.layers, of=depth, keep=keep)
 
 
 def from_teacher_layers(
     teacher: HeadedModel, layers: Sequence[int], *, embeddings: bool = True, head: bool = True, seed: int = 0
 ) -> HeadedModel:
-    """A model of some of the teacher's layers, with its embeddings and heads or with new ones.
+    """A model made of some of the teacher's layers, with its embeddings and heads or with new ones.
 
     Args:
-        teacher: stays as it is.
+        teacher: is not changed.
         layers: from 0, ascending.
-        embeddings: take what the first layer reads, else initialise it randomly.
-        head: take the heads and the pooler, else initialise them randomly.
-        seed: of what is drawn.
+        embeddings: whether to take what the first layer reads; otherwise it is randomly initialised.
+        head: whether to take the heads and the pooler; otherwise they are randomly initialised.
+        seed: for initialising new weights.
 
     Raises:
         UsageError: see `bertkit.models.pruning.keep_layers`.
@@ -158,21 +158,21 @@ def from_teacher_layers(
 
 
 def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
-    """A BERT as a DistilBERT: what both have is copied; segment types and pooler go, and heads that read a pooler.
+    """A BERT as a DistilBERT: what both have is copied; segment types, pooler and heads that read a pooler are dropped.
 
     Args:
-        model: stays as it is.
-        seed: of the heads that have another form there, which are randomly initialised.
+        model: is not changed.
+        seed: for the heads that have another form in DistilBERT, which are randomly initialised.
 
     Raises:
-        UsageError: the model is no BERT.
+        UsageError: the model is not a BERT.
     """
     smaller = HeadedModel(
         distilbert_config(model.encoder.config).build(model.encoder.vocab_size, pad_id=_pad_id(model)),
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
-    # The keys of BERT's sizes in config.json have other names in this family.
+    # In this family, the keys for BERT's sizes in config.json have other names.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
     smaller.extras = {key: value for key, value in model.extras.items() if key not in foreign}
@@ -196,12 +196,12 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
     """The settings of a DistilBERT of the same sizes.
 
     Raises:
-        UsageError: the settings are no BERT's.
+        UsageError: the settings are not a BERT's.
     """
     if not isinstance(config, BertConfig) or config.model_type != BertConfig.model_type:
         raise UsageError(
-            f"student.form: distilbert is BERT's layers without pooler and segment types; the teacher is of the family"
-            f" {config.model_type}; leave form out"
+            f"student.form: distilbert is BERT's layers without pooler and segment types, but the teacher is of the"
+            f" family {config.model_type}; leave form out"
         )
     shared = (DistilBertConfig.model_fields.keys() & BertConfig.model_fields.keys()) - {"family"}
     return DistilBertConfig(**{name: getattr(config, name) for name in shared})
@@ -226,17 +226,17 @@ def init_from_teacher(
     embeddings: bool = True,
     head: bool = True,
 ) -> None:
-    """Copy parts of the teacher into the student; what is not taken stays as it is.
+    """Copy parts of the teacher into the student; the rest of the student is unchanged.
 
     Args:
-        student: with its first weights.
-        teacher: stays as it is.
-        layers: the teacher's, from 0, one for each of the student's; None for none.
-        embeddings: all of the encoder that is not in a layer.
-        head: heads and pooler, as far as the teacher has them.
+        student: with its initial weights.
+        teacher: is not changed.
+        layers: the teacher's layers, from 0, one for each of the student's; None: none are copied.
+        embeddings: whether to copy everything in the encoder that is not in a layer.
+        head: whether to copy heads and pooler, as far as the teacher has them.
 
     Raises:
-        UsageError: a parameter that is to be taken has no counterpart, or one of another shape.
+        UsageError: a parameter to be copied has no counterpart, or one of another shape.
     """
     source = dict(teacher.named_parameters())
     taken = 0
@@ -259,15 +259,15 @@ def init_from_teacher(
         if found is None or found.shape != parameter.shape:
             has = "none" if found is None else f"one of shape {tuple(found.shape)}"
             raise UsageError(
-                f"student.{key}: the student's {name} is of shape {tuple(parameter.shape)}, and the teacher has {has};"
+                f"student.{key}: the student's {name} has shape {tuple(parameter.shape)}, but the teacher has {has};"
                 f" write student.{key}: {'null' if key == 'layers' else 'false'} to initialise it randomly, or give the"
                 " student's model the teacher's widths"
             )
         parameter.copy_(found)
     if layers is not None and not taken:
         raise UsageError(
-            f"student.layers: a student of the family {student.encoder.config.model_type} has no layers of its own to"
-            " copy; write student.layers: null"
+            f"student.layers: a student of the family {student.encoder.config.model_type} has no layers to"
+            " copy into; write student.layers: null"
         )
 
 

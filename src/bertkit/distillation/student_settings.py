@@ -1,6 +1,6 @@
-"""What recipes that distil on text and on a task have in common: the teacher, and the kinds of student.
+"""What recipes for distillation on text and on a task share: the teacher, and the kinds of student.
 
-Students made of their teacher's layers follow Sanh et al. 2019, arXiv:1910.01108 (DistilBERT), and Sun et al. 2019,
+Students made from their teacher's layers follow Sanh et al. 2019, arXiv:1910.01108 (DistilBERT), and Sun et al. 2019,
 arXiv:1908.09355 (PKD); `models/bilstm.py` has the BiLSTM of Tang et al. 2019, arXiv:1903.12136.
 """
 
@@ -17,11 +17,11 @@ from bertkit.models.registry import AnyEncoderConfig
 from bertkit.settings import Settings, UnreadKey
 
 TO_BE_GIVEN = "?"
-"""The value of `teacher` in a recipe that takes whatever teacher its user names."""
+"""The value of `teacher` in a recipe that works with any teacher that the user names."""
 
 
 class Distillation(Settings):
-    """What both kinds of recipe have."""
+    """What both kinds of recipe share."""
 
     teacher: str | tuple[str, ...] = Field(
         TO_BE_GIVEN,
@@ -38,24 +38,24 @@ class Distillation(Settings):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if self.control:
-            why = "control: true learns without a teacher"
+            why = "control: true trains without a teacher"
             for name in ("distillation", "before", "teacher_store"):
                 if name in type(self).model_fields:
                     yield UnreadKey(name, why, "leave control out", refused=False, told=False)
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """All of them."""
+        """All teachers."""
         return (self.teacher,) if isinstance(self.teacher, str) else self.teacher
 
     @property
     def teacher_in_json(self) -> str | list[str]:
-        """For documents: the teacher's name, or the names of several."""
+        """For documents: the teacher's name, or a list of several."""
         return self.teacher if isinstance(self.teacher, str) else list(self.teacher)
 
 
 class CopiedParts(Settings):
-    """Parts of the teacher that a student is initialised from; the others are drawn by the seed."""
+    """Parts of the teacher that a student is initialised from; the others are initialised randomly from the seed."""
 
     embeddings: bool = Field(
         True, description="Copy the teacher's embeddings; otherwise they are initialised randomly."
@@ -77,7 +77,7 @@ class TextStudent(CopiedParts):
 
 
 class TeacherLayers(CopiedParts):
-    """A student made of some of the teacher's own layers."""
+    """A student made from some of the teacher's own layers."""
 
     layers: ChoiceName | Literal["all"] | tuple[int, ...] = Field(
         "uniform",
@@ -105,7 +105,7 @@ class TeacherLayers(CopiedParts):
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.init == "random":
-            why = "student.init is random: nothing is taken from the teacher but its shape"
+            why = "student.init is random: nothing is taken from the teacher except its shape"
             yield UnreadKey("embeddings", why)
             yield UnreadKey("head", why)
             if isinstance(self.layers, str) and self.layers != "all":
@@ -114,12 +114,12 @@ class TeacherLayers(CopiedParts):
     @model_validator(mode="after")
     def _named_or_listed(self) -> TeacherLayers:
         if self.number is not None and (self.layers == "all" or not isinstance(self.layers, str)):
-            raise ValueError("number goes with a name of layers; a list, or all, gives their number by itself")
+            raise ValueError("number works only with a named choice of layers; leave it out for a list or all")
         return self
 
 
 class GivenModel(Settings):
-    """A model of its own, with its own tokenizer."""
+    """A separate model with its own tokenizer."""
 
     model: str = Field(
         description="The student: a Hub id, a model directory or a run directory; '?': the one given by --student."
@@ -127,7 +127,7 @@ class GivenModel(Settings):
 
 
 class NewModel(Settings):
-    """A model of any sizes with randomly initialised weights; it reads with the teacher's tokenizer."""
+    """A model of any size with randomly initialised weights and the teacher's tokenizer."""
 
     config: AnyEncoderConfig = Field(description="Configuration of the encoder; `family` selects the architecture.")
 
@@ -137,7 +137,7 @@ _STUDENTS = {GivenModel: "model", NewModel: "config", BilstmStudent: "family"}
 
 
 def _student_kind(student: Any) -> str:
-    """The key that decides the kind of student; `layers` where it has none of these keys."""
+    """The key that decides the kind of student; `layers` if it has none of these keys."""
     if isinstance(student, dict):
         return next((key for key in _STUDENTS.values() if key in student), "layers")
     return next((key for kind, key in _STUDENTS.items() if isinstance(student, kind)), "layers")

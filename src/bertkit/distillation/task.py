@@ -1,8 +1,8 @@
 """Distillation on a task: fine-tuning with a teacher.
 
 Hinton et al. 2015, arXiv:1503.02531; PKD, TinyBERT, DistilBERT's second step and pre-trained distillation are recipes.
-Fine-tuning has the loop; here is what a teacher adds: the student's first weights, the loss terms, the teacher's scores
-next to the student's, and, where its outputs can be kept, its pass over all training examples before the first step.
+The training loop is fine-tuning's. A teacher adds: the student's initial weights, the loss terms, the teacher's scores
+next to the student's, and, if its outputs can be cached, its pass over all training examples before the first step.
 finetuning/run.py runs several of these.
 """
 
@@ -43,17 +43,17 @@ from bertkit.training.loss_terms import LossTerms
 log = logging.getLogger(__name__)
 
 _SAMPLED = 256
-"""Training items by which the size of all outputs is estimated."""
+"""Number of training items from which the size of all outputs is estimated."""
 _NO_SHAPE = ModelShape(0, 0, 0)
 
 
 class DistilledTask(TaskTrainer):
-    """A task being learnt from a teacher.
+    """A task on which a student is trained by a teacher.
 
     Attributes:
-        files, teachers: the models to learn from.
-        shapes: of student and teacher; of models of which only logits are compared, none.
-        start: the model of a run before this one, from which the student is initialised; None: the recipe's student.
+        files, teachers: the teacher models.
+        shapes: of student and teacher; none if only logits are compared.
+        start: the model of a previous run from which the student is initialised; None: the recipe's student.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class DistilledTask(TaskTrainer):
 
 
 class TaskDistiller(TeacherCost, Finetuner):
-    """One run, from its start or from its newest checkpoint to its end.
+    """One run, from its start or its newest checkpoint to its end.
 
     Args:
         recipe: resolved.
         prepared: the data, and the teacher.
-        run: the directory, whose lock the caller holds.
+        run: the run directory, whose lock the caller holds.
         cache: the caches' root.
-        start: the model of the run before this one.
+        start: the model of the previous run.
     """
 
     batch_class = TaughtBatch
@@ -160,9 +160,9 @@ class TaskDistiller(TeacherCost, Finetuner):
                 cache.close()
 
     def _open_cache(self, teacher: Teacher) -> RecordCache | None:
-        """Where the teacher's outputs are kept; None, with the reason logged, where they are not."""
+        """Where the teacher's outputs are cached; None if they are not, and the reason is logged."""
         if not teacher.can_be_cached:
-            log.info("the teacher computes in every pass: attention is too large to be kept")
+            log.info("the teacher computes in every pass: attention scores are too large to cache")
             return None
         size = output_bytes(teacher, self.distilled.task, self._teacher_features)
         limit = self.distillation.engine.teacher_store_gb * 1e9
@@ -174,16 +174,16 @@ class TaskDistiller(TeacherCost, Finetuner):
             )
             return None
         identity = cache_identity(teacher.models, self.prepared.teacher, teacher.spec, self.engine.precision)
-        # Outputs are found by their tokens; a cache for each data set grows no larger than estimated.
+        # Outputs are found by their tokens; one cache per data set grows no larger than estimated.
         identity |= {"head": self.distilled.task.head, "data": self.prepared.fingerprints["data"]}
         cache = open_teacher_cache(self._cache_root, identity, max_bytes=limit)
         log.info(
-            "the teacher's outputs on %s examples take about %.3g MB in %s; %s are there",
+            "the teacher's outputs on %s examples take about %.3g MB in %s; %s are cached already",
             *(f"{self._teacher_features.num_examples:,}", size / 1e6, cache.name, f"{len(cache):,}"),
         )
         if cache.is_writer:
             return cache
-        # Their last bits depend on the batches that the teacher reads: these must be the same whoever computes them.
+        # Their last bits depend on the teacher's batches, which must be the same whichever run computes them.
         with closing(cache):
             return cache.private_copy(self.run.path)
 
@@ -204,7 +204,7 @@ class TaskDistiller(TeacherCost, Finetuner):
         names = " and ".join(self.prepared.teacher.names)
         log.info("teacher %s: %s parameters; student: %s", names, f"{teacher:,}", f"{student:,}")
         if recipe.control:
-            log.info("a control: the student learns without its teacher")
+            log.info("a control: the student trains without its teacher")
         for term in recipe.terms:
             pairs = ", ".join(f"{m} from {n}" for m, n in term.layer_pairs(distilled.shapes))
             log.info("%s, weight %g%s", term.term, term.weight, f": the student's layer {pairs}" if pairs else "")
@@ -235,7 +235,7 @@ class TaskDistiller(TeacherCost, Finetuner):
 
 @torch.no_grad()
 def output_bytes(teacher: Teacher, task: Task, features: Features) -> float:
-    """About how much a teacher's outputs on these items take, by a sample of them."""
+    """Estimated size of a teacher's outputs on these items, from a sample of them."""
     items = np.unique(np.linspace(0, features.num_examples - 1, min(_SAMPLED, features.num_examples)).astype(np.int64))
     model = teacher.models[0]
     device = next(model.parameters()).device
@@ -253,7 +253,7 @@ def output_bytes(teacher: Teacher, task: Task, features: Features) -> float:
 
 
 def comparison(distilled: DistilledTask, splits: Mapping[str, Scores], teacher: Mapping[str, Scores]) -> dict[str, Any]:
-    """What results.json holds of the teacher: its scores, the student's as shares of them, and both sizes."""
+    """The teacher's part of results.json: its scores, the student's as shares of them, and both sizes."""
     return {
         "teacher": {
             "models": list(distilled.files.names),
@@ -269,10 +269,10 @@ def comparison(distilled: DistilledTask, splits: Mapping[str, Scores], teacher: 
 
 
 def retained(student: float | None, teacher: float | None) -> float | None:
-    """The student's score as a share of its teacher's; None where one of them is undefined or the teacher's is 0."""
+    """The student's score as a share of its teacher's; None if one of them is undefined or the teacher's is 0."""
     return None if student is None or not teacher else student / teacher
 
 
 def count_parameters(model: HeadedModel) -> int:
-    """Without the projections, which are dropped when the student is finished."""
+    """Number of parameters without the projections, which are dropped when training ends."""
     return count_weights(model, without=model.companions)

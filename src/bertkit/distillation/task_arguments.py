@@ -1,7 +1,7 @@
 """The arguments of distillation on a task: a recipe, its data, and its trainer.
 
-Nothing here follows a paper. They are fine-tuning's with teachers, a student, a control and a preceding
-run; finetuning/run.py carries it out, with seeds, grid and resuming.
+Not from a paper. They are fine-tuning's arguments plus teachers, a student, a control and a preceding run;
+finetuning/run.py executes it, with seeds, grid and resuming.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class DistillArguments(FinetuneArguments):
     """The command line's arguments.
 
     Attributes:
-        teachers: models to learn from, in place of the recipe's.
-        student: the model that learns, in place of the recipe's.
-        control: the same student without its teacher.
-        progress: the display, for what is prepared.
+        teachers: teacher models, instead of the recipe's.
+        student: the model to train, instead of the recipe's.
+        control: train the same student without its teacher.
+        progress: the progress display for the preparation.
     """
 
     teachers: Sequence[str] = ()
@@ -66,11 +66,11 @@ class DistillArguments(FinetuneArguments):
 
     def requested(self) -> DistillRecipe:
         if self.recipe is None:
-            raise UsageError("give a RECIPE of how the student learns, such as distil-task")
+            raise UsageError("no recipe given; name one for training the student, such as distil-task")
         return self.completed(self.load(self.recipe))
 
     def completed(self, recipe: DistillRecipe) -> DistillRecipe:
-        """The recipe with everything that the command line changes in it, resolved.
+        """The recipe with all changes of the command line, resolved.
 
         Raises:
             UsageError: all errors at once.
@@ -137,7 +137,7 @@ class DistillArguments(FinetuneArguments):
 
 
 def _teachers_mean(results: Sequence[Mapping[str, Any]], split: str, name: str) -> float | None:
-    """A score of the teacher, which differs between the folds of a cross-validation: their mean."""
+    """A score of the teacher: the mean over the folds of a cross-validation, between which it differs."""
     scores = [each["teacher"]["splits"][split].get(name) for each in results]
     first: float | None = scores[0]
     mean: float | None = summarise(dict(enumerate(scores)))["mean"]

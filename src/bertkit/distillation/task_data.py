@@ -1,8 +1,8 @@
-"""The data of distillation on a task: what fine-tuning reads, the teacher, and the checks of both.
+"""The data of distillation on a task: fine-tuning's data, the teacher, and the checks of both.
 
-Nothing here follows a paper. A student that is made of its teacher reads with its tokenizer, and the labels of a new
-head are in the teacher's order. Where the student reads other tokens, the examples are encoded a second time for the
-teacher. Sibling task.py trains on it.
+Not from a paper. A student made from its teacher uses the teacher's tokenizer, and the labels of a new head are in the
+teacher's order. If the student reads different tokens, the examples are encoded a second time for the teacher. Sibling
+task.py trains on it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DistillationData(Prepared):
-    """All that a run reads, its teacher among it.
+    """Everything that a run reads, including its teacher.
 
     Attributes:
-        teacher: the models to learn from.
-        teacher_train: the training examples where the teacher reads other tokens; None: it reads the student's.
+        teacher: the teacher models.
+        teacher_train: the training examples if the teacher reads different tokens; None: it reads the student's.
         teacher_splits: likewise the splits on which it is evaluated.
-        teacher_scores: of the teacher on these splits, once it is evaluated; runs on the same data share them.
+        teacher_scores: the teacher's scores on these splits, once evaluated; runs on the same data share them.
     """
 
     teacher: TeacherFiles
@@ -70,13 +70,13 @@ class DistillationData(Prepared):
 def prepare_distillation(
     recipe: DistillRecipe, *, cache: Path, offline: bool = False, progress: Progress = silent_progress
 ) -> DistillationData:
-    """Read teacher and data, and lay out the sequences.
+    """Read teacher and data, and build the sequences.
 
     Args:
         recipe: resolved.
         cache: the cache's root, for augmented examples and new students.
-        offline: use no network.
-        progress: the display.
+        offline: do not use the network.
+        progress: the progress display.
 
     Raises:
         UsageError: teacher and student do not fit each other or the terms.
@@ -87,7 +87,7 @@ def prepare_distillation(
     teacher = find_task_teachers(recipe.teachers, spec, offline=offline)
     directory = student_directory(recipe, teacher, cache=cache, offline=offline)
     preparation = _Preparation(recipe, teacher, cache, offline, progress)
-    # A student made from its teacher has no directory: its head is not compared with the task.
+    # A student made from its teacher has no directory: its head is not checked against the task.
     new_head = recipe.new_head or not isinstance(recipe.student, GivenModel)
     made = recipe.model_copy(update={"model": str(directory), "new_head": new_head})
     own = prepare(made, offline=offline, preparation=preparation)
@@ -97,8 +97,8 @@ def prepare_distillation(
         if recipe.control:
             who, remedy = "a control", "leave the copies out (augmentation=null)"
         raise DataError(
-            f"{own.train.split.source or 'train'}: {who} needs a label for every example; {remedy}, or let copies keep"
-            " the labels of their examples (augmentation.labels=kept)"
+            f"{own.train.split.source or 'train'}: {who} needs a label for every example; {remedy}, or let the copies"
+            " keep the labels of their examples (augmentation.labels=kept)"
         )
     splits = _teacher_splits(recipe, own, teacher)
     found = {each.name: getattr(own, each.name) for each in fields(own)}
@@ -115,7 +115,7 @@ def prepare_distillation(
 
 @dataclass(frozen=True)
 class _Preparation(Preparation):
-    """The steps in which distillation prepares its data differently from fine-tuning."""
+    """The steps of preparing data that differ from fine-tuning."""
 
     recipe: DistillRecipe
     teacher: TeacherFiles
@@ -152,47 +152,48 @@ class _Preparation(Preparation):
         texts = [example for example in train.examples if isinstance(example, TextExample)]
         if len(texts) < len(train.examples):
             raise UsageError(
-                f"augmentation: alters texts and pairs of texts; {self.recipe.spec.name} has other examples"
+                f"augmentation: needs texts or pairs of texts, but {self.recipe.spec.name} has other examples; leave it"
+                " out"
             )
-        # Not drawn by the run's seed: copies are data, which runs with several seeds share.
+        # Independent of the run's seed: the copies are data, shared by runs with different seeds.
         surroundings = Surroundings(
             offline=self.offline, device=resolve_engine(self.recipe.engine, TASK_INTERVALS).device
         )
         found = augmented_examples(
             texts, augmentation, cache=self.cache, surroundings=surroundings, progress=self.progress
         )
-        log.info("augmentation: %s examples of %s", f"{len(found):,}", f"{len(texts):,}")
+        log.info("augmentation: %s examples from %s", f"{len(found):,}", f"{len(texts):,}")
         return replace(train, examples=list(found), groups=())
 
 
 def _check_terms(recipe: DistillRecipe, spec: TaskSpec) -> None:
     """Raises:
-    UsageError: a term that the kind of task has no use for."""
+    UsageError: a term that does not work with this kind of task."""
     for term in recipe.terms:
         if spec.kind == "regression" and isinstance(term, LogitTerm) and not isinstance(term, LogitError):
             raise UsageError(
-                f"distillation.{term.term}: {spec.name} is a regression, whose one number is no class; write"
-                " logit_error in its place"
+                f"distillation.{term.term}: {spec.name} is a regression, which has no classes to compare; write"
+                " logit_error instead"
             )
 
 
 def _check_labels(teacher: TeacherFiles, own: Prepared, recipe: DistillRecipe) -> None:
     """Raises:
-    DataError: the student has a head already, whose labels are in another order."""
+    DataError: the student already has a head, with its labels in another order."""
     if recipe.spec.kind in ("regression", "span", "choice"):
         return
     assert teacher.labels is not None
     theirs, mine = ([name.casefold() for name in names] for names in (teacher.labels.names, own.task.labels.names))
     if theirs != mine:
         raise DataError(
-            f"student: its labels are {', '.join(own.task.labels.names)}, the teacher's"
-            f" {', '.join(teacher.labels.names)}; outputs are compared label by label: give --set new_head=true to"
+            f"student: its labels are {', '.join(own.task.labels.names)}, but the teacher's are"
+            f" {', '.join(teacher.labels.names)}, and outputs are compared label by label; give --set new_head=true to"
             " initialise its head randomly, in the teacher's order"
         )
 
 
 def _teacher_splits(recipe: DistillRecipe, own: Prepared, teacher: TeacherFiles) -> dict[str, EncodedSplit]:
-    """The splits that the teacher reads too, where it reads other tokens."""
+    """The splits on which the teacher is evaluated, too, if it reads different tokens."""
     config = student_config(recipe, read_config(own.model_directory)[0])
     assert recipe.data.max_length is not None
     lengths = {min(recipe.data.max_length, each.max_tokens) for each in (config, teacher.config)}
@@ -212,27 +213,27 @@ def _teacher_splits(recipe: DistillRecipe, own: Prepared, teacher: TeacherFiles)
 
 def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
     """Raises:
-    UsageError: teacher and student do not read the same tokens, and a term or the task needs it."""
+    UsageError: teacher and student do not read the same tokens, but a term or the task needs it."""
     if taught.same_tokens:
         return
     inside = [term.term for term in recipe.terms if not isinstance(term, LogitTerm)]
-    remedy = "take a student that reads with the teacher's tokenizer"
+    remedy = "use a student with the teacher's tokenizer"
     if inside:
         raise UsageError(
-            f"distillation.{inside[0]}: compares tokens, and student and teacher cut texts into different ones;"
+            f"distillation.{inside[0]}: compares tokens, but student and teacher split texts into different ones;"
             f" leave the term out, or {remedy}"
         )
     if recipe.terms and recipe.spec.kind == "span":
         raise UsageError(
-            f"student: the answers of {recipe.spec.name} are tokens, and student and teacher cut texts into different"
+            f"student: the answers of {recipe.spec.name} are tokens, but student and teacher split texts into different"
             f" ones; {remedy}"
         )
     theirs = taught.teacher_train
     assert theirs is not None
     if recipe.spec.kind == "tagging" and list(taught.train.features.extra) != list(theirs.features.extra):
         raise UsageError(
-            "student: it truncates long sentences at other places than its teacher; raise data.max_length, read"
-            f" sentence by sentence, or {remedy}"
+            "student: it truncates long sentences at other places than its teacher; raise data.max_length, encode each"
+            f" sentence separately, or {remedy}"
         )
 
 
@@ -240,7 +241,7 @@ def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
     """Check the terms against the settings of both models, before a run starts.
 
     Raises:
-        UsageError: they do not.
+        UsageError: they do not fit.
     """
     check_single_teacher(recipe.terms, len(taught.teacher.directories), key="distillation")
     if not compares_layers(recipe.terms):

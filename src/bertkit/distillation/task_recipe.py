@@ -1,6 +1,6 @@
-"""What a recipe that distils on a task may hold: a fine-tuning recipe with a list of terms, the labels among them.
+"""Recipes for distillation on a task: a fine-tuning recipe with a list of terms, one of them the labels.
 
-Hinton et al. 2015, arXiv:1503.02531. A run may have another before it, with some settings changed: TinyBERT's step on
+Hinton et al. 2015, arXiv:1503.02531. A run can be preceded by another with some settings changed: TinyBERT's step on
 intermediate layers (Jiao et al. 2020, arXiv:1909.10351, section 3.2), or the distillation before the fine-tuning (Turc
 et al. 2019, arXiv:1908.08962).
 """
@@ -32,9 +32,9 @@ from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns, TableReading
 
 LABELS = "labels"
-"""The task's own loss among the terms."""
+"""The name of the task's own loss among the terms."""
 _SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
-"""Parts of a recipe of which `before.set` changes some keys."""
+"""Sections of a recipe in which `before.set` changes single keys."""
 
 
 class OwnLoss(Settings):
@@ -65,7 +65,7 @@ def _each_term_once(items: tuple[TaskItem, ...]) -> tuple[TaskItem, ...]:
 
 
 class Transfer(Settings):
-    """Examples without labels that are learnt from in place of the training examples."""
+    """Examples without labels that replace the training examples."""
 
     file: str = Field(description="A table, or a file in the format of the task's kind.")
     columns: Columns = Field(default_factory=Columns, description="Columns of the file; labels are not read.")
@@ -78,13 +78,13 @@ class Transfer(Settings):
 
 
 class RunBefore(Settings):
-    """A run whose model is where the student starts."""
+    """A run from whose model the student starts."""
 
     set: dict[str, Any] = Field(description="Settings that differ in the preceding run, by dotted key.")
 
 
 class DistillRecipe(Distillation, FinetuneRecipe):
-    """One distillation on a task; resolved, it is complete: running it twice gives the same result."""
+    """One distillation on a task; once resolved it is complete: running it twice gives the same result."""
 
     kind: Literal["distill"] = Field(  # type: ignore[assignment]  # a recipe's kind is read and never set
         "distill", description="The command that runs the recipe: `bertkit distill`."
@@ -105,20 +105,20 @@ class DistillRecipe(Distillation, FinetuneRecipe):
     def _makes_sense(self) -> DistillRecipe:
         errors = []
         if self.model is not None:
-            errors.append("model: a recipe that distils names a teacher and a student; write student: {model: ...}")
+            errors.append("model: a distillation recipe names a teacher and a student; write student: {model: ...}")
         if not self.teachers:
             errors.append("teacher: expected at least one model, or '?' for the one that --teacher names")
         if self.method.name == "setfit":
             errors.append(
-                "method.name: setfit learns from pairs of texts, and from no teacher; leave it out, or give it to"
+                "method.name: setfit trains on pairs of texts, without a teacher; leave it out, or use the recipe with"
                 " `bertkit finetune`"
             )
         if not self.labels_weight and not self.terms:
             errors.append("distillation: the weights are all 0; give one of the terms a weight above 0")
         if self.transfer is not None and self.control:
-            errors.append("transfer: its examples have no labels, and a control learns from nothing else; leave it out")
+            errors.append("transfer: its examples have no labels, and a control trains only on labels; leave it out")
         elif self.transfer is not None and self.labels_weight:
-            errors.append("transfer: its examples have no labels; leave the term labels out, or give it the weight 0")
+            errors.append("transfer: its examples have no labels; leave the term labels out, or set its weight to 0")
         if errors:
             raise ValueError("; ".join(errors))
         return self
@@ -126,7 +126,7 @@ class DistillRecipe(Distillation, FinetuneRecipe):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if not isinstance(self.student, GivenModel):
-            yield UnreadKey("new_head", "the student is newly made, with a new head", "write student: {model: ...}")
+            yield UnreadKey("new_head", "the student is new and gets a new head anyway", "write student: {model: ...}")
 
     @property
     def terms(self) -> tuple[DistillationTerm, ...]:
@@ -143,36 +143,36 @@ class DistillRecipe(Distillation, FinetuneRecipe):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it names task, teacher and student, and leaves none to the command line."""
+        """Whether it names task, teacher and student, leaving none of them to the command line."""
         named = not isinstance(self.student, GivenModel) or self.student.model != TO_BE_GIVEN
         return self.task is not None and TO_BE_GIVEN not in self.teachers and named
 
 
 def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
-    """The recipe of that name or path, on a task; keys of `overrides` may be short ones.
+    """The recipe of that name or path, on a task; `overrides` may use short keys.
 
     Raises:
-        UsageError: no such recipe, or errors in it (all of them at once).
+        UsageError: no such recipe, or errors in it (all reported at once).
     """
     return load_as(DistillRecipe, name, long_keys(overrides, OF_TASKS))
 
 
 def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
-    """The recipe with the task's own settings where it has none.
+    """The recipe with the task's settings filled in where it has none.
 
     Raises:
         UsageError: it names no teacher, no student, or not exactly one task.
     """
     if TO_BE_GIVEN in recipe.teachers:
-        raise UsageError("teacher: which one? Give --teacher MODEL, a model that was fine-tuned on the task")
+        raise UsageError("teacher: none is named; give --teacher MODEL, a model that was fine-tuned on the task")
     if isinstance(recipe.student, GivenModel) and recipe.student.model == TO_BE_GIVEN:
-        raise UsageError("student.model: which one? Give --student MODEL")
+        raise UsageError("student.model: no model is named; give --student MODEL")
     if isinstance(recipe.student, TeacherLayers) and recipe.student.of == TO_BE_GIVEN:
         pretrained = pretrained_model_of(recipe.teachers[0])
         if pretrained is None:
             raise UsageError(
-                f"student.of: which pretrained model was the teacher {recipe.teachers[0]} fine-tuned from? Give --set"
-                " student.of=MODEL; --set student.of=null takes the teacher's own layers"
+                f"student.of: the pretrained model from which the teacher {recipe.teachers[0]} was fine-tuned is not"
+                " known; name it with --set student.of=MODEL, or take the teacher's own layers: --set student.of=null"
             )
         recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"of": pretrained})})
     if len(recipe.specs) > 1:
@@ -183,7 +183,7 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
 
 
 def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
-    """The recipe of the preceding run; None where there is none, as for a control.
+    """The recipe of the preceding run; None if there is none, as for a control.
 
     Raises:
         UsageError: errors in its settings.
@@ -195,17 +195,17 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
 
 
 def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
-    """What is set differently in the run before, by dotted key."""
+    """The settings that differ in the preceding run, by dotted key."""
     settings: dict[str, Any] = {}
     for key, value in () if recipe.before is None else recipe.before.set.items():
-        # `--set before.set.optimisation.epochs=50` makes a section of what would else be a dotted key.
+        # `--set before.set.optimisation.epochs=50` creates a section instead of a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
     return {each.key: each.value for each in long_keys(overrides_of(settings), OF_TASKS)}
 
 
 def parts_of(recipe: DistillRecipe) -> list[Part]:
-    """The recipe, and that of the run before it."""
+    """The recipe, and that of the preceding run."""
     before = recipe_before(recipe)
     if before is None:
         return [Part(recipe)]

@@ -1,8 +1,8 @@
 """A teacher: one model or several, read and never trained, whose outputs on a batch are computed or read from a cache.
 
-Several teachers act as one by the mean of their logits (Yang et al. 2020, TextBrewer, arXiv:2002.12620, section 3.2);
-their states cannot be averaged, so a term that compares layers needs a single one. Sibling teacher_cache.py has the
-files; teacher_files.py finds and loads the models.
+Several teachers act as one through the mean of their logits (Yang et al. 2020, TextBrewer, arXiv:2002.12620, section
+3.2); their states cannot be averaged, so a term that compares layers needs a single teacher. Sibling teacher_cache.py
+stores the outputs in files; teacher_files.py finds and loads the models.
 
 Shapes: T packed tokens, B sequences, I items (examples of a task, or sequences of a text), M rows of logits, K classes,
 D width, V vocabulary.
@@ -31,22 +31,22 @@ from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 from bertkit.training.cost import FORWARD_SHARE, spared_flops, step_flops
 
 WORDS_HEAD = "masked_lm"
-"""The head whose words are compared on text."""
+"""The head whose word predictions are compared on text."""
 LogitsOf = Callable[[HeadedModel, Tensor], Tensor]
 """From a model and the states that its head reads to rows of logits, (M, K), in the order of the items. A logit of
-minus infinity is a class that a row does not have; such classes are last."""
+minus infinity marks a class that a row does not have; such classes come last."""
 StatesOf = Callable[[HeadedModel, Recorder | None], Tensor]
 """From a model and a recorder to the states that its head reads, (T, D)."""
 
 
 @dataclass(frozen=True)
 class ItemLayout:
-    """How a batch falls into items.
+    """How a batch is divided into items.
 
     Attributes:
-        rows_I: rows of logits of each item.
-        sequences_I: sequences of each item.
-        marked_T: the tokens that the rows belong to, bool; None where the sequences alone decide.
+        rows_I: number of rows of logits of each item.
+        sequences_I: number of sequences of each item.
+        marked_T: the tokens that the rows belong to, bool; None if the sequences alone determine them.
     """
 
     rows_I: Sequence[int]
@@ -54,12 +54,12 @@ class ItemLayout:
     marked_T: Tensor | None = None
 
     def tokens_I(self, packed: PackedBatch) -> list[int]:
-        """Tokens of each item."""
+        """Number of tokens in each item."""
         starts = packed.sequences.cu_seqlens_B1.cpu().numpy()
         return [int(count) for count in np.diff(starts[np.cumsum([0, *self.sequences_I])])]
 
     def keys(self, packed: PackedBatch) -> list[bytes]:
-        """The identity of each item, 16 bytes: its sequences and the tokens whose logits are wanted."""
+        """The identity of each item, 16 bytes: its sequences and the tokens whose logits are requested."""
         keys = sequence_keys(packed)
         if self.marked_T is not None:
             parts = np.split(self.marked_T.cpu().numpy(), packed.sequences.cu_seqlens_B1[1:-1].cpu().numpy())
@@ -69,7 +69,7 @@ class ItemLayout:
 
 
 class TeacherQuery(ABC):
-    """A batch that a teacher reads, and the logits that are wanted of it.
+    """A batch that a teacher reads, and the logits requested for it.
 
     Attributes:
         packed: the batch.
@@ -79,11 +79,11 @@ class TeacherQuery(ABC):
 
     @abstractmethod
     def layout(self) -> ItemLayout:
-        """How the batch falls into items."""
+        """How the batch is divided into items."""
 
     @abstractmethod
     def states(self, model: HeadedModel, recorder: Recorder | None) -> Tensor:
-        """A pass of one model: the states that its head reads."""
+        """One model's pass over the batch: the states that its head reads."""
 
     @abstractmethod
     def logits(self, models: Sequence[HeadedModel], states: Sequence[Tensor]) -> Tensor | WordLogits:
@@ -91,18 +91,18 @@ class TeacherQuery(ABC):
 
     @abstractmethod
     def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
-        """What is kept of these logits: a row of numbers each; minus infinity, if any, is last and is left out."""
+        """What is cached of these logits: one row of numbers each; minus infinities, always last, are left out."""
 
     @abstractmethod
     def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor | WordLogits:
-        """The logits, from the table of each item."""
+        """The logits, rebuilt from the table of each item."""
 
     @abstractmethod
     def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
-        """Floating-point operations of a pass of one model."""
+        """Floating-point operations of one model's pass."""
 
     def sizes(self) -> dict[str, float]:
-        """What the cost of a pass grows with."""
+        """The quantities on which the cost of a pass depends."""
         lengths_B = self.packed.sequences.cu_seqlens_B1.diff().double()
         return {
             "tokens": self.packed.num_tokens,
@@ -113,11 +113,11 @@ class TeacherQuery(ABC):
 
 @dataclass(frozen=True)
 class TaskQuery(TeacherQuery):
-    """Examples of a task, and how the logits of its head are formed.
+    """Examples of a task, and how the logits of its head are computed.
 
     Attributes:
         head: its name in `bertkit.models.heads.HEAD_KINDS`.
-        logits_of: forms the rows of logits.
+        logits_of: computes the rows of logits.
         items: the examples.
     """
 
@@ -163,8 +163,8 @@ class TextQuery(TeacherQuery):
 
     Attributes:
         states_of: a model's pass.
-        index_M: those tokens, ascending; None for all of them.
-        top_k: words that a cache keeps of each token.
+        index_M: those tokens, ascending; None for all.
+        top_k: number of words per token that a cache stores.
         vocab_size: V.
     """
 
@@ -209,7 +209,7 @@ class TextQuery(TeacherQuery):
 
 
 def words_at(model: HeadedModel, hidden_TD: Tensor, index_M: Tensor | None) -> VocabularyProjection:
-    """The logits of a model's words at these tokens, or at all of them, not computed yet."""
+    """The logits of a model's words at these tokens (None: at all), not computed yet."""
     return model.projection(WORDS_HEAD, hidden_TD if index_M is None else hidden_TD.index_select(0, index_M))
 
 
@@ -233,15 +233,15 @@ class Teacher:
     """One model or several, in evaluation mode.
 
     Args:
-        models: where they compute.
-        spec: what is recorded of them.
-        cache: where their outputs are kept; None to compute them in every pass.
+        models: on the device where they compute.
+        spec: what is recorded from them.
+        cache: where their outputs are stored; None to compute them in every pass.
 
     Attributes:
-        flops: floating-point operations of what it has computed; a caller that measures resets it to 0.
+        flops: floating-point operations of all computed outputs; a caller that measures resets it to 0.
 
     Raises:
-        UsageError: layers of several teachers are compared.
+        UsageError: the spec has layers, but there are several teachers.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class Teacher:
     ) -> None:
         if len(models) > 1 and spec.has_layers:
             raise UsageError(
-                f"teacher: {len(models)} teachers act as one by the mean of their logits; a term that compares states"
-                " or attention needs a single teacher"
+                f"teacher: {len(models)} teachers act as one through the mean of their logits; give a single teacher,"
+                " or leave out the terms that compare states or attention"
             )
         self.models = [model.eval().requires_grad_(False) for model in models]
         self.spec = spec
@@ -260,12 +260,12 @@ class Teacher:
 
     @property
     def can_be_cached(self) -> bool:
-        """Attention scores grow with the square of the length, and are not kept."""
+        """Attention scores grow with the square of the length, and are not cached."""
         return not self.spec.scores
 
     @torch.no_grad()
     def outputs(self, query: TeacherQuery) -> Activations:
-        """The teacher's outputs on a batch: those in the cache if all are there, else computed and kept."""
+        """The teacher's outputs on a batch: read from the cache if it has all of them, else computed and stored."""
         if self.cache is None or not self.can_be_cached:
             return self._computed(query)
         layout = query.layout()
@@ -279,11 +279,11 @@ class Teacher:
         return self._from_items(query, layout, items)
 
     def item_bytes(self, *, tokens: float, sequences: float, rows: float, columns: int) -> float:
-        """How many bytes are kept of an item of this size.
+        """How many bytes an item of this size takes in the cache.
 
         Args:
             tokens, sequences, rows: of the item.
-            columns: of its table of logits: classes, or 2 k + 1 for k words.
+            columns: columns of its table of logits: classes, or 2 k + 1 for k words.
         """
         width = self.models[0].encoder.width
         logits = rows * columns * self.spec.logits
@@ -299,7 +299,7 @@ class Teacher:
         return self._recorders[0].activations(recorders[0], query.packed, logits)
 
     def _items(self, query: TeacherQuery, layout: ItemLayout, outputs: Activations) -> list[CachedItem]:
-        """What is kept of each item: its logits, then the first tokens' states, then all tokens', layer by layer."""
+        """Stored values of each item: logits, then first tokens' states, then all tokens' states, layer by layer."""
         first = [states.float().cpu().numpy() for _, states in sorted(outputs.first_states.items())]
         every = [states.float().cpu().numpy() for _, states in sorted(outputs.states.items())]
         table = None if outputs.logits is None else query.table(outputs.logits)

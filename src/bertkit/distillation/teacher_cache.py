@@ -1,14 +1,14 @@
-"""A teacher's outputs kept on disk, so that each text is read by it once however many students learn from it.
+"""A teacher's outputs cached on disk: it reads each text only once, for any number of students.
 
-Own design, over the project's record cache (cache.py). An item (an example of a task, a sequence of a text) is
-identified by the hash of its tokens, and of the tokens whose logits are wanted. Its record is
+Not from a paper; uses the project's record cache (cache.py). An item (an example of a task, a sequence of a text) is
+identified by the hash of its tokens and of the tokens whose logits are requested. Its record is
 
-    rows, columns, rows x columns floats of its logits, and behind them its states
+    rows, columns, rows x columns floats of its logits, followed by its states
 
-The rows are the logits of a task's classes. Of a text's words only the k likeliest are kept, and one logit more, which
-all other words then share: the one at which their total probability is what it was, at temperature 1. A fresh output is
-cut in the same way as one that is read back, so that a full disk changes no result. Attention scores, which grow with
-the square of the length, are never kept.
+The rows are the logits of a task's classes. On text, only the k likeliest words are stored, plus one logit that all
+other words then share: the one that preserves their total probability at temperature 1. A newly computed output is
+truncated in the same way as one that is read back, so a full disk does not change the results. Attention scores, which
+grow with the square of the length, are never stored.
 
 Shapes: M rows of logits, V vocabulary, k likeliest words, D width; m rows of one part.
 """
@@ -30,17 +30,17 @@ from bertkit.cache import RecordCache
 from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
 
 _FORMAT = "3"
-"""Format version, part of a cache's identity: what older versions wrote is recomputed."""
+"""Format version, part of a cache's identity: outputs written by older versions are recomputed."""
 _SHAPE = struct.Struct("<II")
 """Rows and columns of an item's logits."""
 
 
 @dataclass(frozen=True)
 class CachedItem:
-    """What is kept of one item.
+    """What is stored for one item.
 
     Attributes:
-        rows, columns: shape of its logits, which come first.
+        rows, columns: shape of its logits, which are first in `values`.
         values: all its floats.
     """
 
@@ -65,15 +65,15 @@ class CachedItem:
 
 
 def open_teacher_cache(root: Path, identity: Mapping[str, str], *, max_bytes: float) -> RecordCache:
-    """The cache of a teacher's outputs of this identity, made where there is none.
+    """The cache of a teacher's outputs with this identity, created if there is none.
 
     Args:
         root: of all caches.
-        identity: what the outputs depend on, by name: teacher, tokenizer, data, what is kept.
-        max_bytes: of all items; those that do not fit are not kept.
+        identity: what the outputs depend on, by name: teacher, tokenizer, data, what is stored.
+        max_bytes: for all items; those that do not fit are not stored.
 
     Raises:
-        DataError: the directory belongs to another identity, is no cache, or cannot be written.
+        DataError: the directory belongs to another identity, is not a cache, or cannot be written.
     """
     identity = {**identity, "format": _FORMAT}
     return RecordCache.under(root, "teachers", identity, what="outputs of the teacher", max_bytes=max_bytes)
@@ -81,7 +81,7 @@ def open_teacher_cache(root: Path, identity: Mapping[str, str], *, max_bytes: fl
 
 @dataclass(frozen=True)
 class TopWords(WordLogits):
-    """Logits of which the largest are known.
+    """Logits of which only the largest are known exactly.
 
     Attributes:
         word_Mk, largest_Mk: the k likeliest words of each row, and their logits.
@@ -96,11 +96,11 @@ class TopWords(WordLogits):
 
     @classmethod
     def of(cls, logits: WordLogits, rows: int, vocab_size: int, *, top_k: int) -> TopWords:
-        """Of all rows, formed a few at a time; fewer words than `top_k` where there are no more."""
+        """The top words of all rows, computed a few rows at a time; fewer than `top_k` if the vocabulary is smaller."""
         top_k = min(top_k, vocab_size - 1)
         size = max(1, LOGIT_BYTES // (8 * vocab_size))
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for first in range(0, max(1, rows), size):  # of no rows one part, too, which is where the logits are
+        for first in range(0, max(1, rows), size):  # one part even without rows: it determines the device
             logits_mV = logits.part(slice(first, first + size))
             largest_mk, word_mk = logits_mV.topk(top_k, dim=-1)
             others_mV = logits_mV.scatter(1, word_mk, -torch.inf)

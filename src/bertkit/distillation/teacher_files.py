@@ -1,7 +1,7 @@
 """The models of a teacher: found, compared with one another and with a task, and loaded.
 
-Nothing here follows a paper. Several teachers act as one (teacher.py), so they must read the same tokens and give the
-same labels in the same order.
+Not from a paper. Several teachers act as one (teacher.py), so they must read the same tokens and have the same labels
+in the same order.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TeacherFiles:
     """The models of a teacher, as files.
 
     Attributes:
-        names: as the recipe has them.
+        names: as in the recipe.
         directories: where they are.
         config: of the first encoder that reads token types, else of the first one.
-        tokenizer: of all of them.
-        labels: of their heads, in their order; on text, of none.
+        tokenizer: shared by all of them.
+        labels: of their heads, in the heads' order; none on text.
     """
 
     names: tuple[str, ...]
@@ -50,15 +50,15 @@ class TeacherFiles:
 
     @classmethod
     def find(cls, names: Sequence[str], *, task: str | None = None, offline: bool = False) -> TeacherFiles:
-        """The models of these names.
+        """Find the models with these names.
 
         Args:
             names: Hub ids, model or run directories.
-            task: whose head is wanted of a model that has learnt several.
-            offline: use no network.
+            task: the task whose head is needed from a model that was trained on several.
+            offline: do not use the network.
 
         Raises:
-            DataError: there is no such model, or they have different tokenizers.
+            DataError: a model does not exist, or the models have different tokenizers.
         """
         found = [encoder_directory(find_model(name, offline=offline)) for name in names]
         directories = found if task is None else [head_directory(each, task) for each in found]
@@ -67,8 +67,8 @@ class TeacherFiles:
         for name, tokenizer in zip(names, tokenizers, strict=True):
             if tokenizer.fingerprint != tokenizers[0].fingerprint:
                 raise DataError(
-                    f"teacher: {name} and {names[0]} have different tokenizers; teachers that act as one must read the"
-                    " same tokens"
+                    f"teacher: {name} and {names[0]} have different tokenizers; use teachers with the same tokenizer,"
+                    " or only one of them"
                 )
         config = next((config for config in configs if config.reads_token_types), configs[0])
         return cls(tuple(names), tuple(directories), config, tokenizers[0])
@@ -114,12 +114,12 @@ def find_task_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = 
             log.warning("teacher: %s was fine-tuned on %s, not on %s", name, tasks, spec.name)
         own = Labels.from_hub(contents)
         if spec.kind == "regression" and own.count != 1:
-            raise DataError(f"teacher: {name}: has {own.count} outputs; {spec.name} is a regression, which has 1")
+            raise DataError(f"teacher: {name}: has {own.count} outputs, but the regression {spec.name} needs one")
         labels.append(own)
         if own.names != labels[0].names and spec.kind not in ("regression", "span", "choice"):
             raise DataError(
-                f"teacher: the labels of {name} are {', '.join(own.names)}, those of {names[0]}"
-                f" {', '.join(labels[0].names)}; teachers that act as one must have the same labels in the same order"
+                f"teacher: the labels of {name} are {', '.join(own.names)}, those of {names[0]} are"
+                f" {', '.join(labels[0].names)}; use teachers with the same labels in the same order"
             )
     return replace(files, labels=labels[0])
 
@@ -127,11 +127,11 @@ def find_task_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = 
 def cache_identity(
     models: Sequence[HeadedModel], files: TeacherFiles, spec: ActivationSpec, precision: str
 ) -> dict[str, str]:
-    """What a teacher's output on given tokens depends on, by which its cache is found.
+    """Everything that a teacher's outputs on given tokens depend on, which identifies its cache.
 
     Args:
         models: the teacher's.
-        files: theirs.
+        files: the teacher's.
         spec: what is recorded.
         precision: of matrix products.
     """
@@ -146,7 +146,7 @@ def cache_identity(
 
 
 def pretrained_model_of(teacher: str) -> str | None:
-    """The model that a teacher's run was fine-tuned from; None where the teacher is no model of such a run."""
+    """The model that a teacher's run was fine-tuned from; None if the teacher does not come from such a run."""
     path = Path(teacher).expanduser()
     directory = next((each for each in (path / "model", path) if is_model(each)), None)
     recipe = None if directory is None else recipe_of(directory)

@@ -1,8 +1,8 @@
 """Distillation on text: pretraining with a teacher.
 
-Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3. Pretraining has the loop and the batches; here is what a
-teacher adds: the student's first weights and projections, the loss terms of a stage, the cache of the teacher's
-outputs. Sibling small_vocabulary.py has a teacher that trains along.
+Sanh et al. 2019, DistilBERT, arXiv:1910.01108, section 3. The training loop and the batches are pretraining's. A
+teacher adds: the student's initial weights and projections, the loss terms of a stage, and the cache of the teacher's
+outputs. Sibling small_vocabulary.py has a teacher that is trained, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TextDistiller(TeacherCost, Pretrainer):
     Args:
         recipe: resolved.
         shards: the tokenised corpus.
-        run: the directory, whose lock the caller holds.
+        run: the run directory, whose lock the caller holds.
         cache: the caches' root.
         teacher: the teacher's files, with the heads that the recipe's terms need.
     """
@@ -76,8 +76,8 @@ class TextDistiller(TeacherCost, Pretrainer):
     def _check_growth(self) -> None:
         if len({each.stage.recipe.model for each in self.stages}) > 1:
             raise UsageError(
-                "optimisation.stages: a student cannot grow beside its teacher, for the layers that are compared would"
-                " be others; leave model.num_hidden_layers out of the stages"
+                "optimisation.stages: a student cannot grow during distillation, because the layers to compare would"
+                " change; leave model.num_hidden_layers out of the stages"
             )
 
     @contextmanager
@@ -103,7 +103,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         )
 
     def _cache(self, stage_run: StageRun, spec: ActivationSpec) -> RecordCache | None:
-        """Where the teacher's outputs in a stage are kept; None where they are not."""
+        """Where the teacher's outputs in a stage are cached; None if they are not."""
         settings = self.student_recipe.teacher_store
         if settings is None:
             return None
@@ -123,7 +123,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         if recipe.init is not None:
             model = super()._new_model(config)
         else:
-            # As many rows as the teacher's table has, should that have some to spare.
+            # As many rows as the teacher's table, which can have spare ones.
             model = pretraining_model(config, objectives, teacher.encoder.vocab_size, pad_id=self.vocabulary.pad_id)
             self.draw_weights(model)
         if recipe.student is not None:
@@ -160,7 +160,7 @@ class TextDistiller(TeacherCost, Pretrainer):
                 self._log_cache_size(stage_run, terms.teacher, terms.teacher.cache)
 
     def _log_cache_size(self, stage_run: StageRun, teacher: Teacher, cache: RecordCache) -> None:
-        """How much the teacher's outputs in this stage will take."""
+        """Log how much disk space the teacher's outputs in this stage will take."""
         recipe, batches, settings = stage_run.stage.recipe, stage_run.batches, self.student_recipe.teacher_store
         assert settings is not None
         sequences = stage_run.stage.sequences()
@@ -201,7 +201,7 @@ def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[Headed
     """The teacher's models with all their heads.
 
     Raises:
-        DataError: words are compared, and a model has no masked LM's head; a tokenizer does not fit its model's table,
+        DataError: words are compared, but a model has no masked-LM head; a tokenizer does not fit its model's table,
             or the tables have different numbers of rows.
     """
     models = files.load()
@@ -211,21 +211,21 @@ def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[Headed
     for model, directory in zip(models, files.directories, strict=True):
         if comparing and WORDS_HEAD not in model.head_names:
             raise DataError(
-                f"{directory}: objective.{comparing[0]} compares words, and this teacher has no masked LM's head (it"
-                f" has: {', '.join(model.head_names) or 'none'}); take a pretrained model as it was pretrained, or"
+                f"{directory}: objective.{comparing[0]} compares words, but this teacher has no masked-LM head (its"
+                f" heads: {', '.join(model.head_names) or 'none'}); use the pretrained model before fine-tuning, or"
                 " leave the term out"
             )
         rows = model.encoder.vocab_size, models[0].encoder.vocab_size
         if rows[0] != rows[1]:
             raise DataError(
-                f"{directory}: its table of words has {rows[0]:,} rows, that of {files.directories[0]} {rows[1]:,};"
-                " teachers that act as one must have the same words"
+                f"{directory}: its word table has {rows[0]:,} rows, that of {files.directories[0]} {rows[1]:,};"
+                " use teachers with word tables of the same size"
             )
     return models
 
 
 def term_rows(recipe: DistillTextRecipe, shapes: ShapePair) -> list[dict[str, Any]]:
-    """The terms of a teacher, for display: `stage` ("" where there is one), `term`, `weight`, and
+    """The terms that need a teacher, for display: `stage` ("" if there is only one), `term`, `weight`, and
     what it `compares`."""
     stages = stages_of(recipe)
     rows: list[dict[str, Any]] = []
@@ -250,7 +250,7 @@ def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | N
     """The teacher's layers from which the student's are initialised.
 
     Raises:
-        UsageError: they are not there, or there are more or fewer than the student has.
+        UsageError: they do not exist, or their number differs from that of the student's layers.
     """
     if recipe.student is None or recipe.student.layers is None:
         return None
@@ -264,7 +264,7 @@ def frozen_rates(model: HeadedModel, parts: Sequence[str]) -> dict[str, float]:
     """The factor of each parameter's learning rate: 0 in these parts of the encoder, 1 elsewhere.
 
     Raises:
-        UsageError: there is no such part.
+        UsageError: a part does not exist.
     """
     parameters = [name for name, _ in model.encoder.named_parameters()]
     rates = {name: 1.0 for name, _ in model.named_parameters()}
@@ -272,6 +272,6 @@ def frozen_rates(model: HeadedModel, parts: Sequence[str]) -> dict[str, float]:
         own = [name for name in parameters if name == part or name.startswith(f"{part}.")]
         if not own:
             known = sorted({".".join(name.split(".")[:2]) for name in parameters})
-            raise UsageError(f"frozen: the student has no {part!r}; it has {', '.join(known)}")
+            raise UsageError(f"frozen: the student has no part {part!r}; its parts are {', '.join(known)}")
         rates |= {f"encoder.{name}": 0.0 for name in own}
     return rates

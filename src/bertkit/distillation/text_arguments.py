@@ -1,9 +1,9 @@
-"""The arguments of distillation on text: a student's pretraining beside its teacher, which the recipe must fit.
+"""The arguments of distillation on text: a student's pretraining with a teacher, which the recipe must fit.
 
 Sanh et al. 2019, DistilBERT, arXiv:1910.01108; Jiao et al. 2019, TinyBERT, arXiv:1909.10351, section 3.1; Sun et al.
-2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. What the recipe leaves out is
-taken from the teacher: its tokenizer, and its sizes at half its depth. Siblings text.py and, for a student with a
-vocabulary of its own, small_vocabulary.py train.
+2020, MobileBERT, arXiv:2004.02984, section 3.4; Zhao et al. 2019, arXiv:1909.11687v1. Settings that the recipe leaves
+out come from the teacher: its tokenizer, and its sizes at half its depth. The training is in siblings text.py and, for
+a student with its own vocabulary, small_vocabulary.py.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class DistillTextArguments(PretrainArguments):
     """The command line's arguments.
 
     Attributes:
-        teachers: models to learn from; empty for the recipe's.
-        student: a model that the student is initialised from, in place of the recipe's parts of the teacher.
-        control: leave the teacher's terms out.
+        teachers: teacher models; empty: the recipe's.
+        student: a model from which the student is initialised, instead of the recipe's parts of the teacher.
+        control: leave out the terms that need a teacher.
     """
 
     teachers: Sequence[str] = ()
@@ -66,11 +66,11 @@ class DistillTextArguments(PretrainArguments):
     kind: ClassVar[str] = "distill"
 
     def requested(self) -> DistillTextRecipe:
-        """The recipe with everything that the command line changes in it, checked against its teacher.
+        """The recipe with all changes of the command line, checked against its teacher.
 
         Raises:
             UsageError: all errors at once.
-            DataError: a model is not there, or the tokenizer is another.
+            DataError: a model does not exist, or the tokenizer differs.
         """
         tree = resolve_recipe(self.named, self.overrides)
         teacher = TeacherFiles.find(_teacher_names(self, tree), offline=self.offline)
@@ -97,7 +97,7 @@ class DistillTextArguments(PretrainArguments):
         """The teacher of a recipe.
 
         Raises:
-            DataError: a model is not there, or the models do not fit each other.
+            DataError: a model does not exist, or the models do not fit each other.
         """
         assert isinstance(recipe, DistillTextRecipe)
         return TeacherFiles.find(recipe.teachers, offline=self.offline)
@@ -123,14 +123,14 @@ def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> N
     """Raise DataError if the two do not give the same tokens the same ids."""
     if student.backend.get_vocab() != teacher.backend.get_vocab() or student.roles != teacher.roles:
         raise DataError(
-            f"{source}: the text is in another tokenizer's tokens ({student.vocab_size:,}, the teacher's has"
-            f" {teacher.vocab_size:,}); a student reads what its teacher reads: leave `tokenizer` out of the recipe,"
-            " and give text, not shards of another tokenizer"
+            f"{source}: the text was tokenised by another tokenizer than the teacher's ({student.vocab_size:,} tokens,"
+            f" the teacher's has {teacher.vocab_size:,}), but student and teacher must read the same tokens; leave"
+            " `tokenizer` out of the recipe, and give text, not shards of another tokenizer"
         )
 
 
 def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
-    """Check a recipe against its teacher, as far as the two configurations show.
+    """Check a recipe against its teacher, as far as the two configurations allow.
 
     Raises:
         UsageError: a term, the layers to copy, or the length of a sequence does not fit.
@@ -145,29 +145,29 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
         length = stage.recipe.data.sequence_length
         if length > teacher.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
-                f"data.sequence_length ({length}) is above what the teacher reads ({teacher.max_tokens}); lower it"
+                f"data.sequence_length is {length}, but the teacher reads at most {teacher.max_tokens} tokens; lower it"
             )
 
 
 def _teacher_names(arguments: DistillTextArguments, tree: Located) -> list[str]:
-    """The teachers that the command line names, or the recipe."""
+    """The teachers named on the command line, or else in the recipe."""
     written = tree.child("teacher")
     recipes = TO_BE_GIVEN if written is None else written.plain()
     found = list(arguments.teachers) or (list(recipes) if isinstance(recipes, list | tuple) else [recipes])
     if not found or TO_BE_GIVEN in found or not all(isinstance(name, str) for name in found):
         raise UsageError(
-            "teacher: the recipe learns from a model of yours; give --teacher MODEL, a model or run directory or a Hub"
-            " id"
+            "teacher: the recipe leaves the teacher to you; give --teacher MODEL, a model directory, a run directory or"
+            " a Hub id"
         )
     return found
 
 
 def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) -> list[Override]:
-    """The teacher's tokenizer; one that is given must be no other, unless it is that of the recipe's own teacher.
+    """The teacher's tokenizer; a given one must be the same, unless it is that of the recipe's own teacher.
 
     Raises:
-        UsageError: it is to be learnt.
-        DataError: it is another.
+        UsageError: the recipe trains a tokenizer.
+        DataError: the given tokenizer is a different one.
     """
     given, own, name = tree.child("tokenizer"), tree.child("teacher"), teacher.names[0]
     settings = None if given is None else given.plain()
@@ -176,14 +176,14 @@ def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) 
         if own is not None and path == own.plain():
             path = name
         if path is None:
-            raise UsageError("tokenizer: a student reads what its teacher reads; leave `tokenizer` out of the recipe")
+            raise UsageError("tokenizer: a student uses its teacher's tokenizer; leave `tokenizer` out of the recipe")
         if path != name:
             check_tokenizer(load_tokenizer(path, offline=offline), teacher.tokenizer, source=str(path))
     return [Override("tokenizer", {"path": name})]
 
 
 def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
-    """Overrides: the student's first weights and sizes, and its teacher's tokenizer."""
+    """Overrides: the student's initial weights and sizes, and its teacher's tokenizer."""
     tokenizer = _tokenizer_override(tree, teacher, offline=arguments.offline)
     if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=False), *tokenizer]
@@ -192,7 +192,7 @@ def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, te
 
 
 def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
-    """Overrides: the student's first weights and sizes, and how its words are learnt where they are not its model's."""
+    """Overrides: the student's initial weights and sizes, and its vocabulary's training if its model has none."""
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
     if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=True), *words]
@@ -200,7 +200,7 @@ def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher
 
 
 def _has_own_vocabulary(tree: Located) -> bool:
-    """Whether a recipe, not checked yet, gives the student a vocabulary of its own."""
+    """Whether a recipe that is not validated yet gives the student its own vocabulary."""
     objectives = tree.child("objective")
     listed = None if objectives is None else objectives.plain()
     return isinstance(listed, list) and any(
@@ -209,17 +209,17 @@ def _has_own_vocabulary(tree: Located) -> bool:
 
 
 def _mapping(tree: Located, key: str) -> dict[str, Any]:
-    """The value of a key, where it is a mapping; the schema refuses the rest."""
+    """The value of a key if it is a mapping; the schema rejects anything else."""
     given = tree.child(key)
     settings = None if given is None else given.plain()
     return settings if isinstance(settings, dict) else {}
 
 
 def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) -> list[Override]:
-    """A model without a family is the teacher's with these settings, half as deep where its depth is not given.
+    """Sizes for a model without a family: the teacher's, changed by these settings, half as deep if no depth is given.
 
     Args:
-        same_depth: it has all the teacher's layers.
+        same_depth: whether it has all the teacher's layers.
     """
     given = tree.child("model")
     settings = {} if given is None else given.plain()
@@ -229,14 +229,14 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) 
     depth = whole.get("num_hidden_layers")
     if isinstance(depth, int) and not same_depth:
         kept = _layers_to_copy(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
-        # Layers that are not there are reported later, with the recipe's other errors.
+        # Layers that do not exist are reported later, with the recipe's other errors.
         whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
     return [Override("model", {**whole, **settings})]
 
 
 def _layers_to_copy(tree: Located, depth: int, keep: object) -> list[int] | None:
-    """The teacher's layers that a recipe, not checked yet, has copied, or could have; None where there are no such
-    layers."""
+    """The teacher's layers that a recipe (not validated yet) copies or could copy; None if these layers do not
+    exist."""
     layers = student.child("layers") if (student := tree.child("student")) is not None else None
     wanted = "first" if layers is None or layers.plain() is None else layers.plain()
     try:
@@ -250,6 +250,6 @@ def _layers_to_copy(tree: Located, depth: int, keep: object) -> list[int] | None
 
 
 def _of_any_depth(settings: dict[str, Any], depth: int) -> dict[str, Any]:
-    """Settings without those that are given layer by layer, half as deep."""
+    """Settings at half the depth, without those that are given layer by layer."""
     rest = {name: value for name, value in settings.items() if not (isinstance(value, list) and len(value) == depth)}
     return {**rest, "num_hidden_layers": max(1, depth // 2)}

@@ -1,4 +1,4 @@
-"""What a recipe that distils on text may hold: a pretraining recipe whose list of objectives has terms of a teacher.
+"""Recipes for distillation on text: a pretraining recipe whose list of objectives has terms that need a teacher.
 
 Hinton et al. 2015, arXiv:1503.02531; DistilBERT, Sanh et al. 2019, arXiv:1910.01108; transfer layer by layer:
 MobileBERT, Sun et al. 2020, arXiv:2004.02984.
@@ -30,7 +30,7 @@ from bertkit.settings import Settings, UnreadKey
 TEACHER_OBJECTIVES: dict[str, type[TeacherObjective]] = {
     kind.term: kind for kind in (MixedVocabulary, SharedProjections)
 }
-"""The objectives of a teacher that is trained with its student, by the name that a recipe gives them."""
+"""The objectives of a teacher that is trained with its student, by their name in a recipe."""
 _ON_TEXT: dict[str, type[Objective]] = {**OBJECTIVES, **DISTILLATION_OBJECTIVES, **TEACHER_OBJECTIVES}
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _each_objective_once(items: tuple[ObjectiveItem, ...]) -> tuple[ObjectiveIte
 
 
 class Progressive(Settings):
-    """Knowledge transfer layer by layer before the rest of the run: MobileBERT's (Sun et al. 2020, arXiv:2004.02984,
+    """Layer-by-layer knowledge transfer before the rest of the run: MobileBERT's (Sun et al. 2020, arXiv:2004.02984,
     section 3.4)."""
 
     steps_per_layer: int = Field(
@@ -111,7 +111,7 @@ class Progressive(Settings):
 
 
 class TeacherCacheConfig(Settings):
-    """A teacher's outputs kept on disk, for static masks and for other students on the same text with the same seed."""
+    """A teacher's outputs cached on disk, for static masks and other students on the same text with the same seed."""
 
     top_k: int = Field(
         16,
@@ -129,7 +129,7 @@ class TeacherCacheConfig(Settings):
 
 
 class DistillTextRecipe(Distillation, Recipe):
-    """A student's pretraining beside its teacher."""
+    """A student's pretraining with a teacher."""
 
     kind: Literal["distill"] = Field("distill", description="The command that runs the recipe: `bertkit distill`.")  # type: ignore[assignment]  # another kind is another value
     student: TextStudent | None = Field(
@@ -157,30 +157,30 @@ class DistillTextRecipe(Distillation, Recipe):
             )
         if self.optimisation.tuned_width is not None and self.student is not None:
             errors.append(
-                "optimisation.tuned_width is of weights that are drawn, and student takes the teacher's; leave one out"
+                "optimisation.tuned_width needs random initial weights, but student copies the teacher's; leave one out"
             )
         if self.progressive is not None:
             if self.optimisation.stages:
-                errors.append("progressive makes the stages of the run; leave optimisation.stages out")
+                errors.append("progressive defines the stages of the run; leave optimisation.stages out")
             depth = self.model.model_dump().get("num_hidden_layers", 0)
             transfer = depth * self.progressive.steps_per_layer
             if transfer >= self.optimisation.steps:
                 errors.append(
                     f"progressive takes {transfer:,} steps ({self.progressive.steps_per_layer:,} for each of {depth}"
-                    f" layers), and optimisation.steps is {self.optimisation.steps:,}, of which some must be left;"
+                    f" layers), but optimisation.steps is {self.optimisation.steps:,}, and some steps must remain;"
                     " lower progressive.steps_per_layer"
                 )
         comparing = distillation_objectives(self.objectives)
         if self.teacher_store is not None and any(issubclass(each.kind, Attention) for each in comparing):
             errors.append(
-                "teacher_store: attention maps grow with the square of the length and are not kept; leave teacher_store"
-                " or the term attention out"
+                "teacher_store: attention maps grow with the square of the length and are not cached; leave"
+                " teacher_store or the term attention out"
             )
         training = [each for each in self.objectives if isinstance(each, TeacherObjective)]
         leader = next((each for each in self.objectives if isinstance(each, CompanionObjective)), None)
         if leader is not None and (comparing or training):
             errors.append(
-                f"objective: {leader.term} trains two models, and a teacher teaches one; leave one of them out"
+                f"objective: {leader.term} trains two models, but a teacher can only teach one; leave one of them out"
             )
         if self.has_own_vocabulary:
             errors += self._errors_of_two_vocabularies([each.term for each in comparing])
@@ -189,7 +189,7 @@ class DistillTextRecipe(Distillation, Recipe):
         return self
 
     def _errors_of_two_vocabularies(self, comparing: list[str]) -> list[str]:
-        """Errors of settings that a student with a vocabulary of its own cannot have.
+        """Errors of settings that do not work for a student with its own vocabulary.
 
         Args:
             comparing: the terms for which both models read the same tokens.
@@ -197,33 +197,33 @@ class DistillTextRecipe(Distillation, Recipe):
         errors = []
         if comparing:
             errors.append(
-                f"objective: {', '.join(comparing)} compares the outputs of both models on the same tokens, and beside"
-                " mixed_vocabulary they read different ones; leave one of them out"
+                f"objective: {', '.join(comparing)} compares the outputs of both models on the same tokens, but with"
+                " mixed_vocabulary they read different tokens; leave one of them out"
             )
         if len(self.teachers) > 1:
-            errors.append("teacher: beside mixed_vocabulary the teacher trains along, and there can be only one")
+            errors.append("teacher: mixed_vocabulary trains the teacher, too, and needs a single one; name only one")
         given = {"student": self.student, "progressive": self.progressive, "teacher_store": self.teacher_store}
         errors += [
-            f"{key}: beside mixed_vocabulary the student has other words than its teacher, which trains along; leave"
+            f"{key}: with mixed_vocabulary, the student has other words than its teacher, which is trained, too; leave"
             f" {key} out"
             for key, value in given.items()
             if value is not None
         ]
         if self.tokenizer.path is None and self.tokenizer.type != "wordpiece":
             errors.append(
-                f"tokenizer.type is {self.tokenizer.type}, and words are split by either of two vocabularies where both"
-                " are WordPieces; write wordpiece"
+                f"tokenizer.type is {self.tokenizer.type}, but mixed_vocabulary needs two WordPiece tokenizers; write"
+                " wordpiece"
             )
         return errors
 
     @property
     def has_own_vocabulary(self) -> bool:
-        """Whether the student has another vocabulary than its teacher; so has its control."""
+        """Whether the student has another vocabulary than its teacher; true for its control, too."""
         return any(item.name == MixedVocabulary.term for item in self.objective)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objectives in the order written; of a control, those that need no teacher."""
+        """The objectives in the order written; for a control, only those that need no teacher."""
         written = super().objectives
         if not self.control:
             return written
@@ -256,7 +256,7 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
 
 
 def _of_layer(objective: Objective, layer: int, shapes: ShapePair) -> dict[str, Any]:
-    """A term of transfer for one layer alone."""
+    """A transfer term for a single layer."""
     wanted = getattr(objective, "layers")  # noqa: B009  # the schema takes no term without
     pairs = shapes.layer_pairs(wanted)
     own = [pair for pair in pairs if pair[0] == layer]

@@ -1,8 +1,8 @@
-"""Starting independent jobs, waiting for them, and starting those anew whose worker is lost.
+"""Starting independent jobs, waiting for them, and restarting jobs whose worker is lost.
 
-Own design; the engines are multiprocessing (local.py) and Ray (ray_cluster.py). A worker that is killed (for lack of
-memory, or with its machine) costs the job that it was doing, nothing else: the job is started again, and goes on from
-its own checkpoints where it has any.
+Not from a paper; the engines are multiprocessing (local.py) and Ray (ray_cluster.py). If a worker is killed (for lack
+of memory, or with its machine), only its current job is affected: the job is started again, and continues from its own
+checkpoints if it has any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.errors import DataError, StoppedError
 from bertkit.jobs.job import DoneJob, Job, Place, Reply, Value, itself
 
 ATTEMPTS = 3
-"""Workers that a job may lose before it is taken to be what kills them."""
+"""Workers that a job may lose before the job itself is assumed to be the cause."""
 _POLL_SECONDS = 0.2
 
 Handle = TypeVar("Handle")
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLostError(Exception):
-    """The process or machine that did a job is gone."""
+    """The process or machine that was running a job is gone."""
 
 
 @dataclass
 class _Attempt:
-    """A job that is being done, with its place in the order and the number of the attempt."""
+    """A running job, with its place in the order and the number of the attempt."""
 
     job: Job
     number: int
@@ -41,11 +41,11 @@ class _Attempt:
 
 
 class Executor(ABC, Generic[Handle]):
-    """Runs independent jobs, a bounded number at a time; a context that holds its workers.
+    """Runs independent jobs, a bounded number at a time; a context manager that owns its workers.
 
     Args:
-        jobs: at a time.
-        threads: of each.
+        jobs: number of jobs at a time.
+        threads: of each job.
     """
 
     def __init__(self, jobs: int, threads: int) -> None:
@@ -71,16 +71,16 @@ class Executor(ABC, Generic[Handle]):
         """Carry out jobs.
 
         Args:
-            jobs: in the order in which they are started; each is taken when a worker is free for it.
-            stop: why to stop, once there is a reason.
-            ordered: give them back in their order, rather than as they are done; one that is done early then waits,
-                and counts as one that is being done.
-            ahead: jobs begun or waiting for each worker.
+            jobs: in the order in which they are started; each is read when a worker is free for it.
+            stop: returns the reason to stop, once there is one.
+            ordered: yield jobs in their order rather than as they finish; a job that finishes early then waits and
+                counts as running.
+            ahead: number of jobs running or waiting per worker.
 
         Raises:
-            StoppedError: `stop` gave a reason; the jobs were told, and have ended.
-            BertkitError: the first error of a job; the others were told to stop.
-            DataError: a job has lost its worker time and again.
+            StoppedError: `stop` gave a reason; the jobs were signalled and have ended.
+            BertkitError: the first error of a job; the others were signalled to stop.
+            DataError: a job has lost its worker repeatedly.
         """
         waiting, limit = enumerate(jobs), self.jobs * ahead
         running: dict[Handle, _Attempt] = {}
@@ -117,18 +117,18 @@ class Executor(ABC, Generic[Handle]):
             self._end(list(running))
 
     def _again(self, attempt: _Attempt, lost: WorkerLostError) -> Handle:
-        """Start a job anew whose worker is lost."""
+        """Restart a job whose worker is lost."""
         if attempt.count >= ATTEMPTS:
             raise DataError(
-                f"{attempt.job.name}: lost its worker {ATTEMPTS} times ({lost}); its log.txt may say why; with less"
-                " memory take fewer --jobs"
+                f"{attempt.job.name}: lost its worker {ATTEMPTS} times ({lost}); see its log.txt; if memory is short,"
+                " use fewer --jobs"
             )
-        log.warning("%s: its worker is lost (%s); starting it again", attempt.job.name, lost)
+        log.warning("%s: its worker is lost (%s); restarting the job", attempt.job.name, lost)
         attempt.count += 1
         return self._submit(attempt.job)
 
     def share(self, value: Value) -> Callable[[], Value]:
-        """What gives a worker a value that many jobs read; it is sent once, where the engine can."""
+        """A function that gives a worker a value that many jobs read; the value is sent only once if the engine can."""
         return partial(itself, value)
 
     @abstractmethod
@@ -137,16 +137,16 @@ class Executor(ABC, Generic[Handle]):
 
     @abstractmethod
     def _finished(self, handles: Sequence[Handle], seconds: float) -> list[Handle]:
-        """Those that are done, or lost, after at most so long."""
+        """The handles of jobs that are done or lost, after waiting for at most this long."""
 
     @abstractmethod
     def _reply(self, handle: Handle) -> Reply:
-        """What came of one of these.
+        """The reply of a finished job.
 
         Raises:
-            WorkerLostError: nothing.
+            WorkerLostError: there is none.
         """
 
     @abstractmethod
     def _end(self, handles: Sequence[Handle]) -> None:
-        """Tell workers to stop, as by SIGTERM, and wait for them."""
+        """Signal workers to stop, as by SIGTERM, and wait for them."""

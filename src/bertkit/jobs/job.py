@@ -1,7 +1,7 @@
 """One independent part of a command's work, and how a worker carries it out.
 
-Own design. A job writes its result to disk or returns it; it depends on nothing but its own arguments, so that where
-and how often it runs changes no byte.
+Not from a paper. A job writes its result to disk or returns it. It depends only on its own arguments, so where and how
+often it runs does not change a byte of the result.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Job:
 
 @dataclass(frozen=True)
 class DoneJob:
-    """A job that is done.
+    """A finished job.
 
     Attributes:
-        job: which one.
-        value: what its work returned.
-        worker: host and process that did it.
+        job: the job.
+        value: the return value of its work.
+        worker: host and process that ran it.
         attempts: how often it was started.
     """
 
@@ -51,12 +51,12 @@ class DoneJob:
 
 @dataclass(frozen=True)
 class Place:
-    """What a worker must share with the command for the same result.
+    """What a worker must have in common with the command to give the same result.
 
     Attributes:
-        directory: the working directory, where relative paths start.
+        directory: the working directory, to which paths are relative.
         code, torch: hash of bertkit's code, and torch's version.
-        threads: of a job's matrix products; they decide the last bits.
+        threads: of a job's matrix products; they affect the last bits.
     """
 
     directory: str
@@ -72,28 +72,28 @@ class Place:
         """Prepare the worker's process.
 
         Raises:
-            UsageError: it has other code.
-            DataError: it does not see the working directory.
+            UsageError: its code differs.
+            DataError: it cannot see the working directory.
         """
         other = {"bertkit": (code_sha256(), self.code), "torch": (_torch_version(), self.torch)}
         for name, (found, wanted) in other.items():
             if found != wanted:
                 raise UsageError(
-                    f"the worker on {socket.gethostname()} has another {name} ({found[:12]}, the command"
+                    f"the worker on {socket.gethostname()} has another {name} ({found[:12]}, the command has"
                     f" {wanted[:12]}); install the same version everywhere"
                 )
         try:
             os.chdir(self.directory)
         except OSError as error:
             raise DataError(
-                f"the worker on {socket.gethostname()} does not see {self.directory} ({error.strerror}); start the"
+                f"the worker on {socket.gethostname()} cannot see {self.directory} ({error.strerror}); start the"
                 " command in a directory that all machines share"
             ) from error
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker sends back: a value, or an error of the user's, or the first line of a bug."""
+    """What a worker sends back: a value, an error that the user can correct, or the first line of a bug."""
 
     worker: str
     value: Any = None
@@ -105,22 +105,22 @@ class Reply:
 
         Raises:
             BertkitError: the job's error.
-            DataError: the work failed by a bug; its message names the job.
+            DataError: the work failed because of a bug; the message names the job.
         """
         if self.error is not None:
             raise self.error
         if self.bug is not None:
-            raise DataError(f"{job.name}: {self.bug} ({self.worker}); its log.txt may say why")
+            raise DataError(f"{job.name}: {self.bug} ({self.worker}); see its log.txt")
         return self.value
 
 
 def itself(value: Value) -> Value:
-    """The value: the form in which local processes get what jobs share."""
+    """The value itself: the form in which local processes get shared values."""
     return value
 
 
 def reply_of(job: Job, place: Place) -> Reply:
-    """Carry out a job in this process, which is a worker's."""
+    """Carry out a job in this worker process."""
     worker = f"{socket.gethostname()}:{os.getpid()}"
     try:
         place.enter()
@@ -140,7 +140,7 @@ def cores() -> int:
 
 
 def threads_of(jobs: int) -> int:
-    """Threads of each of so many jobs at a time: OMP_NUM_THREADS, else an equal share of this machine's cores."""
+    """Threads per job for this many jobs at a time: OMP_NUM_THREADS, else an equal share of this machine's cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() and int(given) > 0 else max(1, cores() // jobs)
 

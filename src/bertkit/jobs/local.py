@@ -1,8 +1,8 @@
-"""Jobs in processes of this machine.
+"""Jobs in processes on this machine.
 
-Own design over multiprocessing. Each run has a process of its own: it gives its memory back, and a job never finds what
-another one left behind. Many short jobs share a process, which keeps what they load.
-A signal to the command reaches every process, which saves a checkpoint.
+Not from a paper; built on multiprocessing. Each run has its own process, so its memory is freed and no state is left
+for the next job. Many short jobs share a process, which keeps what they load. A signal to the command reaches every
+process, which saves a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bertkit.jobs.executor import Executor, WorkerLostError
 from bertkit.jobs.job import Job, Place, Reply, reply_of, threads_of
 
 _TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals that mean: stop. A worker that others kill is lost."""
+"""Signals that mean "stop". A worker that is killed by another signal is lost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class _Worker:
 
 
 class LocalExecutor(Executor[_Worker]):
-    """See the file's head.
+    """See the module docstring.
 
     Args:
-        jobs: at a time.
-        fresh_process: each job in a process of its own.
+        jobs: number of jobs at a time.
+        fresh_process: run each job in its own process.
     """
 
     def __init__(self, jobs: int, *, fresh_process: bool = True) -> None:
@@ -53,7 +53,7 @@ class LocalExecutor(Executor[_Worker]):
 
     def _submit(self, job: Job) -> _Worker:
         worker = self._idle.pop() if self._idle else self._started()
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `_reply` finds that out
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `_reply` detects that
             worker.connection.send(job)
         return worker
 
@@ -76,7 +76,7 @@ class LocalExecutor(Executor[_Worker]):
         if reply is not None and not self._fresh_process:
             self._idle.append(handle)
             return reply
-        handle.connection.close()  # which ends a worker that has nothing to do
+        handle.connection.close()  # ends a worker that has nothing to do
         handle.process.join()
         if reply is not None:
             return reply
@@ -95,9 +95,9 @@ class LocalExecutor(Executor[_Worker]):
 
 
 def _work(place: Place, connection: Connection, heeds_interrupt: bool) -> None:
-    """The body of a worker process: jobs come in and replies go out, until there are no more.
+    """The body of a worker process: receive jobs and send replies until there are no more.
 
-    Ctrl-C reaches the whole process group: a run saves a checkpoint, while short jobs are the command's to stop.
+    Ctrl-C reaches the whole process group: a run saves a checkpoint; short jobs are stopped by the command.
     """
     if not heeds_interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""What the jobs of a suite have left on disk: named, hashed where it was made, and checked where it is read.
+"""The files that a suite's jobs wrote: listed, hashed where they were made, and checked where they are read.
 
-Own design. A worker returns the hashes of its files; the command reads them again through its own file system. On a
-cluster whose machines do not share a directory this is where it shows.
+Not from a paper. A worker returns the hashes of its files; the command reads the files again through its own file
+system. This detects machines of a cluster that do not share the directory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ JOBS_FILE = "jobs.json"
 
 
 def hashes(files: Iterable[Path]) -> dict[str, str]:
-    """sha256 of each file by its absolute path: what a job returns."""
+    """sha256 of each file by its absolute path, as returned by a job."""
     return {str(path.absolute()): sha256_of(path) for path in sorted(files)}
 
 
 def check_files(done: DoneJob) -> None:
-    """Check the files that a job has returned the hashes of.
+    """Check the files for which a job has returned hashes.
 
     Raises:
-        DataError: one is missing here, or has other bytes.
+        DataError: a file is missing here, or has another content.
     """
     for name, digest in done.value.items():
         path = Path(name)
@@ -37,7 +37,8 @@ def check_files(done: DoneJob) -> None:
             )
         if sha256_of(path) != digest:
             raise DataError(
-                f"{path}: is not as {done.worker} wrote it; remove it, and run the command again for {done.job.name}"
+                f"{path}: differs from what {done.worker} wrote; remove it and run the command again for"
+                f" {done.job.name}"
             )
 
 

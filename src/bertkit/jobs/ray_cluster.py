@@ -1,7 +1,8 @@
 """Jobs as tasks of a Ray cluster, each in a fresh process of one of its machines.
 
 Moritz et al. 2018, Ray, arXiv:1712.05889; the library is the extra `ray`. RAY_ADDRESS names a cluster; without it one
-is started on this machine while the command lasts. All machines must see the run directory, the data and the cache.
+is started on this machine for the duration of the command. All machines must see the run directory, the data and the
+cache.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from bertkit.jobs.job import Job, Place, Reply, Value, reply_of, threads_of
 ADDRESS = "RAY_ADDRESS"
 _CONNECT_SECONDS = 5.0
 _STOP_SECONDS = 120.0
-"""For jobs to save a checkpoint before they are left to Ray."""
+"""Time for jobs to save a checkpoint before they are left to Ray."""
 _PASSED_ON = ("BERTKIT_", "HF_", "TOKENIZERS_")
-"""Beginnings of the names of variables that the workers of a cluster get, except for those of credentials."""
+"""Prefixes of the variables that are passed to a cluster's workers, except for credentials."""
 _CREDENTIAL = re.compile("TOKEN(?!IZERS_)|SECRET|KEY|PASSWORD")
 
 log = logging.getLogger(__name__)
 
 
 class RayExecutor(Executor[Any]):
-    """See the file's head.
+    """See the module docstring.
 
     Args:
-        jobs: at a time.
-        fresh_process: each job in a process of its own; else processes are used again, for many short jobs.
+        jobs: number of jobs at a time.
+        fresh_process: run each job in its own process; else processes are reused, for many short jobs.
 
     Raises:
         UsageError: Ray is not installed.
-        DataError: the cluster is out of reach.
+        DataError: the cluster cannot be reached.
     """
 
     def __init__(self, jobs: int, *, fresh_process: bool = True) -> None:
@@ -57,8 +58,8 @@ class RayExecutor(Executor[Any]):
     def __enter__(self) -> Self:
         ray, address = self._ray, os.environ.get(ADDRESS)
         if ray.is_initialized():
-            raise UsageError("engine.executor: this process uses Ray already; call ray.shutdown() first")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to Ray's makers
+            raise UsageError("engine.executor: this process already uses Ray; call ray.shutdown() first")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to Ray's developers
         common = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
             ray.init(address="local", num_cpus=self.jobs * self.place.threads, **common)
@@ -89,8 +90,8 @@ class RayExecutor(Executor[Any]):
         largest = max((each["Resources"].get("CPU", 0) for each in self._ray.nodes() if each["Alive"]), default=0)
         if largest < self.place.threads:
             raise UsageError(
-                f"a job has {self.place.threads} threads, and no machine of the cluster that many cores"
-                f" ({largest:.0f}); set OMP_NUM_THREADS to fewer"
+                f"a job has {self.place.threads} threads, but no machine of the cluster has more than"
+                f" {largest:.0f} cores; set OMP_NUM_THREADS to fewer"
             )
 
     def share(self, value: Value) -> Callable[[], Value]:
@@ -120,7 +121,7 @@ class RayExecutor(Executor[Any]):
             raise StoppedError("a job was cancelled") from error
         except errors.RayError as error:
             raise DataError(
-                f"Ray: a worker cannot begin its job ({first_line(error)}); install the same bertkit on every machine"
+                f"Ray: a worker cannot start its job ({first_line(error)}); install the same bertkit on every machine"
             ) from error
         return reply
 
@@ -133,7 +134,7 @@ class RayExecutor(Executor[Any]):
 
 @dataclass(frozen=True)
 class _Shared(Generic[Value]):
-    """A value in Ray's store; a worker reads it once."""
+    """A value in Ray's object store; each worker reads it once."""
 
     reference: Any
 
@@ -156,10 +157,10 @@ def _work(job: Job, place: Place) -> Reply:
 
 
 def _require_reachable(address: str) -> None:
-    """Raise DataError where nothing listens at the address: Ray itself would try for many minutes."""
+    """Raise DataError if nothing listens at the address: Ray itself would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
-        return  # auto: Ray looks for one that `ray start` has begun on this machine
+        return  # auto: Ray looks for one started by `ray start` on this machine
     if not port.isdecimal():
         raise UsageError(f"{ADDRESS}={address}: expected HOST:PORT, ray://HOST:PORT or auto")
     try:
@@ -176,7 +177,7 @@ def _out_of_reach(address: str, why: str) -> str:
 
 
 def _passed_on() -> dict[str, str]:
-    """Variables for the workers; no token, which Ray would show to whoever may see the cluster."""
+    """Variables for the workers, without tokens, which Ray would show to anyone with access to the cluster."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,6 +1,6 @@
-"""The executors by the names that settings have for them.
+"""The executors by their names in the settings.
 
-Own design. Ray is imported by its executor alone, once it is chosen.
+Not from a paper. Ray is imported only by its executor, when it is chosen.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from bertkit.jobs.settings import ExecutorSettings
 
 
 def executor_of(settings: ExecutorSettings, *, fresh_process: bool = True) -> Executor[Any]:
-    """The executor that settings name.
+    """The executor that the settings name.
 
     Args:
-        settings: which, and how many jobs at a time.
-        fresh_process: each job in a process of its own; else a process does many short jobs.
+        settings: which executor, and how many jobs at a time.
+        fresh_process: run each job in its own process; else a process runs many short jobs.
 
     Raises:
         UsageError: Ray is not installed.
-        DataError: its cluster is out of reach.
+        DataError: its cluster cannot be reached.
     """
     if settings.executor == "ray":
         return RayExecutor(settings.jobs, fresh_process=fresh_process)

@@ -1,6 +1,6 @@
 """Which executor runs the independent jobs of a command, and how many at a time.
 
-Own design. Without anything heavy, because command-line options are generated from it.
+Not from a paper. Imports nothing heavy, because command-line options are generated from it.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class ExecutorSettings(Settings):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether runs leave this process."""
+        """Whether runs are moved out of this process."""
         return self.executor != "local" or self.jobs > 1

@@ -1,8 +1,8 @@
-"""The command line of pretraining, and its recipe: the only place that resolves it.
+"""The command line of pretraining and its recipe, which is resolved only here.
 
-Own design (contract: `pretrain`). Distillation on text has more options (distillation/text_arguments.py); sibling
-run.py trains. A file that decides the result is recorded with the hash of its content: a changed file then
-changes the hash of the recipe, and a resume names the key.
+Not from a paper (contract: `pretrain`). Distillation on text has more options (distillation/text_arguments.py); sibling
+run.py trains. A file that affects the result is recorded with the hash of its content: if the file changes, so does
+the hash of the recipe, and a resume names the key.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 log = logging.getLogger(__name__)
 
 _ADDING = {"tokenizer.add_tokens", "tokenizer.added_frequency"}
-"""Keys that change the initial model's tokenizer, and do not ask for another one."""
+"""Keys that modify the initial model's tokenizer instead of requesting another one."""
 _FILE, _FILE_HASH = "lexicon", "lexicon_sha256"
-"""The key of a file, and that of its content's hash in the same mapping."""
+"""The key of a file, and the key of its content's hash in the same mapping."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class PretrainArguments(RunArguments[Recipe]):
     """The command line of pretraining, or of distillation on text.
 
     Attributes:
-        sources: text in place of the recipe's; empty for the recipe's own.
-        max_steps: end after this many updates, the schedule with them.
+        sources: text instead of the recipe's; empty: the recipe's own.
+        max_steps: end after this many updates; the schedule is shortened accordingly.
         init: a model to start from.
     """
 
@@ -78,14 +78,14 @@ class PretrainArguments(RunArguments[Recipe]):
         """The recipe's name or path.
 
         Raises:
-            UsageError: there is none.
+            UsageError: no recipe is given.
         """
         if self.recipe is None:
-            raise UsageError("give a RECIPE (`bertkit recipes list` shows those that ship), or --resume RUN")
+            raise UsageError("no recipe given; name one (`bertkit recipes list` shows those included), or --resume RUN")
         return self.recipe
 
     def requested(self) -> Recipe:
-        """The recipe with everything that the command line changes in it.
+        """The recipe with all changes of the command line.
 
         Raises:
             UsageError: all errors at once.
@@ -98,8 +98,8 @@ class PretrainArguments(RunArguments[Recipe]):
         )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
-                f"init: recipe {recipe.name} starts from a model of yours; give --init MODEL, a model or run directory"
-                " or a Hub id"
+                f"init: recipe {recipe.name} starts from a model of your choice; give --init MODEL, a model directory,"
+                " a run directory or a Hub id"
             )
         if recipe.init_decoder is not None:
             directory, _ = self.initial_model(recipe.init_decoder)
@@ -115,12 +115,12 @@ class PretrainArguments(RunArguments[Recipe]):
 
     @property
     def _given_steps(self) -> list[Override]:
-        """Steps that the command line gives go before the recipe's passes."""
+        """Steps given on the command line take precedence over the recipe's passes."""
         given = {override.key for override in self.overrides}
         return [Override("optimisation.passes", None)] if "optimisation.steps" in given else []
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str | None]:
-        """Hashes of the models that a run reads; its record keeps them, and a resume compares them.
+        """Hashes of the models that a run reads; stored in its record and compared on resume.
 
         Raises:
             DataError: the initial model is missing, or cannot be trained.
@@ -140,7 +140,7 @@ class PretrainArguments(RunArguments[Recipe]):
         """The directory and the configuration of the model to start from.
 
         Raises:
-            DataError: it is missing, or cannot be trained.
+            DataError: the model is missing, or cannot be trained.
         """
         directory = find_model(name, offline=self.offline)
         config, contents = read_config(directory)
@@ -148,7 +148,7 @@ class PretrainArguments(RunArguments[Recipe]):
         return directory, config
 
     def recorded(self, run: RunDirectory) -> Recipe:
-        # The recipes of old runs have no hashes of files.
+        # The recipes of old runs do not contain file hashes.
         return with_file_hashes(load_as(self.schema, str(run.path / RECIPE)))
 
     def changed(self, recorded: Recipe) -> Recipe:
@@ -162,12 +162,12 @@ class PretrainArguments(RunArguments[Recipe]):
 
 
 def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
-    """The recipe with `optimisation.passes` converted to steps of this text.
+    """The recipe with `optimisation.passes` converted to steps for this text.
 
     Args:
         recipe: resolved.
         shards: the tokenised corpus.
-        cache: the cache's root, for the plans of epochs.
+        cache: the cache's root, for epoch plans.
 
     Raises:
         DataError: there is too little text.
@@ -184,7 +184,7 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
         lanes=recipe.optimisation.batch_sequences,
     )
     samples = optimisation.passes * training.epoch_length(0)
-    # The last batch would read beyond the limit.
+    # Rounding up would make the last batch read beyond the limit.
     at_most = recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs
     steps = updates_for(samples, optimisation.batch_sequences, optimisation.batch_ramp, at_most=at_most)
     log.info(
@@ -194,7 +194,7 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
 
 
 def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """The recipe of a run with the held-out text that the run began with; early versions counted documents alone."""
+    """The recipe of a run with the held-out text it started with; early versions counted only documents."""
     if not run.record["steps"]:
         return recipe
     least = run.record.get("held_out", {}).get("least_tokens", 0)
@@ -209,7 +209,7 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
 
 
 def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
-    """The recipe whose stages read no longer sequences than the command line wants (`--max-length`)."""
+    """The recipe with all stages limited to the sequence length of the command line (`--max-length`)."""
     longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
     longer = [number for number, stage in enumerate(stages, start=1) if _whole(stage["set"].get(key)) > longest]
@@ -217,13 +217,13 @@ def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
         return recipe
     for number in longer:
         own = stages[number - 1]["set"]
-        log.info("stage %d reads sequences of %d tokens in place of %d", number, longest, own[key])
+        log.info("stage %d reads sequences of %d tokens instead of %d", number, longest, own[key])
         own[key] = longest
     return with_overrides(recipe, [Override("optimisation.stages", stages)])
 
 
 def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
-    """Log which settings of the command line hold in some stages only, since others have their own."""
+    """Log which settings of the command line apply only to some stages because others set their own."""
     given = {override.key: override.place for override in overrides}
     values = {override.key: override.value for override in overrides}
     stages = recipe.optimisation.stages
@@ -231,19 +231,19 @@ def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
     for key in dict.fromkeys(key for keys in others for key in keys):
         own = [str(number) for number, keys in enumerate(others, start=1) if key in keys]
         log.warning(
-            "%s holds where a stage does not set %s itself; %s %s does: change it with --set optimisation.stages=[]",
+            "%s applies where a stage does not set %s itself; %s %s does: drop them with --set optimisation.stages=[]",
             *(given[key].partition("=")[0], key, "stage" if len(own) == 1 else "each of the stages", ", ".join(own)),
         )
 
 
 def with_file_hashes(recipe: Recipe, *, recompute: bool = False) -> Recipe:
-    """The recipe with the content's hash of each file that objectives and stages name.
+    """The recipe with the content hash of each file that objectives and stages name.
 
-    A file's reader refuses one that is unreadable.
+    An unreadable file is reported later, by the code that reads it.
 
     Args:
         recipe: resolved.
-        recompute: replace the hashes that the recipe has; otherwise they hold.
+        recompute: replace the hashes that the recipe has; otherwise they are kept.
     """
     data = recipe.model_dump(mode="json")
     found = {"objective": data["objective"], "optimisation.stages": data["optimisation"]["stages"]}
@@ -270,15 +270,15 @@ def _hashed(data: Any, *, recompute: bool) -> Any:
 
 
 def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with at most this many steps; warm-up and stages shrink in proportion."""
+    """The recipe with at most this many steps; warm-up and stages shrink proportionally."""
     optimisation = recipe.optimisation
     if max_steps is None or max_steps >= optimisation.steps:
         return recipe
 
     def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
         if not _whole(settings.get(key)):
-            return settings  # whatever else it is is told where it is validated
-        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # undefined without
+            return settings  # anything else is reported by validation
+        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # needs a warm-up
         return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
     def shorter_schedule(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -293,7 +293,7 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
     found = with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
     warmup = found.optimisation.schedule.warmup(max_steps)
-    log.info("%s steps in place of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
+    log.info("%s steps instead of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
     return found
 
 
@@ -302,7 +302,7 @@ def _whole(value: Any) -> int:
 
 
 class _ModelNoun(Settings):
-    """The model of a recipe, whatever else it has."""
+    """Only the `model` section of a recipe; all other keys are ignored."""
 
     model: AnyEncoderConfig
 
@@ -310,8 +310,8 @@ class _ModelNoun(Settings):
 def starting_from(arguments: PretrainArguments) -> list[Override]:
     """Overrides that make a recipe start from the model of `--init`: its sizes and its tokenizer.
 
-    The recipe's tokenizer is kept where the command line changes it, or where a recipe with `init: '?'` has one: then
-    the model gets a new vocabulary. A recipe with `init: '?'` reads sequences no longer than the model can.
+    The recipe's tokenizer is kept if the command line changes it, or if a recipe with `init: '?'` has one; the model
+    then gets a new vocabulary. The sequence length of a recipe with `init: '?'` is limited to the model's maximum.
 
     Raises:
         UsageError: the recipe is for a family that the model cannot be converted to.
@@ -343,22 +343,22 @@ def starting_from(arguments: PretrainArguments) -> list[Override]:
 
 
 def _recorded_name(name: str, directory: Path) -> str:
-    """A model's name in the record of a run: the full path of what is on this disk."""
+    """A model's name in the record of a run: the full path if it is on this disk."""
     return str(directory.resolve()) if Path(name).exists() else name
 
 
 def _shorter_than(most: int, tree: Located) -> list[Override]:
-    """An override of the recipe's length where it is above what the initial model reads."""
+    """An override of the recipe's sequence length if it exceeds the initial model's maximum."""
     data = tree.child("data")
     length = data.child("sequence_length") if data is not None else None
     if length is None or not isinstance(length.value, int) or length.value <= most:
         return []
-    log.info("sequences of %d tokens in place of %d: the initial model reads no more", most, length.value)
+    log.info("sequences of %d tokens instead of %d: the maximum of the initial model", most, length.value)
     return [Override(OF_TEXT["max_length"], most)]
 
 
 def source_overrides(sources: Sequence[str]) -> list[Override]:
-    """Overrides that replace the recipe's text, by full paths, so that the recorded recipe runs from anywhere."""
+    """Overrides that replace the recipe's text, with full paths so that the recorded recipe works from anywhere."""
     if not sources:
         return []
     paths = [

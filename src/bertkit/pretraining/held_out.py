@@ -1,7 +1,7 @@
-"""Figures on text that was never trained on: loss, accuracy, the unigram baseline, pseudo-perplexity.
+"""Metrics on held-out text: loss, accuracy, the unigram baseline, pseudo-perplexity.
 
-Salazar et al. 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: each token masked in turn). `perplexity` here is
-the exponential of the masked-LM loss at the recipe's own masking, which is cheaper, but another quantity.
+Salazar et al. 2020, arXiv:1910.14659, section 2.3 (pseudo-perplexity: tokens masked one at a time). `perplexity` here
+is the exponential of the masked-LM loss at the recipe's own masking, which is cheaper, but a different quantity.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
 """
@@ -32,23 +32,23 @@ log = logging.getLogger(__name__)
 
 _MAX_EXPONENT = 700.0
 _MASKED_IN_TURN = 64
-"""Most tokens of a sequence that pseudo-perplexity predicts: all of 512 would be eight times the work."""
+"""Maximum number of tokens per sequence that pseudo-perplexity predicts: all of 512 would take eight times as long."""
 
 
 INTERVAL_PREDICTIONS = 385
-"""Predictions from which on the 95% interval of an accuracy is at most 5 points to either side (1.96^2 / (2 * 0.05)^2).
+"""Number of predictions for a 95% interval of an accuracy of at most +-5 points (1.96^2 / (2 * 0.05)^2).
 """
 
 
 @dataclass(frozen=True)
 class HeldOutSize:
-    """How much text the held-out figures rest on.
+    """How much text the held-out metrics are based on.
 
     Attributes:
-        tokens: held out, of which an evaluation reads `sequences`.
-        share: of the text.
-        sequences: samples of an evaluation.
-        predictions: of masked words in an evaluation, or of the objective that makes most of them.
+        tokens: tokens held out, of which an evaluation reads `sequences` samples.
+        share: share of the text that is held out.
+        sequences: samples read by an evaluation.
+        predictions: masked words predicted in an evaluation, or predictions of the objective that makes most of them.
     """
 
     tokens: int
@@ -58,18 +58,18 @@ class HeldOutSize:
 
     @property
     def interval(self) -> float:
-        """Half the width of the 95% interval of an accuracy of one half, the widest (normal approximation); predictions
-        count as independent."""
+        """Half the width of the 95% interval of an accuracy of 0.5, the widest one (normal approximation, with
+        independent predictions)."""
         return 1.96 * math.sqrt(0.25 / max(1, self.predictions))
 
     @property
     def suffices(self) -> bool:
-        """Whether an accuracy has an interval that tells models apart."""
+        """Whether the interval of an accuracy is narrow enough to tell models apart."""
         return self.predictions >= INTERVAL_PREDICTIONS
 
     @property
     def in_words(self) -> str:
-        """How much it is, and what that means for the figures."""
+        """How much held-out text there is, and what that means for the metrics."""
         interval = f"{100 * self.interval:.1f} points"
         rest = (
             f"an accuracy has a 95% interval of at most +-{interval}"
@@ -89,21 +89,21 @@ class HeldOutSize:
 
     @classmethod
     def of(cls, document: Mapping[str, Any] | None) -> HeldOutSize | None:
-        """That of results.json; None of a run that did not record it."""
+        """The size recorded in results.json; None for a run that did not record it."""
         return None if document is None else cls(**{each.name: document[each.name] for each in fields(cls)})
 
     def report(self) -> None:
-        """Log how much it is; a warning where it is too little."""
+        """Log how much held-out text there is, as a warning if it is too little."""
         log.log(logging.INFO if self.suffices else logging.WARNING, "%s", self.in_words)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out samples of one stage, the same at every evaluation.
+    """The held-out samples of one stage, the same for every evaluation.
 
     Attributes:
-        samples: before corruption.
-        batches: corrupted, in micro-batches.
+        samples: the samples before corruption.
+        batches: the corrupted samples, in micro-batches.
     """
 
     samples: Samples
@@ -121,8 +121,8 @@ class HeldOut:
     ) -> HeldOut:
         """The first `sequences` samples of the held-out stream, or as many as one pass has.
 
-        What changes along the run is as at its end, so that the figures of all steps compare: GPT-BERT's released code
-        evaluates at its final masking rate, too (arXiv:2410.24159, pretraining/dataset.py).
+        Settings that change during the run have their final values, so that the metrics of all steps are comparable:
+        GPT-BERT's released code also evaluates at its final masking rate (arXiv:2410.24159, pretraining/dataset.py).
         """
         count = min(sequences, stream.epoch_length(0))
         samples = stream.samples(0, count, vocabulary)
@@ -138,7 +138,7 @@ class HeldOut:
         *,
         progress: Progress = silent_progress,
     ) -> dict[str, Any]:
-        """Loss, and by term: loss, accuracy and what else the objective reports; perplexities where they are."""
+        """Loss, and per term: loss, accuracy and the objective's other metrics, with perplexities where defined."""
         batches = counted(self.batches, progress, "held-out text", unit="batches")
         with terms.from_the_beginning():
             totals = evaluate(model, terms, batches, engine)
@@ -151,7 +151,7 @@ class HeldOut:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
         for objective in terms.objectives:
-            if not totals[objective.term].count:  # of no prediction there is no perplexity
+            if not totals[objective.term].count:  # without predictions there is no perplexity
                 continue
             perplexity = math.exp(min(totals[objective.term].mean, _MAX_EXPONENT))
             if objective.fills_masks:
@@ -161,10 +161,10 @@ class HeldOut:
         return figures
 
     def size(self, stream: SampleStream, objectives: Sequence[Objective]) -> HeldOutSize:
-        """How much there is of it.
+        """How much held-out text there is.
 
         Args:
-            stream: the one that it was prepared from.
+            stream: the stream from which it was prepared.
             objectives: of the stage; predictions are those of masked words, or of the objective that makes most.
         """
         filling = [each.term for each in objectives if each.fills_masks]
@@ -191,9 +191,9 @@ class HeldOut:
         sequences: int,
         progress: Progress = silent_progress,
     ) -> float:
-        """exp of the mean negative log-likelihood of ordinary tokens, each when it alone is masked.
+        """exp of the mean negative log-likelihood of ordinary tokens, each masked on its own.
 
-        Of a long sequence 64 tokens are predicted, evenly spread.
+        In a long sequence, 64 evenly spaced tokens are predicted.
         """
         total, count = 0.0, 0
         terms = ObjectiveTerms([MaskedLM()])
@@ -207,7 +207,7 @@ class HeldOut:
 
 
 def _each_token_masked(one: Samples, vocabulary: Vocabulary) -> Samples:
-    """A copy of the sequence for each of its ordinary tokens, or of some, with that token masked."""
+    """One copy of the sequence for each (or some) of its ordinary tokens, with that token masked."""
     position_M = np.flatnonzero(~one.special_T)
     if position_M.size > _MASKED_IN_TURN:
         position_M = position_M[np.arange(_MASKED_IN_TURN) * position_M.size // _MASKED_IN_TURN]

@@ -1,7 +1,7 @@
-"""The model that a pretraining run starts from, where it is not drawn: converted, with a new vocabulary, or of two.
+"""The model a pretraining run starts from, if not random: converted, with a new vocabulary, or combined from two.
 
-Own design. What each conversion does is in models/conversion.py, models/tiling.py and models/bert_gpt2.py. Sibling
-arguments.py gives the recipe the initial model's sizes; trainer.py trains what comes out.
+Not from a paper. The conversions are described in models/conversion.py, models/tiling.py and models/bert_gpt2.py.
+Sibling arguments.py gives the recipe the initial model's sizes; trainer.py trains the result.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Initial:
     """What a run starts from, and how it becomes the run's model.
 
     Attributes:
-        model: a Hub id, a model or a run directory.
-        decoder: what the decoder starts from, where that is another model.
-        tiling: whether the model is smaller, and its weights are repeated.
-        new_tokens: how the embeddings of tokens begin that the model does not know.
-        seed: of all that is drawn.
+        model: a Hub id, a model directory or a run directory.
+        decoder: the model from which the decoder starts, if that is another one.
+        tiling: whether the model is smaller, so that its weights are repeated.
+        new_tokens: how the embeddings of tokens that the model does not know are initialised.
+        seed: for all random initialisation.
     """
 
     model: str
@@ -55,14 +55,14 @@ def initial_model(
         initial: what the run starts from.
         config: of the first stage.
         objectives: of all stages.
-        tokenizer: the run's.
+        tokenizer: the run's tokenizer.
 
     Raises:
         DataError: a model is missing or damaged.
         UsageError: its weights or its vocabulary do not fit.
     """
     directory = find_model(initial.model)
-    # An encoder has no head of a decoder.
+    # An encoder does not have a decoder's head.
     becomes = config.is_encoder_decoder and not read_config(directory)[0].is_encoder_decoder
     heads = heads_of(objectives)
     loaded, _ = load_model(directory, heads=[] if becomes else heads, is_trained=True)
@@ -79,7 +79,7 @@ def initial_model(
         log.info("new vocabulary of %s", remade)
     add_companions(model, objectives, pad_id=tokenizer.pad_id)
     model.initialise_companions(initial.seed)
-    # A companion's embeddings are of the old vocabulary, too.
+    # A companion's embeddings also belong to the old vocabulary.
     if remade is None and not initial.tiling:
         load_companions(model, directory)
     model.encoder.read_vocabulary(tokenizer)
@@ -87,13 +87,13 @@ def initial_model(
 
 
 def decoder_config(name: str, config: EncoderConfig) -> Gpt2Config:
-    """The configuration of the model that a decoder starts from.
+    """The configuration of the model from which a decoder starts.
 
     Raises:
-        UsageError: it is no GPT-2.
+        UsageError: the model is not a GPT-2.
     """
     if not isinstance(config, Gpt2Config):
-        raise UsageError(f"init_decoder: {name} is of family {config.model_type!r}; a decoder starts from a gpt2")
+        raise UsageError(f"init_decoder: {name} is of family {config.model_type!r}; name a model of family gpt2")
     return config
 
 
@@ -105,7 +105,7 @@ def _decoder(name: str, tokenizer: Tokenizer, encoder: str) -> HeadedModel:
     check_vocabulary(loaded, own, source=str(directory))
     if own.backend.get_vocab() != tokenizer.backend.get_vocab():
         raise UsageError(
-            f"init_decoder: {name} has another vocabulary than {encoder}, and both sides share one; train it with"
-            f" --set tokenizer.path={encoder}"
+            f"init_decoder: {name} has another vocabulary than {encoder}, but encoder and decoder share one; train it"
+            f" with --set tokenizer.path={encoder}"
         )
     return loaded

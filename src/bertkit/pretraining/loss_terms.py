@@ -1,7 +1,7 @@
 """The loss terms of pretraining: one for each objective.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. Which model reads what for which objective is decided in
-objectives/forward.py; sibling of finetuning/loss_terms.py, whose one term is the task's.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. objectives/forward.py decides what each model reads for each
+objective. Sibling of finetuning/loss_terms.py, which has a single term, the task's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ObjectiveTerms(LossTerms[PackedBatch]):
         objectives: in the order in which they are summed.
 
     Attributes:
-        carried: what the model carries from one batch to the next, where a layout reads a text on.
+        carried: state carried from one batch to the next, if the layout continues texts across batches.
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
@@ -46,7 +46,7 @@ class ObjectiveTerms(LossTerms[PackedBatch]):
 
     @contextmanager
     def from_the_beginning(self) -> Iterator[None]:
-        """A context in which other texts are read, from their beginnings; what is carried afterwards is as before."""
+        """A context for reading other texts from their beginnings; the carried state is restored afterwards."""
         kept, self.carried = self.carried, CarriedState()
         try:
             yield

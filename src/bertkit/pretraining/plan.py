@@ -1,6 +1,6 @@
 """The cost of a pretraining run, stage by stage: the parts of `--plan` (training/plan.py).
 
-Nothing here follows a paper.
+Not from a paper.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
-"""Of English text."""
+"""For English text."""
 _COMPRESSED_RATIO = 3.0
-"""Bytes of a text for each byte of its compressed file."""
+"""Bytes of text per byte of its compressed file."""
 SAMPLED_MEGABYTES = 8.0
-"""Most text that a plan learns a vocabulary from."""
+"""Maximum size of text on which a plan trains a vocabulary."""
 
 
 def pretraining_plan(
@@ -47,13 +47,13 @@ def pretraining_plan(
 ) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time; sequences are taken at their full length.
 
-    A run that ends with its time has as many steps as this machine makes in it.
+    A run limited by time has as many steps as this machine makes in that time.
 
     Args:
         recipe: resolved.
-        vocab_size: V where it is known; else that of `planned_vocabulary`.
-        teacher: beside the model, if there is one.
-        offline: use no network.
+        vocab_size: V if known; otherwise that of `planned_vocabulary`.
+        teacher: the teacher next to the model, if there is one.
+        offline: do not use the network.
     """
     recipe, steps_estimated = _with_planned_steps(recipe)
     text_tokens = _text_tokens(recipe)
@@ -106,7 +106,7 @@ def pretraining_plan(
 def _stretches_of(
     stage: Stage, model: HeadedModel, recipe: Recipe, engine: Engine
 ) -> Iterator[tuple[_Stretch, MemoryTerms]]:
-    """The steps of one batch size after the other, and the memory of an update of each."""
+    """The stretches of steps with the same batch size, and the memory of an update in each."""
     text_length = stage.recipe.data.sequence_length
     length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
@@ -135,8 +135,8 @@ def _stretches_of(
 
 
 def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
-    """The recipe with the steps that its passes will make, and whether they are an estimate from the size of the text:
-    of files and shards they are, of any other text `steps` is taken, which they do not exceed."""
+    """The recipe with the steps that its passes will make, and whether they are estimated from the size of the text.
+    They are for files and shards; for any other text, `steps` is used, which is their upper limit."""
     optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe, False
@@ -149,7 +149,7 @@ def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
 
 
 def _text_tokens(recipe: Recipe) -> float | None:
-    """Tokens of the text: of shards counted, of files estimated from their bytes; None of any other text."""
+    """Tokens of the text: counted for shards, estimated from bytes for files; None for any other text."""
     sources = recipe.data.sources
     files = [Path(source).expanduser() for source in sources]
     if len(sources) == 1 and is_shards(sources[0]):
@@ -161,11 +161,11 @@ def _text_tokens(recipe: Recipe) -> float | None:
 
 
 def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:
-    """The size of the model's vocabulary, and the bytes of text that it is learnt from (0 where it is not learnt).
+    """The size of the model's vocabulary, and the bytes of text that it is trained on (0 if it is not trained).
 
-    It is known where the tokenizer is given, or the text is token shards. A vocabulary to be learnt from at most
-    `SAMPLED_MEGABYTES` of files is learnt here, which takes a few seconds; any other is taken as large as the recipe
-    wants it, and marked: a text that is too small for it gives fewer entries, and a smaller model.
+    The size is known if the tokenizer is given, or if the text is token shards. A vocabulary that is to be trained on
+    at most `SAMPLED_MEGABYTES` of files is trained here, which takes a few seconds. For any other, the requested size
+    is assumed and marked: a text that is too small for it yields fewer entries, and a smaller model.
     """
     tokenizer, sources = recipe.tokenizer, recipe.data.sources
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
@@ -186,7 +186,7 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Updates that cost the same."""
+    """Consecutive updates that cost the same."""
 
     steps: int
     step_tokens: int
@@ -201,7 +201,7 @@ def _flops(stretches: Sequence[_Stretch]) -> float:
 
 
 def _within(stretches: Sequence[_Stretch], flops: float, optimizer_flops: float) -> list[_Stretch]:
-    """The first updates that fit into this many operations, the optimiser's included; at least one."""
+    """The first updates that fit into this many operations, including the optimiser's; at least one."""
     found: list[_Stretch] = []
     for each in stretches:
         update = each.step_flops + optimizer_flops
@@ -214,7 +214,7 @@ def _within(stretches: Sequence[_Stretch], flops: float, optimizer_flops: float)
 
 
 def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:
-    """An objective's predictions of one sequence, on average over some updates of the stage."""
+    """An objective's predictions per sequence, averaged over some updates of the stage."""
     return objective.mean_expected_count(
         stage.recipe.data.sequence_length, first / stage.run_steps, end / stage.run_steps
     )

@@ -1,6 +1,6 @@
-"""The factors that a recipe gives the learning rates of its model's parameters, checked before any text is read.
+"""Per-parameter learning-rate factors of a recipe, checked before any text is read.
 
-Own design. Which parameters a group names is in training/rates.py, what a width asks for in training/width_transfer.py.
+Not from a paper. Parameter groups are resolved in training/rates.py, width rules in training/width_transfer.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bertkit.training.width_transfer import WidthTransfer
 
 
 def stage_rates(names: Sequence[str], stage: Stage, *, stages: int) -> dict[str, float]:
-    """The factor of each parameter's learning rate in a stage, by `optimisation.groups`.
+    """The factor of each parameter's learning rate in a stage, from `optimisation.groups`.
 
     Args:
         names: of all parameters.
-        stage: one of the run's.
-        stages: how many the run has.
+        stage: one of the run's stages.
+        stages: how many stages the run has.
 
     Raises:
         UsageError: a group names no parameter of the model.
@@ -39,7 +39,7 @@ def width_transfer(model: HeadedModel, optimisation: PretrainingOptimisation) ->
     """The factors of `optimisation.tuned_width`; None without it.
 
     Raises:
-        UsageError: there is no rule for the model.
+        UsageError: no rule for the model is known.
     """
     if optimisation.tuned_width is None:
         return None
@@ -47,13 +47,13 @@ def width_transfer(model: HeadedModel, optimisation: PretrainingOptimisation) ->
 
 
 def check_rates(stages: Sequence[Stage]) -> None:
-    """Refuse groups or a `tuned_width` that do not fit the model to be drawn, which is built without weights for that.
+    """Reject groups or a `tuned_width` that do not fit the model, which is built without weights for this check.
 
     Args:
-        stages: all of a run that starts from no other model, whose parameters are known when it is read.
+        stages: all stages of a run without initial model, whose parameters would be known only once it is loaded.
 
     Raises:
-        UsageError: a group names no parameter, or there is no rule for the width.
+        UsageError: a group names no parameter, or no rule for the width is known.
     """
     whole = stages[0].recipe
     if whole.optimisation.tuned_width is None and not any(stage.recipe.optimisation.groups for stage in stages):

@@ -1,7 +1,7 @@
 """The schema of a recipe of kind `pretrain`: a header, a seed, the five nouns, and `engine`.
 
-Every paper of the BERT family is a choice of the five nouns; each noun's settings are defined beside the class that
-they build. The nouns and the seed decide the result, `engine` only the speed (recipe/hashing.py).
+Every paper of the BERT family is a choice of the five nouns; each noun's settings are defined next to the class that
+they build. The nouns and the seed determine the result, `engine` only the speed (recipe/hashing.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bertkit.training.optimizers import AdamWConfig, AnyOptimizerConfig
 from bertkit.training.schedules import AnySchedule, BertSchedule, Schedule
 
 INIT_TO_BE_GIVEN = "?"
-"""The value of `init` in a recipe that starts from a model of the user's."""
+"""The value of `init` in a recipe that starts from a model of the user's choice."""
 
 
 class ObjectiveItem(NamedItem):
@@ -52,7 +52,7 @@ class ObjectiveItem(NamedItem):
 if TYPE_CHECKING:
     AnyObjectiveItem = ObjectiveItem
 else:
-    # One optional field per registered objective: pydantic then locates every fault inside it by the objective's name.
+    # One optional field per registered objective: pydantic then locates every error in it by the objective's name.
     AnyObjectiveItem = create_model(
         "AnyObjectiveItem",
         __base__=ObjectiveItem,
@@ -69,7 +69,7 @@ _OF_TASKS = ("epochs", "layer_decay", "evaluations_per_epoch", "early_stopping",
 
 
 class PretrainingOptimisation(OptimisationConfig):
-    """The same with defaults for everything, and without the settings of tasks."""
+    """`OptimisationConfig` with defaults for everything, and without the settings for tasks."""
 
     optimizer: AnyOptimizerConfig = Field(default_factory=AdamWConfig, description="The optimiser.")
     schedule: AnySchedule = Field(
@@ -98,7 +98,7 @@ class PretrainingOptimisation(OptimisationConfig):
     @classmethod
     def _complete(cls, schedule: Schedule) -> Schedule:
         if schedule.peak is None:
-            raise ValueError("needs the key peak, the highest learning rate")
+            raise ValueError("the key peak, the highest learning rate, is missing; add it")
         given = schedule.warmup_steps is not None or schedule.warmup_share is not None
         return schedule if given else schedule.model_copy(update={"warmup_steps": 0})
 
@@ -108,13 +108,13 @@ class PretrainingOptimisation(OptimisationConfig):
     @model_validator(mode="after")
     def _one_stage_by_time(self) -> Self:
         if self.schedule.clock == "time" and self.stages:
-            raise ValueError("stages end with their updates, and schedule.clock is time; leave one of them out")
+            raise ValueError("stages are counted in updates, but schedule.clock is time; leave one of them out")
         return self
 
     @model_validator(mode="after")
     def _rule_for_widths_is_known(self) -> Self:
         if self.tuned_width is not None and self.optimizer.width_power is None:
-            raise ValueError("tuned_width: no rule is known for this optimiser; take adamw, adam, stable-adamw or muon")
+            raise ValueError("tuned_width: no rule is known for this optimiser; use adamw, adam, stable-adamw or muon")
         return self
 
     @model_validator(mode="after")
@@ -122,14 +122,14 @@ class PretrainingOptimisation(OptimisationConfig):
         fields = type(self).model_fields
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
         if stray:
-            raise ValueError(f"{', '.join(stray)}: read where a task is learnt; on text write steps, and leave it out")
+            raise ValueError(f"{', '.join(stray)}: only for training on a task; for text, write steps instead")
         if self.passes is not None and self.stages:
-            raise ValueError("passes: the steps of a run in stages are given; write steps, and leave passes out")
+            raise ValueError("passes: a run in stages needs a number of steps; write steps, and leave passes out")
         return self
 
 
 class Recipe(RecipeHeader):
-    """One configuration of one paper, complete: running it twice gives the same result."""
+    """A complete configuration: running it twice gives the same result."""
 
     kind: Literal["pretrain"] = Field(DEFAULT_KIND, description="The command that runs the recipe: `bertkit pretrain`.")
     init: str | None = Field(
@@ -172,30 +172,30 @@ class Recipe(RecipeHeader):
             errors.append("init_tiling has no effect without init, the smaller model to start from")
         if self.init_decoder is not None and not (self.init and isinstance(self.model, BertGpt2Config)):
             errors.append(
-                "init_decoder is of an encoder-decoder that starts from a BERT; give --init BERT and model.family:"
+                "init_decoder needs an encoder-decoder that starts from a BERT; give --init BERT and model.family:"
                 " bert-gpt2, or leave it out"
             )
         if self.data.sequence_length > self.model.max_tokens:
             errors.append(
-                f"data.sequence_length ({self.data.sequence_length}) is above what the model reads"
+                f"data.sequence_length ({self.data.sequence_length}) exceeds the model's maximum"
                 f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
             )
         if self.optimisation.tuned_width is not None and self.init is not None:
-            errors.append("optimisation.tuned_width is of weights that are drawn, and init has others; leave one out")
+            errors.append("optimisation.tuned_width needs random initial weights, not init's; leave one of them out")
         errors += self.data.layout.errors(self.data, self.optimisation)
         for objective in self.objectives:
             errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
         if not any(objective.weight for objective in self.objectives):
-            errors.append("objective: the weights sum to nothing; give one of them a weight above 0")
+            errors.append("objective: all weights are 0; give one of them a weight above 0")
         if errors:
             raise ValueError("; ".join(errors))
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.init is None:
-            yield UnreadKey("new_pieces", "there is no init, from whose model new tokens would start", "give init")
+            yield UnreadKey("new_pieces", "there is no init to initialise new tokens from", "give init")
         elif self.init == self.tokenizer.path:
-            yield UnreadKey("new_pieces", "the tokenizer is the initial model's: no token is new", refused=False)
+            yield UnreadKey("new_pieces", "the tokenizer is the initial model's, so no token is new", refused=False)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -204,19 +204,19 @@ class Recipe(RecipeHeader):
 
 
 def load_recipe(name: str, overrides: Sequence[Override] = ()) -> Recipe:
-    """The recipe of that name or path, one that pretrains, with overrides applied.
+    """The pretraining recipe of that name or path, with overrides applied.
 
     Raises:
-        UsageError: no such recipe, not YAML, a circle of `extends`, one of another kind, or errors in the settings (all
-            of them at once).
+        UsageError: no such recipe, not YAML, a cycle of `extends`, a recipe of another kind, or errors in the settings
+            (all reported at once).
     """
     return load_as(Recipe, name, overrides)
 
 
 def from_tree(tree: Located) -> Recipe:
-    """The recipe of resolved settings.
+    """The recipe for resolved settings.
 
     Raises:
-        UsageError: errors in the settings, all of them at once.
+        UsageError: errors in the settings, all reported at once.
     """
     return validate(tree, Recipe)

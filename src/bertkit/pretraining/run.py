@@ -1,6 +1,6 @@
 """Run `bertkit pretrain`, and `bertkit distill` on text: the corpus, the run directory, the training.
 
-Own design (contract: `pretrain`). Siblings: arguments.py has the command line and the recipe, trainer.py the training.
+Contract: `pretrain`. Siblings: arguments.py has the command line and the recipe, trainer.py the training.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from bertkit.training.run import (
 def run_pretraining(
     arguments: PretrainArguments, *, progress: Progress, on_start: OnStart = lambda run: None
 ) -> FinishedRun:
-    """Start or resume a run and train it to its end; one that is finished is not repeated.
+    """Start or resume a run and train it to its end; a finished run is not repeated.
 
     Args:
         arguments: of the command line.
-        progress: the display.
-        on_start: called with the run's directory before the training starts.
+        progress: the progress display.
+        on_start: called with the run directory before the training starts.
 
     Raises:
-        UsageError: errors in the recipe, or a resume under a recipe with another result.
+        UsageError: errors in the recipe, or a resume with a recipe that would give another result.
         DataError: text, model, shards or checkpoints cannot be used.
         StoppedError, DivergedError: see `Trainer.train`.
     """
@@ -114,10 +114,10 @@ def run_pretraining(
 def open_shards(
     recipe: Recipe, *, cache: Path, offline: bool, progress: Progress, commits: Mapping[str, str] | None = None
 ) -> TokenShards:
-    """The recipe's corpus as shards: given ones, or those of its text from the cache, where they are made if missing.
+    """The recipe's corpus as shards: given ones, or those of its text from the cache, created if missing.
 
     Args:
-        commits: of the Hub's data sets, in place of the newest ones.
+        commits: of the Hub's data sets, instead of the newest ones.
     """
     if recipe.data.is_tokenised:
         directory = shards_directory(recipe.data.sources[0], cache=cache, offline=offline, progress=progress)
@@ -145,7 +145,7 @@ def open_text(recipe: Recipe, *, offline: bool, commits: Mapping[str, str] | Non
 
 
 def _words_of(recipe: Recipe, opened: Callable[[], Corpus], progress: Progress) -> int | None:
-    """Words of the text, where the recipe depends on them; other files than it expects are told."""
+    """Words of the text if the recipe depends on them; warns of files that it does not expect."""
     data, expected = recipe.data, recipe.engine.expected_files
     counts = needs_words(data, recipe.engine)
     if data.is_tokenised or not (counts or expected):

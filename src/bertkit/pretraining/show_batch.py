@@ -1,8 +1,8 @@
-"""A training batch as a person reads it: what was masked, replaced, kept or moved, and what is predicted.
+"""A training batch in readable form: what was masked, replaced, kept or moved, and what is predicted.
 
-Own design. A batch is a pure function of the recipe, the text and the step (data/stream.py), so that any step of any
-run can be shown, before it is taken or long after. What an objective predicts is read off its declarations
-(objectives/base.py); what a token was is read off the text. Sibling trainer.py trains on the same batches.
+Not from a paper. A batch is a pure function of the recipe, the text and the step (data/stream.py), so any step of any
+run can be shown, before or long after it is taken. What an objective predicts follows from its declarations
+(objectives/base.py); the original tokens come from the text. Sibling trainer.py trains on the same batches.
 
 Shapes: T packed tokens, B sequences, M predicted tokens.
 """
@@ -37,10 +37,10 @@ class ShownToken:
     """One token of a batch.
 
     Attributes:
-        token: what the model reads.
-        change: `masked`, `replaced`, `moved`, or `kept` for one that is predicted as it is; else None.
-        original: the text's token, where there is a change.
-        predicts: what is predicted from this token's state beyond the original, by the objective's name.
+        token: the model's input.
+        change: `masked`, `replaced`, `moved`, or `kept` if it is predicted unchanged; else None.
+        original: the token of the text, if there is a change.
+        predicts: what is predicted from this token's state besides the original, by the objective's name.
     """
 
     token: str
@@ -51,7 +51,7 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class ShownSequence:
-    """One sequence of a batch: the address of its draws, its tokens, its labels and their names by objective."""
+    """One sequence of a batch: the address of its random draws, its tokens, labels, and label names by objective."""
 
     epoch: int
     sample: int
@@ -61,7 +61,7 @@ class ShownSequence:
     tokens: list[ShownToken]
 
     def as_document(self) -> dict[str, Any]:
-        """For JSON; what is absent of a token is left out."""
+        """For JSON; fields that a token does not have are left out."""
         tokens = [{name: value for name, value in vars(token).items() if value} for token in self.tokens]
         return {**vars(self), "tokens": tokens}
 
@@ -87,7 +87,7 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
         request: its `recipe` names a recipe or a run directory.
         step: the run's update, counted from 1 as in metrics.jsonl.
         sequences: how many of the batch's sequences are shown.
-        progress: the display, for text that has to be tokenised first.
+        progress: the progress display, for text that has to be tokenised first.
 
     Raises:
         UsageError: no such recipe, or a step that the run does not have.
@@ -97,7 +97,7 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
     recipe = fitted(recipe, shards, cache=request.cache)
     steps = recipe.optimisation.steps
     if not 1 <= step <= steps:
-        raise UsageError(f"--step {step}: {recipe.name} has steps 1 to {steps:,}")
+        raise UsageError(f"--step {step}: {recipe.name} has only steps 1 to {steps:,}; choose one of these")
     stage = next(each for each in stages_of(recipe) if step <= each.end_step)
     tokenizer = load_tokenizer(shards.directory)
     batches = StageRun(stage, shards, tokenizer, cache=request.cache).batches
@@ -127,20 +127,20 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
     """The recipe of a run that pretrained, or distilled on text.
 
     Raises:
-        UsageError: it learnt from a task, or its batches are tokenised by its teacher's tokenizer, too.
+        UsageError: it trained on a task, or its batches are also tokenised by its teacher's tokenizer.
     """
     recipe = load_any(str(run.path / "recipe.yaml")) if run.record["kind"] in KINDS else None
     if not isinstance(recipe, Recipe):
-        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give one that read text")
+        raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}` on a task; give a run on text")
     if not all(objective.is_shown for objective in recipe.objectives):
-        raise UsageError(f"{run.path}: its batches are tokenized by two vocabularies, and are not shown")
+        raise UsageError(f"{run.path}: its batches are in two vocabularies and cannot be shown; give another run")
     return recipe
 
 
 def _sequence(
     one: Samples, original_T: Integers, objectives: Sequence[Objective], tokenizer: Tokenizer
 ) -> ShownSequence:
-    """One sequence, beside the ids that the text has in it; where an objective made other tokens of it, without."""
+    """One sequence, with the text's original ids; without them if an objective changed the tokenization."""
     if original_T.size != one.ids_T.size:
         original_T = one.ids_T
     changes: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """A stage of a run on its corpus: objectives, batches and held-out samples, and how often all stages read the text.
 
-Own design. Sibling stages.py says what stages a recipe has.
+Not from a paper. Sibling stages.py determines the stages of a recipe.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class StageRun:
         stage: of a recipe.
         shards: the tokenised corpus.
         tokenizer: of the shards.
-        cache: the cache's root, for the plans of epochs.
-        micro_batch_tokens: most tokens of a micro-batch; None: a batch is not split.
-        prepare: in place of `Objective.prepared`.
+        cache: the cache's root, for epoch plans.
+        micro_batch_tokens: maximum number of tokens in a micro-batch; None: batches are not split.
+        prepare: used instead of `Objective.prepared`.
 
     Raises:
-        UsageError: the tokenizer cannot serve an objective.
+        UsageError: the tokenizer does not support an objective.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ def check_epochs(limit: float | None, optimisation: PretrainingOptimisation, sta
     fitting = int(optimisation.steps * limit / wanted)
     while fitting >= len(stages) and epochs(fitting) > limit:
         fitting -= 1
-    fewer = f"take --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
+    fewer = f"give --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
     raise DataError(
         f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
-        f" times, and data.max_epochs allows {limit:g}; {fewer}give more text"
+        f" times, but data.max_epochs allows only {limit:g}; {fewer}give more text"
     )

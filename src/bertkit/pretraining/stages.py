@@ -1,9 +1,9 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
-Devlin et al. 2019, BERT, appendix A.2, is the model of it: 90% of the steps at 128 tokens, the rest at 512. A stage may
+The example is Devlin et al. 2019, BERT, appendix A.2: 90% of the steps at 128 tokens, the rest at 512. A stage can
 change the data, the objectives, the batch, the number of layers (see models/conversion.py), rotary positions, the
-learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is checked like a
-recipe of its own before the first step is taken.
+learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is validated like a
+recipe of its own before the first step.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _MAY_CHANGE = (
     "optimisation.groups",
 )
 _SAME_TEXT = ("sources", "languages", "reading", "held_out", "held_out_tokens")
-"""Keys of data that all stages share: what one of them holds out, no other may train on."""
+"""Keys of data that all stages share: no stage may train on what another one holds out."""
 _SCHEDULE = "optimisation.schedule"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of steps and the recipe that holds there.
+    """A range of steps and the recipe that applies to it.
 
     Attributes:
         number: from 0.
-        first_step, end_step: the steps that it takes, the end not included.
-        recipe: with the stage's settings in place.
-        own_schedule: whether the learning rate follows a schedule of the stage's own, over its own steps.
+        first_step, end_step: its steps, `end_step` excluded.
+        recipe: with the stage's settings applied.
+        own_schedule: whether the learning rate follows the stage's own schedule, over its own steps.
         new_moments: whether it begins with a new optimiser.
-        sequences_before, run_sequences: of the stages before, and of the whole run.
+        sequences_before, run_sequences: sequences of the preceding stages, and of the whole run.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Stage:
     run_sequences: int = 0
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the run's update number `step`, from 0; by time, as if all updates took as long."""
+        """The learning rate of the run's update number `step`, from 0; by time, as if all updates took equally long."""
         schedule = self.recipe.optimisation.schedule
         first, steps = (self.first_step, self.end_step - self.first_step) if self.own_schedule else (0, self.run_steps)
         if schedule.clock == "updates":
@@ -76,11 +76,11 @@ class Stage:
 
     @cached_property
     def batch_sizes(self) -> BatchSizes:
-        """Sequences of the run's updates, as they are in this stage."""
+        """Sequences of the run's updates, according to this stage."""
         return self.recipe.optimisation.batch_sizes()
 
     def sequences(self, first: int | None = None, end: int | None = None) -> int:
-        """Sequences that the run's updates from `first` until before `end` read; all of the stage's without them."""
+        """Sequences read by the run's updates from `first` up to `end`, excluded; without them, all of the stage's."""
         sizes = self.batch_sizes
         return sizes.before(self.end_step if end is None else end) - sizes.before(
             self.first_step if first is None else first
@@ -88,10 +88,10 @@ class Stage:
 
 
 def stages_of(recipe: Recipe) -> list[Stage]:
-    """The stages of a recipe in order; one that spans the run where it names none.
+    """The stages of a recipe in order; a single one for the whole run if the recipe has none.
 
     Raises:
-        UsageError: a stage changes what cannot change inside a run, has errors, or needs a stage before it.
+        UsageError: a stage changes what cannot change inside a run, has errors, or needs a preceding stage.
     """
     stages: list[Stage] = []
     first = 0
@@ -113,7 +113,7 @@ def stages_of(recipe: Recipe) -> list[Stage]:
             if getattr(staged.data, key) != getattr(recipe.data, key):
                 raise UsageError(
                     f"optimisation.stages.{number}.set: data.{key} cannot change inside a run: all stages read the same"
-                    " text; go on with other text in a run of its own, with --init"
+                    " text; continue on other text in a separate run, with --init"
                 )
         _check_generator(recipe, stages[-1].recipe if stages else None, staged, number)
         stages.append(Stage(number, first, end, staged, own_schedule, bool(configs) and configs[number].new_moments))
@@ -123,7 +123,7 @@ def stages_of(recipe: Recipe) -> list[Stage]:
 
 
 def parts_of(recipe: Recipe) -> list[Part]:
-    """Each stage as a part of the run, as long as its schedule is."""
+    """Each stage as a part of the run, with the length of its schedule."""
     parts = []
     for stage in stages_of(recipe):
         own, changes = stage.recipe, tuple[str, ...]()
@@ -144,8 +144,8 @@ def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, numb
     if before is None or all(objective.learnt_by != leader.companion for objective in before.objectives):
         where = f"optimisation.stages.{number}: " if recipe.optimisation.stages else ""
         raise UsageError(
-            f"{where}objective.{leader.term}.training is two-stage, and there is no generator yet to take over from;"
-            " let a stage with `objective: [masked_lm]` go before"
+            f"{where}objective.{leader.term}.training is two-stage, but there is no generator yet to take weights from;"
+            " put a stage with `objective: [masked_lm]` before it"
         )
 
 

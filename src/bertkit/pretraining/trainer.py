@@ -1,6 +1,6 @@
 """The trainer of pretraining: the stages' batches and models, held-out evaluation, and the results.
 
-Own design. Serves every pretraining recipe; what a paper does differently is in its noun's folder. Siblings run.py
+Not from a paper. Used by every pretraining recipe; differences between papers are in the nouns' folders. Sibling run.py
 prepares the corpus, held_out.py evaluates.
 """
 
@@ -58,20 +58,20 @@ from bertkit.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 CARRIED = "carried"
-"""The tensors of a checkpoint that the model carries from one batch to the next."""
+"""The tensors of a checkpoint that contain state carried from one batch to the next."""
 
 
 class Pretrainer(Trainer[PackedBatch]):
-    """One run, from its start or from its newest checkpoint to its end.
+    """One run, from its start or its newest checkpoint to its end.
 
     Args:
         recipe: resolved.
         shards: the tokenised corpus.
-        run: the directory, whose lock the caller holds.
-        cache: the cache's root, for the plans of epochs.
+        run: the run directory, whose lock the caller holds.
+        cache: the cache's root, for epoch plans.
     """
 
-    remedy = "lower optimisation.schedule.peak, or lengthen warmup_steps"
+    remedy = "lower optimisation.schedule.peak, or raise warmup_steps"
     batch_class: ClassVar[type] = PackedBatch
     recipe: Recipe
     model: HeadedModel
@@ -106,14 +106,14 @@ class Pretrainer(Trainer[PackedBatch]):
     def cannot_share(self) -> str | None:
         for stage_run in self.stages:
             if isinstance(layout := stage_run.stage.recipe.data.layout, LaneLayout):
-                return f"data.layout {layout.choice} reads on from batch to batch, with states that one process carries"
+                return f"data.layout {layout.choice} continues texts across batches, with state in a single process"
         return None
 
     def cannot_shard(self) -> str | None:
         if len({stage_run.stage.recipe.model for stage_run in self.stages}) > 1:
-            return "optimisation.stages: the model grows, from weights that would have to be whole"
+            return "optimisation.stages: the model grows, which needs unsharded weights"
         if any(takes_over(stage_run.objectives) for stage_run in self.stages):
-            return "optimisation.stages: the model takes over its generator's weights, which would have to be whole"
+            return "optimisation.stages: the model takes over its generator's weights, which needs them unsharded"
         return refused_optimizer(self.recipe.optimisation.optimizer)
 
     def check_data(self) -> None:
@@ -125,18 +125,18 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
-        """Raise UsageError if the model would grow and a model trained with it cannot."""
+        """Raise UsageError if the model would grow together with a companion that cannot."""
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             leaders = (each for stage_run in self.stages for each in stage_run.objectives)
             leader = next(each for each in leaders if isinstance(each, CompanionObjective))
             raise UsageError(
-                f"optimisation.stages: the model cannot grow beside objective.{leader.term}, whose"
-                f" {leader.companion.replace('_', ' ')} would stay as it is; leave model.num_hidden_layers out of the"
+                f"optimisation.stages: the model cannot grow together with objective.{leader.term}, whose"
+                f" {leader.companion.replace('_', ' ')} would keep its size; leave model.num_hidden_layers out of the"
                 " stages"
             )
 
     def _check_groups(self) -> None:
-        """Raise UsageError if groups of a stage do not name the parameters that its model will have."""
+        """Raise UsageError if a stage's groups do not match the parameters of its model."""
         known = {self.stages[0].stage.recipe.model: self.model}
         for each in self.stages:
             config = each.stage.recipe.model
@@ -155,7 +155,7 @@ class Pretrainer(Trainer[PackedBatch]):
         return stage_rates(names, stage_run.stage, stages=len(self.stages))
 
     def _set_rates(self, stage_run: StageRun) -> None:
-        """Let gradients reach what the stage trains, each parameter at its learning rate."""
+        """Enable gradients for what the stage trains, and set each parameter's learning rate."""
         self.rates.thaw()
         set_trained(self.model, stage_run.objectives)
         by_width = self._width_rates(self.model)
@@ -168,11 +168,11 @@ class Pretrainer(Trainer[PackedBatch]):
         return {} if transfer is None else transfer.rates()
 
     def new_terms(self, stage_run: StageRun) -> ObjectiveTerms:
-        """What a stage minimises."""
+        """The loss terms that a stage minimises."""
         return ObjectiveTerms(stage_run.objectives)
 
     def terms(self, stage_run: StageRun) -> ObjectiveTerms:
-        """`new_terms`, made once, when the stage is first trained or evaluated."""
+        """`new_terms`, created once, when the stage is first trained or evaluated."""
         number = stage_run.stage.number
         if number not in self._terms:
             self._terms[number] = self.new_terms(stage_run)
@@ -209,7 +209,7 @@ class Pretrainer(Trainer[PackedBatch]):
         return self.current.stage.learning_rate(step)
 
     def _use(self, model: HeadedModel) -> None:
-        """Train this model from now on, with a new optimiser."""
+        """Train this model from here on, with a new optimiser."""
         self.model = model.to(self.engine.device)
         self.place(self.model)
         self._new_optimizer()
@@ -224,7 +224,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self.rates = ParameterRates(self.model, optimizer)
 
     def _enter(self, stage_run: StageRun) -> None:
-        """Grow the model, start it from its generator or freeze the generator, as the stage has it."""
+        """Grow the model, start it from its generator or freeze the generator, as the stage requires."""
         stage = stage_run.stage
         before = self.stages[stage.number - 1] if stage.number else None
         if stage.first_step == self.step:
@@ -276,13 +276,13 @@ class Pretrainer(Trainer[PackedBatch]):
 
     @property
     def words_read(self) -> WordsRead | None:
-        """The words read at each step; None where they were not counted."""
+        """The words read at each step; None if they were not counted."""
         words = self.run.record.get(WORDS)
         return None if words is None else WordsRead(self.stages, int(words), self.steps)
 
     @property
     def _marks_due(self) -> list[int]:
-        """The words under which the model is kept now."""
+        """The word marks for which the model is to be saved now."""
         read, marks = self.words_read, self.recipe.engine.models_at_words
         return [] if read is None else read.due(self.step, marks)
 
@@ -293,16 +293,16 @@ class Pretrainer(Trainer[PackedBatch]):
                 self._keep_model(marks)
 
     def _keep_model(self, marks: Sequence[int]) -> None:
-        """Write the model as it is, once for each number of words."""
+        """Save the current model, once for each word mark."""
         for words in marks if self.ranks.is_first else ():
             directory = self.run.path / FOLDER / mark_name(words)
             directory.parent.mkdir(exist_ok=True)
             write_whole(directory, partial(save_model, self.model, self.tokenizer))
-            log.info("step %d: the model of %s words is kept in %s", self.step, f"{words:,}", directory)
+            log.info("step %d: the model after %s words is saved in %s", self.step, f"{words:,}", directory)
 
     def _record_rule(self, stage_run: StageRun) -> None:
-        """Let the model's config.json name the way of scoring that a stage trains it for."""
-        self.model.extras.pop(SCORING_RULE, None)  # an initial model's, or a stage's before
+        """Record in the model's config.json the scoring rule for which a stage trains it."""
+        self.model.extras.pop(SCORING_RULE, None)  # from an initial model or an earlier stage
         rule = scoring_rule(stage_run.objectives)
         if rule is not None:
             self.model.extras[SCORING_RULE] = rule
@@ -354,7 +354,7 @@ class Pretrainer(Trainer[PackedBatch]):
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
             held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
-        # A masked LM that only replaces words may have no [MASK].
+        # A masked LM that only replaces words does not need a [MASK] token.
         if filling is not None and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences
             if scored:
@@ -372,12 +372,12 @@ class Pretrainer(Trainer[PackedBatch]):
         if reached.recipe.model != self.stages[0].stage.recipe.model:
             self._use(self._new_model(reached.recipe.model))
         super().restore(checkpoint)
-        # A stage that begins here reads other samples, from their beginning.
+        # A stage that begins here starts reading other samples.
         if reached.end_step > step:
             self.terms(self.stages[reached.number]).carried.tensors = dict(checkpoint.tensors.get(CARRIED, {}))
 
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
-        """The model that all stages need, with its first weights."""
+        """The model that all stages need, with its initial weights."""
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         recipe = self.recipe
         if recipe.init is not None:
@@ -390,14 +390,14 @@ class Pretrainer(Trainer[PackedBatch]):
         return model
 
     def draw_weights(self, model: HeadedModel) -> None:
-        """Give a model its initial weights, by the recipe's seed and for its width."""
+        """Give a model its initial weights, from the recipe's seed, scaled for its width."""
         model.initialise(self.recipe.seed)
         transfer = width_transfer(model, self.recipe.optimisation)
         if transfer is not None:
             transfer.scale_initial_weights(model)
 
     def _prepared(self, objective: Objective) -> Objective:
-        """An objective with what it needs of the vocabulary and the corpus."""
+        """An objective with what it needs from the vocabulary and the corpus."""
         return objective.prepared(self.tokenizer, self.shards)
 
     def log_start(self) -> None:

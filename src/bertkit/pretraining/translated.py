@@ -1,8 +1,8 @@
-"""BLEU of held-out pairs at the end of a run that learnt to translate.
+"""BLEU on held-out pairs at the end of a translation run.
 
-Papineni et al. 2002, by sacrebleu. References are the pairs' own tokens as text, so that a vocabulary that lowercases
-is not measured by capitals; `bertkit eval translation` scores against the text of a file. Sibling held_out.py has the
-figures of every evaluation.
+Papineni et al. 2002, with sacrebleu. References are the pairs' own tokens, decoded, so a lowercasing vocabulary is not
+penalised for capitals; `bertkit eval translation` scores against the text of a file. Sibling held_out.py has the
+metrics of every evaluation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.engine import Engine
 
 SHOWN = 5
-"""Translations in results.json."""
+"""Number of translations in results.json."""
 
 
 def held_out_translations(
@@ -31,15 +31,15 @@ def held_out_translations(
     pairs: int,
     progress: Progress = silent_progress,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Scores of the first held-out pairs under a beam of 4, and a few of the translations.
+    """Scores on the first held-out pairs with a beam of 4, and some of the translations.
 
     Args:
         model: an encoder-decoder.
         tokenizer: the model's.
         samples: the held-out pairs, as the layout assembled them.
         engine: where to compute.
-        pairs: how many are translated.
-        progress: the display.
+        pairs: how many pairs are translated.
+        progress: the progress display.
     """
     assert samples.decoder_start_B is not None
     sources, references = [], []

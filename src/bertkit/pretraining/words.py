@@ -1,12 +1,12 @@
-"""Words that a run has read: what BabyLM limits, and the points at which it wants a model kept.
+"""Number of words that a run has read, which BabyLM limits and which decides when models are saved.
 
-Charpentier et al. 2025, arXiv:2502.10645: words are counted between white space, every pass counts them again, and
-models are kept after each million words up to ten, then after each ten million. Siblings: trainer.py keeps the models,
-run.py counts the words of the text.
+Charpentier et al. 2025, arXiv:2502.10645: words are separated by white space, every pass counts them again, and models
+are saved after each million words up to ten, then after each ten million. Siblings: trainer.py saves the models, run.py
+counts the words of the text.
 
-Tokenising and packing lose where a word ends, so words are counted in the text, and a run has read as many times those
-of its training text as it has made passes. This is a function of the step alone: a resumed run, or one on several
-ranks, keeps the same models. Within a pass it is exact as far as all samples have as many words to a token.
+Tokenising and packing lose the ends of words, so words are counted in the text: a run has read the words of its
+training text times the number of passes made. This depends only on the step: a resumed run, or one on several ranks,
+saves the same models. Within a pass it is exact only if all samples have equally many words per token.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bertkit.training.engine_config import EngineConfig
 log = logging.getLogger(__name__)
 
 WORDS = "words"
-"""The entry of run.json with the words of the text, where they were counted."""
+"""The entry of run.json with the words of the text, if they were counted."""
 FOLDER = "models"
-"""The directory of a run with the models that were kept."""
+"""The directory of a run with the saved models."""
 CLOSE = 0.9
-"""A run that ends with this share of a mark's words keeps its last model as that of the mark."""
+"""A run that ends with this share of a mark's words saves its last model for that mark."""
 
 
 class StageOnText(Protocol):
@@ -51,7 +51,7 @@ def needs_words(data: DataConfig, engine: EngineConfig) -> bool:
 
 
 def count_words(corpus: Corpus, progress: Progress) -> int:
-    """Words of the whole text, between white space."""
+    """Number of words in the whole text, separated by white space."""
     count = 0
     with progress("count words", unit="words") as meter:
         for block in corpus.blocks():
@@ -65,26 +65,26 @@ def check_words(data: DataConfig, words: int) -> None:
     limit = data.max_words
     if limit is not None and words > limit:
         raise DataError(
-            f"{', '.join(data.sources)}: {words:,} words between white space, {words - limit:,} more than"
-            f" data.max_words allows ({limit:,}); leave text out, or lift the limit with --set data.max_words=null"
+            f"{', '.join(data.sources)}: {words:,} words separated by white space, {words - limit:,} more than"
+            f" data.max_words allows ({limit:,}); remove some text, or lift the limit with --set data.max_words=null"
         )
 
 
 def check_countable(data: DataConfig, engine: EngineConfig) -> None:
-    """Raise UsageError if words are wanted of token shards, which have none."""
+    """Raise UsageError if words are to be counted in token shards, which is impossible."""
     if needs_words(data, engine) and data.is_tokenised:
         key = "engine.models_at_words" if data.max_words is None else "data.max_words"
         raise UsageError(
-            f"{key}: {data.sources[0]} holds tokens, whose words cannot be counted; give the text itself, or set"
+            f"{key}: {data.sources[0]} contains tokens, whose words cannot be counted; give the text itself, or set"
             f" {key} to {'[]' if key.startswith('engine') else 'null'}"
         )
 
 
 def tell_other_files(expected: Sequence[str], corpus: Corpus, *, sources: Sequence[str], name: str) -> None:
-    """Warn of files that a recipe does not expect, and of those that are missing.
+    """Warn of files that a recipe does not expect, and of missing ones.
 
     Args:
-        expected: its `engine.expected_files`; where it names none, any are fine.
+        expected: its `engine.expected_files`; if empty, any files are fine.
         corpus: its text.
         sources: of the text, for the message.
         name: of the recipe, for the message.
@@ -97,14 +97,14 @@ def tell_other_files(expected: Sequence[str], corpus: Corpus, *, sources: Sequen
     parts = ([f"has {', '.join(others)}"] if others else []) + ([f"lacks {', '.join(missing)}"] if missing else [])
     if parts:
         log.warning(
-            "%s: not the text that recipe %s is for (engine.expected_files): it %s. Its scores do not compare with"
-            " those of models of that text",
+            "%s: not the text that recipe %s expects (engine.expected_files): it %s. Scores are not comparable with"
+            " those of models trained on that text",
             *(", ".join(sources), name, " and ".join(parts)),
         )
 
 
 def passes_before(stages: Sequence[StageOnText], step: int) -> float:
-    """How often the updates before this one have read the training text, over all stages."""
+    """How many times the updates before this one have read the training text, over all stages."""
     passes = 0.0
     for each in stages:
         first, end = each.stage.first_step, min(step, each.stage.end_step)
@@ -115,11 +115,11 @@ def passes_before(stages: Sequence[StageOnText], step: int) -> float:
 
 @dataclass(frozen=True)
 class WordsRead:
-    """The words that a run has read before each of its updates.
+    """The number of words that a run has read before each of its updates.
 
     Attributes:
         stages: of the run.
-        text_words: of the whole text, held-out text included.
+        text_words: of the whole text, including held-out text.
         steps: of the run.
     """
 
@@ -129,32 +129,32 @@ class WordsRead:
 
     @property
     def training_words(self) -> float:
-        """Words of one pass: held-out text is not read."""
+        """Words read in one pass, without held-out text."""
         stream = self.stages[0].batches.stream
         return self.text_words * stream.tokens / stream.shards.tokens
 
     def before(self, step: int) -> int:
-        """Words read by the updates before this one; after the run with its number of steps."""
+        """Words read by the updates before this one; given the number of steps, words read by the whole run."""
         return int(self.training_words * passes_before(self.stages, step))
 
     def due(self, step: int, marks: Sequence[int]) -> list[int]:
-        """Marks that are reached by the update that makes this the number of steps.
+        """Marks that are reached by the update after which the run has made this number of steps.
 
-        The last one serves a mark of which it reaches `CLOSE`, too: the limit of ten passes keeps a run just below the
-        hundred million words that it is allowed.
+        The last update also serves a mark of which it reaches only the share `CLOSE`: the limit of ten passes keeps a
+        run just below the hundred million words that it is allowed.
         """
         before, read = self.before(step - 1), self.before(step)
         return [mark for mark in marks if before < mark and (CLOSE if step == self.steps else 1) * mark <= read]
 
     def steps_of(self, marks: Sequence[int]) -> dict[int, int]:
-        """The step after which each mark's model is kept; without marks that the run does not reach."""
+        """The step after which each mark's model is saved; marks that the run does not reach are left out."""
         numbers = range(self.steps + 1)
         found = {mark: bisect_left(numbers, mark, key=self.before) for mark in marks}
         return {mark: min(step, self.steps) for mark, step in found.items() if CLOSE * mark <= self.before(self.steps)}
 
 
 def mark_name(words: int) -> str:
-    """The name of a kept model's directory: 3M, 250k or 1234 words."""
+    """The directory name of a saved model: 3M, 250k or 1234 words."""
     for size, letter in ((1_000_000, "M"), (1_000, "k")):
         if words >= size and words % size == 0:
             return f"{words // size}{letter}"
@@ -162,13 +162,13 @@ def mark_name(words: int) -> str:
 
 
 def words_of_mark(name: str) -> int | None:
-    """What `mark_name` named; None of any other name."""
+    """The inverse of `mark_name`; None for any other name."""
     number, size = (name[:-1], {"M": 1_000_000, "k": 1_000}[name[-1]]) if name[-1:] in ("M", "k") else (name, 1)
     return int(number) * size if number.isascii() and number.isdigit() else None
 
 
 def kept_document(read: WordsRead, marks: Sequence[int]) -> dict[str, Any]:
-    """What results.json says of the words: those of the text, those read, and the models that were kept."""
+    """The words in results.json: those of the text, those read, and the saved models."""
     steps = read.steps_of(marks)
     models = [
         {"words": mark, "read": read.before(step), "step": step, "directory": f"{FOLDER}/{mark_name(mark)}"}

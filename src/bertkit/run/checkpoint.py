@@ -1,17 +1,18 @@
-"""Checkpoints on disk: atomic, exact, and verified by their hashes before they are used.
+"""Checkpoints on disk: atomic, exact, and verified by hash before use.
 
-Own design (contract: the run directory); each `step-00001000/` holds safetensors files, `state.json` and a manifest.
-Unlike files.py it replaces whole directories: a kill at any moment leaves the previous checkpoint valid and named.
+Not from a paper (contract: the run directory). Each `step-00001000/` contains safetensors files, `state.json` and a
+manifest. Unlike files.py this module replaces whole directories: after a kill at any moment, the previous checkpoint is
+still valid and `latest` still names it.
 
     checkpoints/
-      latest                       one line, "step-00002000"; moves last
+      latest                       one line, "step-00002000"; updated last
       step-00001000/, step-00002000/
         manifest.json              {"format": 1, "step": 2000, "files": {NAME: {"bytes": n, "sha256": H}}}
         state.json                 everything that is not a tensor
         model.safetensors, ...     one file per group of tensors
-      .writing-step-00003000/      of a killed writer; never read, removed by the next save
+      .writing-step-00003000/      left by a killed writer; never read, removed by the next save
 
-Equal tensors and an equal state give equal bytes: no clock, no path and no host name is stored.
+Equal tensors and an equal state give equal bytes: no time, path or host name is stored.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 log = logging.getLogger(__name__)
 
 TensorGroups = Mapping[str, Mapping[str, Tensor] | TensorStream]
-"""File stem -> name -> tensor, or a stream of them."""
+"""File stem -> name -> tensor, or a stream of tensors."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Checkpoint:
     """A checkpoint in memory.
 
     Attributes:
-        path: the directory that it was read from.
+        path: the directory it was read from.
         step: optimiser steps done when it was written.
         tensors: file stem -> name -> tensor, on the CPU, without shared memory.
         state: as given to `save_checkpoint`, with tuples as lists.
@@ -78,27 +79,27 @@ def checkpoint_name(step: int) -> str:
 def save_checkpoint(
     directory: Path, step: int, tensors: TensorGroups, state: Mapping[str, Any], keep: int, *, spare: int | None = None
 ) -> Path:
-    """Write `directory/step-XXXXXXXX` whole, point `latest` at it, then remove all but the newest `keep`.
+    """Write `directory/step-XXXXXXXX`, point `latest` at it, then remove all but the newest `keep` checkpoints.
 
-    Checkpoints of a later step are removed too, since the run went back before them. Writing a step again with the same
+    Checkpoints of later steps are removed too, since the run went back to before them. Rewriting a step with the same
     bytes changes nothing.
 
     Args:
         directory: the run's `checkpoints` directory; made if missing.
         step: optimiser steps done.
         tensors: file stem -> name -> tensor, of any layout and device; names may share memory (tied weights). Streams
-            are taken in the order of the stems.
+            are read in the order of the stems.
         state: JSON values only, with text keys, so that it is read back unchanged.
-        keep: how many checkpoints stay, at least 1.
-        spare: the step of a further one that stays.
+        keep: how many checkpoints to keep, at least 1.
+        spare: the step of one more checkpoint to keep.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        DataError: the disk is full or failing; the message names the checkpoint that stays valid.
-        TypeError: `state` holds what JSON cannot represent.
-        ValueError: `keep` below 1, a negative step, or a stem that is no plain file name.
+        DataError: the disk is full or failing; the message names the checkpoint that is still valid.
+        TypeError: `state` contains a value that JSON cannot represent.
+        ValueError: `keep` is below 1, the step is negative, or a stem is not a plain file name.
     """
     if keep < 1:
         raise ValueError(f"keep: {keep}; expected at least 1, or no checkpoint would be left to resume from")
@@ -131,7 +132,7 @@ def go_back(directory: Path, step: int) -> None:
     """Make the checkpoint of a step the one to resume from, and remove later ones.
 
     Raises:
-        DataError: the disk is full or failing; the next resume goes back then.
+        DataError: the disk is full or failing; then the next resume goes back.
     """
     try:
         if (directory / checkpoint_name(step)).is_dir():
@@ -142,7 +143,7 @@ def go_back(directory: Path, step: int) -> None:
 
 
 def remove_checkpoints(directory: Path) -> None:
-    """Delete a run's checkpoints; a kill meanwhile leaves none of them, rather than some that look damaged."""
+    """Delete a run's checkpoints; a kill during the deletion leaves none of them rather than some that look damaged."""
     doomed = directory.with_name(f"{directory.name}.writing")
     shutil.rmtree(doomed, ignore_errors=True)
     try:
@@ -150,32 +151,32 @@ def remove_checkpoints(directory: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        log.warning("the checkpoints %s could not be removed (%s)", directory, error)
+        log.warning("the checkpoints in %s could not be removed (%s)", directory, error)
         return
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Read one checkpoint after checking every file against its manifest; DataError names files that are damaged."""
+    """Read one checkpoint after checking every file against its manifest; DataError names the damaged files."""
     verify_checkpoint(directory)
     return _read(directory)
 
 
 def load_newest_checkpoint(directory: Path) -> Checkpoint | None:
-    """Read the checkpoint that `newest_valid_checkpoint` finds; None where the run has none."""
+    """Read the checkpoint that `newest_valid_checkpoint` finds; None if the run has none."""
     path = newest_valid_checkpoint(directory)
     return None if path is None else _read(path)
 
 
 def verify_checkpoint(directory: Path) -> None:
-    """Check a checkpoint's files against its manifest, by size and sha256; DataError names every damaged one."""
+    """Check a checkpoint's files against its manifest, by size and sha256; DataError names every damaged file."""
     errors = checkpoint_errors(directory)
     if errors:
         raise DataError(f"checkpoint {directory} is damaged: " + "; ".join(errors))
 
 
 def checkpoint_errors(directory: Path) -> list[str]:
-    """What is wrong with a checkpoint, one line per file; empty when it is whole."""
+    """What is wrong with a checkpoint, one line per file; empty if it is intact."""
     try:
         manifest = read_json(directory / MANIFEST)
     except DataError as error:
@@ -185,10 +186,10 @@ def checkpoint_errors(directory: Path) -> list[str]:
         return [f"{directory / MANIFEST}: not a manifest of format {FORMAT}"]
     step = manifest.get("step")
     if not isinstance(step, int) or checkpoint_name(step) != directory.name:
-        return [f"{directory / MANIFEST}: is of step {step}, the directory is {directory.name}"]
+        return [f"{directory / MANIFEST}: is for step {step}, but the directory is {directory.name}"]
     strange = [name for name in files if Path(name).name != name]
     if strange:
-        return [f"{directory / MANIFEST}: names files outside of the checkpoint: {', '.join(strange)}"]
+        return [f"{directory / MANIFEST}: names files outside the checkpoint: {', '.join(strange)}"]
     try:
         paths = {file_within(directory, name, directory / MANIFEST): entry for name, entry in sorted(files.items())}
     except DataError as error:
@@ -202,10 +203,10 @@ def newest_valid_checkpoint(directory: Path) -> Path | None:
     Every fallback is logged as a warning that names the damaged file.
 
     Returns:
-        The checkpoint's directory; None if none was ever finished.
+        The checkpoint's directory; None if no checkpoint was ever finished.
 
     Raises:
-        DataError: there are checkpoints and all of them are damaged.
+        DataError: there are checkpoints, but all of them are damaged.
     """
     _restore_replaced(directory)
     errors: list[str] = []
@@ -225,7 +226,7 @@ def newest_valid_checkpoint(directory: Path) -> Path | None:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The finished checkpoints of a run by step, damaged ones included."""
+    """The finished checkpoints of a run in order of step, including damaged ones."""
     if not directory.is_dir():
         return []
     found = (path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
@@ -233,7 +234,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 
 def latest_name(directory: Path) -> str | None:
-    """What `latest` names, whether or not it is there; None without that file, nothing where it is no readable file."""
+    """The name in `latest`, whether or not it exists; None if there is no such file, empty if it is not readable."""
     path = directory / LATEST
     if not os.path.lexists(path):
         return None
@@ -250,20 +251,20 @@ def _step_of(path: Path) -> int:
 
 
 def _candidates(directory: Path) -> list[Path]:
-    """The checkpoint named by `latest`, then older ones, then (left by a kill before `latest` moved) newer ones."""
+    """The checkpoint named by `latest`, then older ones, then newer ones (left by a kill before `latest` moved)."""
     paths = list_checkpoints(directory)[::-1]
     latest = latest_name(directory)
     if latest is None:
         return paths
     if not _NAME.fullmatch(latest) or not (directory / latest).is_dir():
-        log.warning("%s names %r, which is not a checkpoint; looking at the others", directory / LATEST, latest[:80])
+        log.warning("%s names %r, which is not a checkpoint; trying the others", directory / LATEST, latest[:80])
         return paths
     step = _step_of(directory / latest)
     return [path for path in paths if _step_of(path) <= step] + [path for path in paths if _step_of(path) > step]
 
 
 def _file_problem(path: Path, entry: Any) -> str | None:
-    """Compare one file with its line of the manifest; the size first, since it costs nothing."""
+    """Compare one file with its manifest entry; the size first, since that costs nothing."""
     try:
         size = path.stat().st_size
         if not isinstance(entry, dict) or size != entry.get("bytes"):
@@ -284,8 +285,8 @@ def _read(directory: Path) -> Checkpoint:
         for name in sorted(manifest["files"]):
             if name.endswith(SUFFIX):
                 with safe_open(directory / name, framework="pt", device="cpu") as file:
-                    # Cloned: a tensor in the mapped file is at any address, and a kernel that treats the first
-                    # unaligned elements apart would sum in another order than the run that never stopped.
+                    # Cloned: a tensor in the mapped file can be at any address. A kernel that handles the first
+                    # unaligned elements separately would sum in another order than in a run that never stopped.
                     tensors[name.removesuffix(SUFFIX)] = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(f"{directory / name}: cannot be read as safetensors ({error})") from error
@@ -303,7 +304,7 @@ def _write_files(writing: Path, step: int, tensors: TensorGroups, state: Mapping
             write_stream(path, group)
         else:
             save_file(_independent(group), path)
-        shutil.copymode(state_path, path)  # safetensors makes private files; the others follow the umask
+        shutil.copymode(state_path, path)  # safetensors creates private files; the others follow the umask
         fsync_path(path)
     files = {
         name: {"bytes": (writing / name).stat().st_size, "sha256": sha256_of(writing / name)} for name in sorted(names)
@@ -313,7 +314,7 @@ def _write_files(writing: Path, step: int, tensors: TensorGroups, state: Mapping
 
 
 def _independent(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors in order of name, none sharing memory with another, as safetensors demands."""
+    """Contiguous CPU tensors in order of name, none sharing memory with another, as safetensors requires."""
     seen: set[int] = set()
     result: dict[str, Tensor] = {}
     for name in sorted(group):
@@ -327,7 +328,7 @@ def _independent(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _put_in_place(writing: Path, final: Path) -> None:
-    """Rename the finished directory; one of that name steps aside first, and is restored if we are killed between."""
+    """Rename the finished directory. An existing one is moved aside first, and is restored after a kill in between."""
     if final.exists():
         if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_errors(final):
             return
@@ -349,7 +350,7 @@ def _bytes_or_none(path: Path) -> bytes | None:
 
 
 def _restore_replaced(directory: Path) -> None:
-    """Undo a replacement that a kill interrupted between its two renames."""
+    """Undo a replacement that a kill interrupted between the two renames."""
     for replaced in directory.glob(f"{_REPLACED}*"):
         final = directory / replaced.name.removeprefix(_REPLACED)
         if final.exists():
@@ -360,7 +361,7 @@ def _restore_replaced(directory: Path) -> None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove leftovers of killed writers."""
+    """Remove what killed writers left."""
     _restore_replaced(directory)
     for leftover in directory.glob(f"{_WRITING}*"):
         log.warning("removing %s, which a killed writer left unfinished", leftover)
@@ -374,7 +375,7 @@ def _prune(directory: Path, step: int, keep: int, spare: int | None = None) -> N
     stale = [path for path in paths if _step_of(path) > step]
     kept = [path for path in paths if _step_of(path) <= step]
     for path in stale + [path for path in kept[:-keep] if _step_of(path) != spare]:
-        # Renamed first: a kill during the removal then leaves a leftover, not a checkpoint that looks damaged.
+        # Renamed first, so that a kill during the removal leaves no checkpoint that looks damaged.
         doomed = path.with_name(f"{_WRITING}{path.name}")
         try:
             os.rename(path, doomed)
@@ -385,7 +386,7 @@ def _prune(directory: Path, step: int, keep: int, spare: int | None = None) -> N
 
 def _write_failure(directory: Path, final: Path, error: Exception) -> str:
     valid = [path for path in list_checkpoints(directory)[::-1] if path != final and not checkpoint_errors(path)]
-    previous = f"the previous checkpoint {valid[0]} stays valid" if valid else "no earlier checkpoint exists"
+    previous = f"the previous checkpoint {valid[0]} is still valid" if valid else "no earlier checkpoint exists"
     try:
         free = f"{shutil.disk_usage(directory).free // 2**20} MiB are free there; "
     except OSError:
@@ -394,7 +395,7 @@ def _write_failure(directory: Path, final: Path, error: Exception) -> str:
 
 
 def _check_json(value: Any, key: str) -> None:
-    """Raise TypeError, with the key, for what JSON would change silently (a number as a key) or cannot hold."""
+    """Raise TypeError, naming the key, for what JSON would silently change (a number as a key) or cannot represent."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not isinstance(name, str):

@@ -1,7 +1,7 @@
 """The run directory: a command and its settings, its progress, and hashes of what it wrote.
 
-Own design (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the streams
-beside it. Imports neither torch, pydantic nor yaml, so that listing runs is quick.
+Not from a paper (contract: the run directory). `run.json` is the record; metrics.py and checkpoint.py write the metrics
+and checkpoints next to it. Imports neither torch, pydantic nor yaml, so that listing runs is fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULTS = "results.json"
 ENVIRONMENT = "environment.json"
 FORMAT = 1
 FREED = "freed"
-"""Of run.json: directories that were deleted on purpose once the run was done."""
+"""Key in run.json: directories that were deleted on purpose after the run was done."""
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ class RunIdentity:
 
     Attributes:
         kind: `pretrain`, `finetune`, ...
-        name: the recipe's, or of what is measured.
+        name: the recipe's name, or the name of what is measured.
         recipe_yaml: the resolved recipe; rerunning it reproduces the run.
-        what_hash: hash of the result-deciding half of the recipe; names the directory.
+        what_hash: hash of the part of the recipe that decides the result; part of the directory's name.
         seed: of all randomness.
         command: the command line, word by word.
-        fingerprints: of `data`, `tokenizer` and starting `model`, as far as there are any.
+        fingerprints: of `data`, `tokenizer` and starting `model`, if there are any.
     """
 
     kind: str
@@ -72,9 +72,9 @@ class RunIdentity:
         command: Sequence[str],
         fingerprints: Mapping[str, str | None],
     ) -> RunIdentity:
-        """Of a run that measures and has no recipe: `settings` are what recipe.yaml holds then, `deciding` all that
-        decides the result, which is hashed."""
-        import yaml  # here, for listing runs need not wait for it
+        """The identity of a run that measures and has no recipe: `settings` are written to recipe.yaml instead, and
+        `deciding` is everything that decides the result, which is hashed."""
+        import yaml  # imported here because listing runs does not need it
 
         canonical = json.dumps(deciding, sort_keys=True)
         return cls(
@@ -104,12 +104,12 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
-        """Make a new run `root/<name>-<what_hash[:8]>`, with `-2`, `-3` for repeats; or exactly `path`.
+        """Create a new run `root/<name>-<what_hash[:8]>`, with `-2`, `-3` for repeats, or at exactly `path`.
 
         This process holds the new run's lock until the end of `recording`.
 
         Raises:
-            UsageError: `path` holds a run or other files already.
+            UsageError: `path` already contains a run or other files.
         """
         if path is None:
             path = _new_directory(root, f"{identity.name}-{identity.what_hash[:8]}")
@@ -163,7 +163,7 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path | None:
-        """Directory of the event files; None where there are none."""
+        """Directory of the event files; None if there are none."""
         return self.path / "tensorboard"
 
     @property
@@ -184,7 +184,7 @@ class RunDirectory:
 
     @property
     def exit_reason(self) -> str | None:
-        """Why the run is not running any more; None while it runs."""
+        """Why the run is no longer running; None while it runs."""
         if self.record["status"] == "running" and self.status == "stopped":
             return "its process ended without a word (killed, or the machine went down)"
         reason = self.record.get("exit_reason")
@@ -192,7 +192,7 @@ class RunDirectory:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps done: of the record, or of the metrics where a killed run got further."""
+        """Optimiser steps done, from the record, or from the metrics if a killed run got further."""
         recorded = int(self.record.get("steps") or 0)
         if self.record["status"] == "done":
             return recorded
@@ -201,7 +201,7 @@ class RunDirectory:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """The content of results.json; None before there is one."""
+        """The content of results.json; None if it does not exist yet."""
         path = self.path / RESULTS
         return read_json(path) if path.exists() else None
 
@@ -217,7 +217,7 @@ class RunDirectory:
         self.update(results_sha256=sha256_of(self.path / RESULTS))
 
     def write_environment(self) -> None:
-        """Write environment.json; when a resumed run finds another environment, earlier ones stay under `earlier`."""
+        """Write environment.json. If a resumed run finds another environment, earlier ones are kept under `earlier`."""
         from bertkit.run.environment import describe_environment
 
         path, now = self.path / ENVIRONMENT, describe_environment()
@@ -233,18 +233,18 @@ class RunDirectory:
         self.update(model_sha256={path.relative_to(self.model).as_posix(): sha256_of(path) for path in files})
 
     def seal_growing_files(self) -> None:
-        """Record the hashes of what there is of logs and metrics, for `runs verify`; called at each checkpoint."""
+        """Record the hashes of the logs and metrics so far, for `runs verify`; called at each checkpoint."""
         self._seal.growing()
 
     def growing_files_were_cut(self) -> None:
-        """The run went back to an earlier checkpoint: lines behind that are dropped."""
+        """Called after the run went back to an earlier checkpoint and dropped later lines."""
         self._seal.forget()
 
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
-        """Hold the lock, log to log.txt and keep the status while the body runs; exceptions are passed on.
+        """Hold the lock, log to log.txt and keep the status up to date while the body runs; exceptions are re-raised.
 
-        The status ends as done, as stopped after StoppedError or an interrupt, else as failed, each with its reason.
+        The final status is done, stopped (after StoppedError or an interrupt) or failed, each with its reason.
         `command` is the command line of a resumed attempt.
 
         Raises:
@@ -271,7 +271,7 @@ class RunDirectory:
 
     def _begin(self, command: Sequence[str]) -> None:
         attempts = self.record["attempts"]
-        # Of a run that two versions of the code have worked on, none is the one that made it.
+        # A run that two versions of the code have worked on was made by neither of them.
         code = code_sha256() if self.record.get("code_sha256") == code_sha256() else None
         if attempts and attempts[-1]["ended"] is None:
             attempts[-1] |= {"status": "stopped", "exit_reason": "its process ended without a word"}
@@ -306,7 +306,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def record_errors(record: Mapping[str, Any]) -> list[str]:
-    """What keeps a run.json from being understood, one line per field."""
+    """Why a run.json is not valid, one line per field."""
     if record.get("format") != FORMAT:
         return [f"format is {record.get('format')!r}, expected {FORMAT}"]
     kinds: dict[str, type] = {
@@ -325,7 +325,7 @@ def _new_directory(root: Path, stem: str) -> Path:
     for number in count(1):
         path = root / (stem if number == 1 else f"{stem}-{number}")
         try:
-            path.mkdir()  # fails where it exists: two processes never get one name
+            path.mkdir()  # fails if it exists, so two processes never get the same name
         except FileExistsError:
             continue
         return path
@@ -333,7 +333,7 @@ def _new_directory(root: Path, stem: str) -> Path:
 
 
 def _held_remedy(place: Path, status: Any) -> str:
-    """What to do where a new run would be written over another."""
+    """What to do if a new run would overwrite another."""
     if status == "done":
         return f"it is done: name another --run-dir, or delete it with `bertkit runs delete {place}`"
     return f"go on with `--resume {place}`, or name another --run-dir"
@@ -346,10 +346,10 @@ def _claim(path: Path) -> None:
         raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
     path.mkdir(parents=True, exist_ok=True)
     for leftover in (each for name in (RECIPE, RECORD) for each in path.glob(f".{name}.*.tmp")):
-        leftover.unlink(missing_ok=True)  # of a process that was killed as it began
+        leftover.unlink(missing_ok=True)  # left by a process that was killed at its start
     others = sorted(item.name for item in path.iterdir() if item.name not in (LOCK_FILE, RECIPE))
     if others:
-        raise UsageError(f"{path}: holds other files ({', '.join(others[:3])}); --run-dir expects a new directory")
+        raise UsageError(f"{path}: contains other files ({', '.join(others[:3])}); --run-dir expects a new directory")
 
 
 def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:
@@ -413,7 +413,7 @@ class LogFile(logging.FileHandler):
         return visible_lines(super().format(record))
 
     def note(self, level: int, text: str) -> None:
-        """A line for this file alone."""
+        """Write a line to this file only."""
         self.handle(self._logger.makeRecord(__name__, level, __file__, 0, text, (), None))
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -426,4 +426,4 @@ class LogFile(logging.FileHandler):
     def _complain(self, error: OSError) -> None:
         if not self._complained:
             self._complained = True
-            print(f"warning: {self.baseFilename} cannot be written ({error}); lines are lost", file=sys.stderr)
+            print(f"warning: {self.baseFilename} cannot be written ({error}); log lines are lost", file=sys.stderr)

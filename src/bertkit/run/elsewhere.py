@@ -1,7 +1,7 @@
-"""A run that continues in another directory, as when its disk is full.
+"""Continuing a run in another directory, for example when its disk is full.
 
-Own design. The copy is made in a temporary directory and renamed, so that it is complete or absent; the original
-run stays unchanged. Imports neither torch, pydantic nor yaml.
+Not from a paper. The copy is made in a temporary directory and then renamed, so it is either complete or absent. The
+original run stays unchanged. Imports neither torch, pydantic nor yaml.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertkit.run.seal import runs_within
 
 _PARTIAL = shutil.ignore_patterns(LOCK_FILE, "*.writing", ".writing-*", "*.tmp")
 _TRAINING = ("finetune", "distill", "pretrain")
-"""A suite of these finds its runs in its own directory."""
+"""A suite of these kinds finds its runs in its own directory."""
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
     """The run itself, or a copy of it in another directory.
 
     Args:
-        run: to resume.
-        directory: where it continues; None, or its own: where it is. A copy that was made earlier is taken as it is.
+        run: the run to resume.
+        directory: where to continue it; None or its own directory: where it is. A copy made earlier is used unchanged.
 
     Raises:
         UsageError: a process is writing the run, it is a study or evaluation with runs of its own, or the directory
-            holds something else.
+            contains something else.
         DataError: the copy cannot be written.
     """
     if directory is None or directory.resolve() == run.path.resolve():
@@ -41,11 +41,11 @@ def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
         return _same_run(run, directory)
     if run.record["kind"] not in _TRAINING and any(runs_within(run.path)):
         raise UsageError(
-            f"--run-dir {directory}: {run.path} has runs of its own, whose places it has recorded; it cannot continue"
-            " in another directory"
+            f"--run-dir {directory}: {run.path} contains further runs and has recorded their paths, so it cannot"
+            " continue in another directory; resume it without --run-dir"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"--run-dir {directory}: holds other files; give a directory that is not there yet")
+        raise UsageError(f"--run-dir {directory}: contains other files; give a directory that does not exist yet")
     copying = directory.with_name(f".{directory.name}.{os.getpid()}.writing")
     lock = RunLock(run.path)
     try:

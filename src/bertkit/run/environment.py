@@ -1,7 +1,7 @@
-"""The environment of a run: versions, hardware, threads, the state of the working directory's git repository.
+"""The environment of a run: versions, hardware, threads, and the state of the working directory's git repository.
 
-Nothing here follows a paper (contract: environment.json). It holds what can change a result or a speed, and no secrets:
-of the environment only variables that are listed here by name, and no credentials within a URL.
+Not from a paper (contract: environment.json). It records what can change a result or a speed, and no secrets: only
+environment variables that are listed here by name, and no credentials within URLs.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ VARIABLES = frozenset(
         *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
     }
 )
-"""The variables that are recorded: by name, since no pattern tells a setting from a secret (HF_BEARER, NCCL_PASS)."""
+"""The recorded variables, by name: no pattern can distinguish a setting from a secret (HF_BEARER, NCCL_PASS)."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GIT_SECONDS = 10
 
 
 def describe_environment() -> dict[str, Any]:
-    """The environment as environment.json holds it; the same twice in one process unless something changed."""
+    """The content of environment.json; a second call in one process returns the same unless something changed."""
     return {
         "bertkit": __version__,
         "python": sys.version.split()[0],
@@ -85,7 +85,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def dependency_versions() -> dict[str, str | None]:
-    """The installed version of each direct dependency of the package; None where it is not installed."""
+    """The installed version of each direct dependency of the package; None if it is not installed."""
     try:
         requirements = metadata.requires("bertkit") or []
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
@@ -103,7 +103,7 @@ def dependency_versions() -> dict[str, str | None]:
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit of the repository that `directory` is in and whether its tracked files differ; None outside of one."""
+    """Commit of the repository that contains `directory`, and whether tracked files differ; None if there is none."""
     if shutil.which("git") is None:
         return None
     commit = _git(directory, "rev-parse", "HEAD")
@@ -115,7 +115,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     """The command's output; None if it fails (no repository, no commit yet) or takes too long."""
-    # A repository's own configuration can name a program to run here.
+    # A repository's own configuration can name a program that git would run here.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name; Linux keeps it in /proc/cpuinfo, elsewhere it is platform's."""
+    """The processor's name: on Linux from /proc/cpuinfo, elsewhere from `platform`."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,7 @@
-"""Figures of a run: loss and held-out accuracy by tokens read, as SVG and PNG, with the CSV that drew them.
+"""Figures of a run: loss and held-out accuracy against tokens read, as SVG and PNG, and the plotted values as CSV.
 
-Own design (contract: the run directory). Readable in greyscale: lines differ by dash and marker, not by colour alone.
+Not from a paper (contract: the run directory). Readable in greyscale: lines differ by dash and marker, not only by
+colour.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
 
     Args:
         metrics: the run's metrics.jsonl.
-        directory: of the files; made if missing.
+        directory: where the files are written; made if missing.
         title: of the figure.
         baseline: accuracy of the unigram baseline, drawn as a dotted line.
     """
@@ -34,7 +35,7 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
 
 
 def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[float], list[float]]:
-    """Millions of tokens and the values, where a row has both."""
+    """Millions of tokens and the values, from the rows that have both."""
     pairs = [(row["tokens"] / 1e6, row[column]) for row in rows if row.get(column) is not None and "tokens" in row]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
@@ -60,7 +61,7 @@ def _draw(
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    figure.suptitle(title, parse_math=False)  # a name may have dollars
+    figure.suptitle(title, parse_math=False)  # a name may contain dollar signs
     paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     for path in paths:
         figure.savefig(path, dpi=150)

@@ -1,7 +1,7 @@
-"""Finding runs: all in a folder, one by name, the one that `--resume` continues.
+"""Finding runs: all runs in a folder, one run by name, or the run that `--resume` continues.
 
-Own design (contract: the run directory). Sibling directory.py is one run. Imports neither torch, pydantic nor yaml, so
-that listing runs is quick.
+Not from a paper (contract: the run directory). Sibling directory.py represents one run. Imports neither torch, pydantic
+nor yaml, so that listing runs is fast.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bertkit.run.directory import RECORD, RunDirectory
 log = logging.getLogger(__name__)
 
 Choice = Callable[[Sequence[RunDirectory]], Iterable[RunDirectory]]
-"""Which of some runs may be continued."""
+"""Selects the runs that may be continued."""
 
 
 def find_runs(root: Path) -> list[RunDirectory]:
-    """The runs under `root`, the newest first; a damaged record is passed over with a warning."""
+    """The runs under `root`, newest first; runs with a damaged record are skipped with a warning."""
     runs = []
     for record in sorted(root.glob(f"*/{RECORD}")):
         try:
@@ -33,16 +33,16 @@ def find_runs(root: Path) -> list[RunDirectory]:
 
 
 def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
-    """The run at the path `name`, or of that id under `root`.
+    """The run at the path `name`, or the run with that id under `root`.
 
     Args:
         name: path or id.
         root: directory of the runs.
-        kind: the command that it must be a run of; None: any.
+        kind: the command that must have made the run; None: any.
 
     Raises:
-        DataError: there is none; the message offers the nearest id.
-        UsageError: it is of another kind.
+        DataError: there is no such run; the message suggests the closest id.
+        UsageError: it is a run of another command.
     """
     for path in (Path(name), root / name):
         if (path / RECORD).is_file():
@@ -59,18 +59,18 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
 
 
 def run_of_suite(suite: Path, recorded: str) -> Path:
-    """Where a run is that the results of a suite name: there, or at the same place of the suite's directory, should
-    that have been moved, or fetched from a store."""
+    """The path of a run that a suite's results name: the recorded path, or the same place below the suite's directory
+    if that was moved or fetched from a store."""
     path = Path(recorded)
     places = (path, *(suite.joinpath(*path.parts[start:]) for start in range(1, len(path.parts))))
     return next((place for place in places if (place / RECORD).is_file()), path)
 
 
 def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
-    """The first of these that was stopped, killed or failed, and is not being written."""
+    """The first of these runs that was stopped, was killed or failed, and is not being written."""
     for run in runs:
         if run.status == "running":
-            log.warning("%s is left alone: a living process is writing it", run.path)
+            log.warning("%s is skipped: a running process is writing it", run.path)
         elif run.status != "done":
             return run
     return None
@@ -79,18 +79,18 @@ def newest_unfinished(runs: Iterable[RunDirectory]) -> RunDirectory | None:
 def run_to_resume(
     name: str, root: Path, kind: str, *, run_dir: Path | None = None, fitting: Choice = lambda runs: runs
 ) -> RunDirectory:
-    """The run of this name, or the newest unfinished one.
+    """The run with this name, or the newest unfinished one.
 
     Args:
         name: path or id of a run, or NEWEST.
         root: directory of the runs.
         kind: the command whose runs count.
         run_dir: the run that NEWEST means, if the user gave its path.
-        fitting: which of them NEWEST may mean; the newest is first.
+        fitting: selects the runs that NEWEST may mean; they are given newest first.
 
     Raises:
-        DataError: there is no run of that name.
-        UsageError: it is of another kind, or there is no unfinished one.
+        DataError: there is no run with that name.
+        UsageError: it is a run of another command, or there is no unfinished run.
     """
     if name != NEWEST or run_dir is not None:
         return find_run(str(run_dir) if name == NEWEST else name, root, kind=kind)

@@ -1,8 +1,8 @@
-"""What is finished is not repeated: a done run that the same command would only repeat.
+"""Finished runs are not repeated: finds a finished run that the same command would only repeat.
 
-Own design. A run is reused for a command where recipe, data, starting model and code are those of its record, and its
-files are as it wrote them: recipe, results and model are compared with their hashes; checkpoints and logs, which are no
-part of the result, are not read. Sibling find.py finds runs by name.
+Not from a paper. A run is reused if recipe, data, starting model and code match its record and its files are unchanged:
+recipe, results and model are compared with their hashes. Checkpoints and logs are not part of the result and are not
+read. Sibling find.py finds runs by name.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bertkit.run.verify import result_errors
 log = logging.getLogger(__name__)
 
 Objection = Callable[[RunDirectory], str | None]
-"""Why a finished run cannot be reused, beyond the checks of every run; None where it can."""
+"""A further check: why a finished run cannot be reused; None if it can."""
 
 
 def finished_before(
     root: Path, identity: RunIdentity, *, run_dir: Path | None = None, objection: Objection = lambda run: None
 ) -> RunDirectory | None:
-    """The newest finished run with this identity; None where none can be reused.
+    """The newest finished run with this identity; None if none can be reused.
 
     Args:
         root: directory of all runs.
         identity: of the run that would be made.
-        run_dir: where it would be written; only a run in this very directory serves then.
-        objection: further reasons.
+        run_dir: where it would be written; then only a run in exactly this directory is reused.
+        objection: a further check.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of the same recipe that cannot be reused; the message says why.
+        UsageError: `run_dir` contains a finished run of the same recipe that cannot be reused; the message states why.
     """
     if run_dir is not None and not (run_dir / RECORD).is_file():
         return None
@@ -51,7 +51,7 @@ def finished_before(
             return run
         if run_dir is not None:
             raise UsageError(
-                f"{run.path}: holds a finished run of this recipe that cannot be reused: {reason}; name"
+                f"{run.path}: contains a finished run of this recipe that cannot be reused: {reason}; name"
                 " another --run-dir"
             )
         log.info("%s is finished and of the same recipe, but is not used: %s", run.path, reason)
@@ -59,11 +59,11 @@ def finished_before(
 
 
 def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = None) -> str | None:
-    """Why a finished run cannot be reused for the same recipe; None where it can.
+    """Why a finished run cannot be reused for the same recipe; None if it can.
 
     Args:
-        run: of status done.
-        fingerprints: of the data and models that a new one would read; None: known to be the same.
+        run: a run with status done.
+        fingerprints: of the data and models that a new run would read; None: known to be the same.
     """
     recorded = run.record["fingerprints"]
     if fingerprints is not None and recorded != dict(fingerprints):
@@ -79,7 +79,7 @@ def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = N
 
 
 def _errors(run: RunDirectory) -> Iterator[str]:
-    """What is damaged or missing of the run's result, and of the results of its own runs."""
+    """What is damaged or missing in the run's result, and in the results of its inner runs."""
     yield from result_errors(run)
     if run.results is None:
         yield f"{run.path}: has no results"
@@ -88,7 +88,7 @@ def _errors(run: RunDirectory) -> Iterator[str]:
 
 
 def _runs_of(path: Path, results: Mapping[str, Any]) -> list[Path]:
-    """The runs of a suite, or of each task of an evaluation."""
+    """The runs of a suite, or those of each task of an evaluation."""
     runs = results.get("runs") or ()
     each = [one for own in runs.values() for one in own] if isinstance(runs, Mapping) else runs
     return [run_of_suite(path, one["run"]) for one in each]

@@ -1,7 +1,7 @@
-"""A run as a rank has it that does not write it: it reads the run's checkpoints, and writes into a scratch directory.
+"""The run as seen by a rank that does not write it: reads the run's checkpoints, writes into a scratch directory.
 
-Own design. All ranks execute the same code; what it writes into the run's directory (log lines, predictions, records of
-a method) only the first rank's copy is kept of. Sibling directory.py is the run itself.
+Not from a paper. All ranks execute the same code; of what it writes into the run's directory (log lines, predictions,
+records of a method), only the first rank's copy is kept. Sibling directory.py is the run itself.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class FollowedRun(RunDirectory):
         leader: the run's directory.
 
     Args:
-        leader: a directory that this rank must see, too.
+        leader: the run's directory, which must be visible to this rank, too.
 
     Raises:
-        DataError: it does not.
+        DataError: it is not visible.
     """
 
     def __init__(self, leader: Path) -> None:
         if not (leader / RECIPE).is_file():
             raise DataError(
-                f"{leader}: the first rank writes the run there, and this rank does not see it; give --run-dir on a"
+                f"{leader}: the first rank writes the run there, but this rank cannot see it; give a --run-dir on a"
                 " file system that all machines share"
             )
         super().__init__(Path(tempfile.mkdtemp(prefix="bertkit-rank-")), RunDirectory.open(leader).record)
@@ -56,23 +56,23 @@ class FollowedRun(RunDirectory):
         self.record.update(fields)
 
     def write_environment(self) -> None:
-        """Nothing: that of the first rank is kept."""
+        """Does nothing: the first rank's is kept."""
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Nothing: those of the first rank are the same."""
+        """Does nothing: the first rank's results are the same."""
 
     def seal_model(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def seal_growing_files(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     @contextmanager
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
-        """The scratch directory is there while the body runs."""
+        """Keep the scratch directory while the body runs."""
         for path in self.leader.iterdir():
             if path.name not in _NOT_COPIED and path.is_file():
-                with suppress(FileNotFoundError):  # what the first rank is replacing at this moment
+                with suppress(FileNotFoundError):  # the first rank is replacing it at this moment
                     shutil.copy(path, self.path)
         try:
             yield

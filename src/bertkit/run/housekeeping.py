@@ -1,7 +1,7 @@
-"""Freeing the disk that runs take: a run whole, or the checkpoints of a finished one.
+"""Freeing disk space: deleting whole runs, or the checkpoints of finished ones.
 
-Own design. A run that a living process writes is never touched: both take its lock first. Links are removed, never
-followed. Imports neither torch, pydantic nor yaml.
+Not from a paper. A run that a running process is writing is never touched: its lock is taken first. Links are removed,
+never followed. Imports neither torch, pydantic nor yaml.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DAY = 86_400
 
 
 def is_older(run: RunDirectory, days: float | None) -> bool:
-    """Whether a run ended (or else started) this many days ago; always where `days` is None."""
+    """Whether a run ended (or, if it did not end, started) at least this many days ago; True if `days` is None."""
     if days is None:
         return True
     ended = datetime.fromisoformat(str(run.record.get("ended") or run.record["started"]))
@@ -30,8 +30,8 @@ def delete_run(run: RunDirectory) -> None:
     """Delete the directory of a run.
 
     Raises:
-        UsageError: a process is writing it.
-        DataError: it is a link.
+        UsageError: a process is writing the run.
+        DataError: the directory is a link.
     """
     if run.path.is_symlink():
         raise DataError(f"{run.path}: is a link to {run.path.resolve()}; delete the link yourself")
@@ -43,7 +43,7 @@ def delete_run(run: RunDirectory) -> None:
 
 
 def free_parts(run: RunDirectory, names: Sequence[str]) -> None:
-    """Delete directories of a finished run that nobody wants kept, and record it, so that `runs verify` misses none.
+    """Delete directories of a finished run that are no longer needed, and record this for `runs verify`.
 
     Raises:
         UsageError: a process is writing the run.

@@ -1,8 +1,8 @@
-"""One writer per run: a lock that the operating system releases when its holder dies, however it dies.
+"""One writer per run: a lock that the operating system releases when its holder dies in any way.
 
-Source: POSIX record locks, fcntl(2). Unlike flock(2) they are not inherited by forked data workers, which may outlive a
-killed trainer, and they work on NFS. They are lost when the holder closes *any* descriptor of the file, so this process
-remembers its locks and never opens such a file again. Imports nothing heavy.
+Source: POSIX record locks, fcntl(2). Unlike flock(2) locks they are not inherited by forked data workers, which may
+outlive a killed trainer, and they work on NFS. They are lost when the holder closes *any* descriptor of the file, so
+this process remembers its locks and never opens such a file again. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunLock:
     """The right to write a run directory, from construction until `release` or the end of the process.
 
     Raises:
-        UsageError: another process, or this one, is writing the run; the message names it.
+        UsageError: another process, or this one, is already writing the run; the message names the process.
     """
 
     def __init__(self, run: Path) -> None:
@@ -53,14 +53,14 @@ class RunLock:
         _held[self._key] = os.getpid()
 
     def release(self) -> None:
-        """Let others write; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if _held.get(self._key) == os.getpid():
             del _held[self._key]
             os.close(self._descriptor)
 
 
 def is_locked(run: Path) -> bool:
-    """Whether a living process is writing the run; True if that is unknown."""
+    """Whether a running process is writing the run; True if that is unknown."""
     key = os.path.realpath(run / LOCK_FILE)
     if _held.get(key) == os.getpid():
         return True
@@ -80,7 +80,7 @@ def is_locked(run: Path) -> bool:
 
 
 def _lock(descriptor: int, run: Path) -> None:
-    # Several attempts, because `is_locked` in another process holds a shared lock for a moment.
+    # Several attempts, because `is_locked` in another process briefly holds a shared lock.
     for attempt in range(ATTEMPTS):
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +88,7 @@ def _lock(descriptor: int, run: Path) -> None:
             if error.errno not in _TAKEN:
                 if _holder_lives(run):
                     raise UsageError(_taken(run)) from error
-                log.warning("%s: this file system has no locks (%s); start no second process on this run", run, error)
+                log.warning("%s: this file system has no locks (%s); start only one process on this run", run, error)
                 return
             if attempt + 1 == ATTEMPTS:
                 raise UsageError(_taken(run)) from error
@@ -111,7 +111,8 @@ def _holder(run: Path) -> dict[str, Any]:
 
 
 def _holder_lives(run: Path) -> bool:
-    """For file systems without locks: does the process that wrote the lock file exist still? True for another host."""
+    """For file systems without locks: whether the process that wrote the lock file still exists; True if on another
+    host."""
     import psutil
 
     holder = _holder(run)

@@ -1,7 +1,7 @@
 """The metrics stream: one JSON object per logged step in metrics.jsonl, and the same as TensorBoard events.
 
-Own design (contract: the run directory). A killed run leaves at most one torn line, which is dropped; a resumed run
-first drops all lines after its checkpoint, so that no step's figure appears twice. torch is imported for events only.
+Not from a paper (contract: the run directory). A killed run leaves at most one incomplete line, which is dropped. A
+resumed run first drops all lines after its checkpoint, so no figure appears twice. torch is imported for events only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertkit.json_input import parse_json
 
 METRICS_FILE = "metrics.jsonl"
 MACHINE_FIGURES = frozenset({"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"})
-"""Figures of speed and memory, which differ from one time to the next; all others are the run's."""
+"""Figures of speed and memory, which differ between repeats; all others are the same for the same run."""
 _TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ class MetricsLog:
 
     Args:
         path: the metrics.jsonl; made if missing.
-        tensorboard: directory of the event files; None: none.
-        start_step: the step resumed from; lines of later steps are dropped. 0 for a new run: all are.
+        tensorboard: directory of the event files; None: no events are written.
+        start_step: the step resumed from; lines of later steps are dropped. 0 for a new run: all lines are dropped.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None, *, start_step: int = 0) -> None:
@@ -46,9 +46,9 @@ class MetricsLog:
         self._events = None if tensorboard is None else _open_events(tensorboard, start_step)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append `{"step": step, **values}`; numbers go to TensorBoard too. NaN and infinity become null.
+        """Append `{"step": step, **values}`; numbers are also written to TensorBoard. NaN and infinity become null.
 
-        A step may be logged in parts (the loss, later the held-out loss), each figure once; steps never go down.
+        A step may be logged in parts (the loss, later the held-out loss), each figure once; steps never decrease.
 
         Raises:
             OSError: the disk is full or failing.
@@ -61,7 +61,7 @@ class MetricsLog:
                     self._events.add_scalar(name, value, step)
 
     def sync(self) -> None:
-        """Force the lines onto the disk; called before a checkpoint, so that no figure of an earlier step is lost."""
+        """Force the lines to disk; called before a checkpoint, so that no figure of an earlier step is lost."""
         os.fsync(self._file)
         if self._events is not None:
             self._events.flush()
@@ -85,10 +85,10 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The logged objects in order; none if the file is missing. A torn last line is skipped.
+    """The logged objects in order; none if the file is missing. An incomplete last line is skipped.
 
     Raises:
-        DataError: a line other than a torn last one is not an object with a step; names file and line.
+        DataError: a line is not an object with a step (except an incomplete last one); names file and line.
     """
     for number, line, value in _lines(path):
         if value is None:
@@ -113,7 +113,7 @@ def metrics_by_step(path: Path) -> list[dict[str, Any]]:
 
 
 def last_metrics(path: Path) -> dict[str, Any] | None:
-    """The newest logged object, read from the end of the file; None where there is none."""
+    """The newest logged object, read from the end of the file; None if there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -125,7 +125,7 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
 
 
 def metrics_errors(path: Path) -> list[str]:
-    """What is wrong with a metrics.jsonl: an unreadable line, a step that goes down, a figure logged twice."""
+    """What is wrong with a metrics.jsonl: an unreadable line, a decreasing step, a figure logged twice."""
     errors: list[str] = []
     newest, logged = 0, set[str]()
     for number, line, value in _lines(path):
@@ -144,7 +144,7 @@ def metrics_errors(path: Path) -> list[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Line number, line, and the object in it, or None where the line is torn or foreign."""
+    """Line number, line, and the object in it, or None if the line is incomplete or not of this format."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -164,11 +164,11 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Cut the file before the first line that is torn, foreign or of a later step."""
+    """Cut the file before the first line that is incomplete, not of this format, or of a later step."""
     keep = 0
     for number, line, value in _lines(path):
         if value is None and line.endswith(b"\n"):
-            log.warning("%s, line %d is damaged; it and what follows are dropped", path, number)
+            log.warning("%s, line %d is damaged; it and all following lines are dropped", path, number)
         if value is None or value["step"] > step or step == 0:
             break
         keep += len(line)
@@ -185,13 +185,13 @@ def _open_events(directory: Path, start_step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     _leave_errors_to_the_command()
-    # TensorBoard itself hides the points of a killed attempt that are at and after purge_step.
+    # TensorBoard itself hides the points of a killed attempt from purge_step onwards.
     return SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
 
 
 @cache
 def _leave_errors_to_the_command() -> None:
-    """Print no traceback of TensorBoard's own thread: what it fails to write is raised again by the next flush."""
+    """Print no traceback of TensorBoard's own thread: the next flush raises its write errors again."""
     before = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

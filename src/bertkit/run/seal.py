@@ -1,13 +1,14 @@
-"""The seal of a run: sizes and hashes of all files that it wrote, and of those that grow as far as they went.
+"""The seal of a run: sizes and hashes of all files that it wrote; for growing files, of the part written so far.
 
-Own design (contract: `bertkit runs verify`). Files that only grow are sealed by their first bytes at each checkpoint,
-so that a killed run has a seal, too; all others when the run ends. What has hashes of its own is left to them: the
-model and the recipe in run.json, checkpoints in their manifests. Sibling verify.py compares.
+Not from a paper (contract: `bertkit runs verify`). Files that only grow are sealed by their first bytes at each
+checkpoint, so that a killed run has a seal, too; all others when the run ends. Files with hashes recorded elsewhere are
+left out: model and recipe (in run.json) and checkpoints (in their manifests). Sibling verify.py compares.
 
     files.json   {"format": 1, "whole": true, "files": {"log.txt": {"bytes": 9, "sha256": H}}, "links": {}, "runs": [],
                   "sha256": H}
 
-A JSON file that holds its own hash is in one form only: any other byte in it is damage. Imports the standard library.
+A JSON file that contains its own hash has exactly one valid form: any other byte is damage. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def grows(name: str) -> bool:
-    """Whether a run only appends to the file of this name, relative to its directory."""
+    """Whether a run only appends to the file with this name (relative to the run's directory)."""
     return name in _GROWING or name.startswith(_GROWING_FOLDER)
 
 
@@ -46,14 +47,14 @@ def write_self_hashed(path: Path, value: Mapping[str, Any], *, private: bool = F
 
 
 def self_hash_error(path: Path, value: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file of `write_self_hashed` that holds this value; None where it is as it was written."""
+    """What is wrong with a file by `write_self_hashed` that contains this value; None if it is unchanged."""
     without = {key: item for key, item in value.items() if key != OWN_HASH}
     try:
         if OWN_HASH in value and path.read_bytes() == _with_hash(without).encode():
             return None
     except (OSError, ValueError) as error:
         return f"{path}: cannot be read ({error})"
-    return f"{path}: its own hash does not fit it (altered)"
+    return f"{path}: does not match the hash that it contains (altered)"
 
 
 def _with_hash(value: Mapping[str, Any]) -> str:
@@ -74,23 +75,23 @@ class RunSeal:
         self._prefixes: dict[str, tuple[int, hashlib._Hash]] = {}
 
     def open(self) -> None:
-        """A run begins or goes on: nothing is sealed, for files may be written anew."""
+        """A run begins or continues: clear the seal, because files may be rewritten."""
         self._write({}, whole=False)
 
     def growing(self) -> None:
-        """Seal what there is of the files that grow."""
+        """Seal the current content of the growing files."""
         self._write({name: self._prefix(name) for name in self._names() if grows(name)}, whole=False)
 
     def forget(self) -> None:
-        """Files that grow were cut: they are read again from their beginning."""
+        """Growing files were cut: read them again from the beginning."""
         self._prefixes.clear()
 
     def close(self) -> None:
-        """Seal all files; a disk that refuses is told, and leaves the last seal."""
+        """Seal all files; if the disk refuses, a warning is logged and the last seal is kept."""
         try:
             self._write({name: _entry(self._run / name) for name in self._names()}, whole=True)
         except (OSError, DataError) as error:
-            log.warning("the files of %s could not be sealed (%s); `runs verify` will say so", self._run, error)
+            log.warning("the files of %s could not be sealed (%s); `runs verify` will report this", self._run, error)
 
     def _write(self, files: Mapping[str, Any], *, whole: bool) -> None:
         links = {name: os.readlink(self._run / name) for name in _links(self._run)} if whole else {}
@@ -102,7 +103,7 @@ class RunSeal:
         return [name for name in file_names(self._run) if not hashed_elsewhere(name)]
 
     def _prefix(self, name: str) -> dict[str, Any]:
-        """Of all bytes up to now; only those since the last call are read."""
+        """Size and hash of all bytes up to now; only those since the last call are read."""
         size, digest = self._prefixes.get(name, (0, hashlib.sha256()))
         with open_regular(self._run / name) as file:
             file.seek(size)
@@ -114,7 +115,7 @@ class RunSeal:
 
 
 def hashed_elsewhere(name: str) -> bool:
-    """Whether a file of a run has its hash in another place than the seal."""
+    """Whether the hash of a file is recorded elsewhere than in the seal."""
     parts = Path(name).parts
     if parts[0] == "checkpoints" and len(parts) == 3:
         return parts[2] != "manifest.json"
@@ -122,7 +123,7 @@ def hashed_elsewhere(name: str) -> bool:
 
 
 def file_names(run: Path) -> list[str]:
-    """The regular files of a run, relative to its directory, in order; those of runs in it are theirs."""
+    """The regular files of a run, relative to its directory, in order; without those of inner runs."""
     found: list[str] = []
     for folder, folders, names in os.walk(run):
         folders[:] = sorted(each for each in folders if not (Path(folder, each) / "run.json").is_file())
@@ -139,10 +140,10 @@ def runs_within(run: Path) -> Iterator[Path]:
 
 
 def read_seal(run: Path) -> dict[str, Any] | None:
-    """The seal of a run; None where it has none.
+    """The seal of a run; None if it has none.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the seal is damaged.
     """
     path = run / SEAL
     if not os.path.lexists(path):
@@ -169,12 +170,12 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def prefix_error(path: Path, entry: Any, *, may_be_longer: bool) -> str | None:
-    """What differs of a file from its entry in the seal; None where it is as it was."""
+    """How a file differs from its entry in the seal; None if it is unchanged."""
     try:
         with open_regular(path) as file:
             size, wanted = os.fstat(file.fileno()).st_size, int(entry["bytes"])
             if size < wanted or (size > wanted and not may_be_longer):
-                return f"{path}: {size:,} bytes, {wanted:,} were sealed (truncated or altered)"
+                return f"{path}: {size:,} bytes, but {wanted:,} were sealed (truncated or altered)"
             digest, left = hashlib.sha256(), wanted
             while left and (piece := file.read(min(left, _PIECE))):
                 digest.update(piece)

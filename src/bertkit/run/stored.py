@@ -1,13 +1,13 @@
 """Runs on a store: `--run-dir s3://BUCKET/RUN` and `--resume s3://BUCKET/RUN`.
 
-Own design. A run is computed in a working copy below the cache, whose place follows from the URL, and uploaded while it
-goes on (uploading.py). A run of the store is fetched before it is resumed: its small files, and the newest checkpoint
-that is whole. The store has no locks, so one machine at a time may write a run there; one that finds that another has
-stops uploading.
+Not from a paper. A run is computed in a working copy below the cache, at a path derived from the URL, and uploaded
+while it runs (uploading.py). A run on the store is fetched before it is resumed: its small files and the newest intact
+checkpoint. The store has no locks, so only one machine at a time may write a run there; a machine that finds that
+another one has written stops uploading.
 
     CACHE/stored-runs/DIGEST/
       NAME/             the run directory; NAME is the last part of the URL
-      uploaded.json     what of it is on the store
+      uploaded.json     which of its files are on the store
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bertkit.stores.url import StoreUrl, has_scheme
 
 Expected = Literal["new", "run", "either"]
 WORKING_COPIES = "stored-runs"
-"""The directory of the cache; unlike others there it may hold what is nowhere else."""
+"""The directory of the cache; unlike the others, it may contain files that exist nowhere else."""
 _TABLE = "uploaded.json"
 _CHECKPOINTS = "checkpoints"
 _SUITE = "suite.json"
@@ -49,12 +49,12 @@ class StoredRun:
 
     Attributes:
         url: of the run.
-        path: of the working copy; it need not exist.
+        path: of the working copy, which need not exist.
     """
 
     def __init__(self, url: StoreUrl, cache: Path) -> None:
         if not url.name:
-            raise UsageError(f"{url}: names no run; give a directory below it")
+            raise UsageError(f"{url}: does not name a run; give a directory below it")
         self.url = url
         home = cache / WORKING_COPIES / url.digest
         self.path = home / url.name
@@ -65,7 +65,7 @@ class StoredRun:
         """The run that a URL or the path of a working copy names; None for any other name.
 
         Raises:
-            UsageError: another scheme, or no valid URL.
+            UsageError: the scheme is another, or the URL is not valid.
         """
         if name is None or name == NEWEST:
             return None
@@ -77,22 +77,22 @@ class StoredRun:
         return None
 
     def uploader(self) -> BackgroundUpload:
-        """What uploads the working copy."""
+        """The upload of the working copy."""
         return BackgroundUpload(Uploader(self.path, Store(self.url), self._table), str(self.url), self.path)
 
     def open(self, expected: Expected, progress: Progress = silent_progress) -> None:
         """Bring the working copy up to date with the store.
 
         Args:
-            expected: a run that is to be continued, a new one (or one that is finished), or either of them.
+            expected: a run to continue ("run"), a new or finished run ("new"), or either of them.
             progress: shows the bytes that are fetched.
 
         Raises:
-            UsageError: a new run's place holds a run, or other files; the working copy is being written.
+            UsageError: the place of a new run contains a run or other files; the working copy is being written.
             DataError: there is no run to resume, or the store cannot be read.
         """
         if is_locked(self.path):
-            raise UsageError(f"{self.url}: another process of this machine is writing this run ({self.path})")
+            raise UsageError(f"{self.url}: another process on this machine is writing this run ({self.path})")
         store = Store(self.url)
         record = store.get_bytes(RECORD)
         if record is None:
@@ -109,27 +109,27 @@ class StoredRun:
         return (self.path / RECORD).is_file()
 
     def _open_unstored(self, store: Store, expected: Expected) -> None:
-        """Nothing or the beginning of a run is on the store."""
+        """The store contains nothing, or only the beginning of a run."""
         if self._is_here:
-            log.info("%s has no run yet; the working copy %s is uploaded", self.url, self.path)
+            log.info("%s has no run yet; uploading the working copy %s", self.url, self.path)
             self._table.forget()
             return
         if expected == "run":
             raise DataError(f"{self.url}: there is no run here (it has no {RECORD})")
         if found := sorted(store.list()):
-            raise UsageError(f"{self.url}: holds other files ({', '.join(found[:3])}); --run-dir expects a new place")
+            raise UsageError(f"{self.url}: contains other files ({', '.join(found[:3])}); give a new --run-dir")
         self._table.forget()
         self._table.save()
 
     def _require_free(self, record: bytes, expected: Expected) -> None:
-        """Raise UsageError where a new run would be written over one that is not finished."""
+        """Raise UsageError if a new run would overwrite an unfinished one."""
         if expected == "new" and _parsed(record, self.url).get("status") != "done":
             raise UsageError(
                 f"{self.url}: holds a run already; go on with `--resume {self.url}`, or name another --run-dir"
             )
 
     def _set_aside(self) -> None:
-        """The store has what did not come from this working copy: it is deleted, or kept if it has more of its own."""
+        """The store's run was written elsewhere: delete the working copy, or rename it if it has files not uploaded."""
         if not self.path.exists():
             return
         if self._is_here and Uploader(self.path, Store(self.url), self._table).outstanding():
@@ -137,16 +137,16 @@ class StoredRun:
                 path for n in count(1) if not (path := self.path.with_name(f"{self.path.name}.aside-{n}")).exists()
             )
             self.path.rename(free)
-            log.warning("%s was written from elsewhere; what was here and not uploaded is kept in %s", self.url, free)
+            log.warning("%s was written from elsewhere; files not yet uploaded are kept in %s", self.url, free)
         else:
             shutil.rmtree(self.path)
 
     def _fetch(self, store: Store, record: bytes, progress: Progress) -> None:
-        """Make the working copy from what is on the store."""
+        """Create the working copy from the store."""
         files = store.list()
         is_done = _parsed(record, self.url).get("status") == "done"
         of_checkpoints = {name for name in files if f"/{_CHECKPOINTS}/" in f"/{name}"}
-        # What a suite's model was linked to is fetched with its run, and linked again.
+        # The model that a suite links to is fetched with its run, and linked again.
         left_out = {name for name in files if _SUITE in files and name.startswith("model/") and not is_done}
         writing = self.path.with_name(f".{self.path.name}.writing")
         shutil.rmtree(writing, ignore_errors=True)
@@ -159,7 +159,7 @@ class StoredRun:
         self._table.forget()
         for name, file in files.items():
             here = self.path / name
-            # What is not fetched is known all the same, so that it is removed when the run would remove it.
+            # Files that are not fetched are listed too, so that they are removed when the run would remove them.
             self._table.add(name, FileState.of(here) if here.is_file() else FileState(file.size, 0))
         self._table.about_to_write(record)
         log.info("%s is fetched into %s", self.url, self.path)
@@ -168,10 +168,10 @@ class StoredRun:
 def _fetch_newest_checkpoint(
     store: Store, files: Mapping[str, StoredFile], directory: Path, group: str, progress: Progress
 ) -> None:
-    """The newest whole checkpoint, and the one that its run would go back to.
+    """Fetch the newest intact checkpoint, and the one that the run would go back to.
 
     Raises:
-        DataError: there are checkpoints, and all are damaged.
+        DataError: there are checkpoints, but all of them are damaged.
     """
     content = store.get_bytes(f"{group}/{LATEST}") if f"{group}/{LATEST}" in files else None
     named = None if content is None else content.decode(errors="replace").strip()
@@ -186,7 +186,7 @@ def _fetch_newest_checkpoint(
         found = checkpoint_errors(directory / place)
         if not found:
             if errors:
-                log.warning("the older checkpoint %s is fetched, because %s", store.url / place, "; ".join(errors))
+                log.warning("the older checkpoint %s was fetched, because %s", store.url / place, "; ".join(errors))
             if step == named:
                 write_text(directory / group / LATEST, f"{named}\n")
             sound = read_json(directory / place / STATE).get("last_sound")
@@ -214,11 +214,11 @@ def _parsed(record: bytes, url: StoreUrl) -> dict[str, Any]:
 
 
 class RunPlace:
-    """Where a command's run is, for a user who names it by URLs or paths; a context that is open while it runs.
+    """Where a command's run is, given as URLs or paths; a context manager that is open while the command runs.
 
     Args:
-        run_dir: as `--run-dir` gives it.
-        resume: as `--resume` gives it.
+        run_dir: the value of `--run-dir`.
+        resume: the value of `--resume`.
         cache: the cache's root.
         offline: use no network.
         progress: shows the bytes that are fetched and uploaded.
@@ -228,7 +228,7 @@ class RunPlace:
         resume: path or name of the run to resume.
 
     Raises:
-        UsageError, DataError: see `StoredRun.open`; the network is needed, and may not be used.
+        UsageError, DataError: see `StoredRun.open`; also if the network is needed but may not be used.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class RunPlace:
         self.resume = resume if source is None else str(source.path)
         self._progress = progress
         self._upload: BackgroundUpload | None = None
-        self._stored = source if run_dir is None else target  # what is resumed where it is goes on there
+        self._stored = source if run_dir is None else target  # a run resumed in place stays there
         launch = Launch.of_environment()
         if launch is not None and launch.rank != 0:
             return  # the first rank fetches and uploads
@@ -264,15 +264,15 @@ class RunPlace:
             self._upload = self._stored.uploader()
 
     def begin(self) -> None:
-        """The run's training starts, and its upload with it."""
+        """Start the upload, together with the run's training."""
         if self._upload is not None:
             self._upload.start()
 
     def complete(self) -> None:
-        """The run is done: wait for its upload.
+        """After the run is done: wait for its upload.
 
         Raises:
-            DataError: the store does not take all of it.
+            DataError: the store does not accept all of it.
             StoppedError: the user interrupts the upload.
         """
         if self._upload is not None:
@@ -282,7 +282,7 @@ class RunPlace:
                 raise StoppedError(f"the upload to {self._url} was interrupted", self._remedy) from None
 
     def shown(self, path: Path) -> str:
-        """A path of the run as the user knows it: on the store, if it is there."""
+        """A path of the run as shown to the user: the store's URL, if the run is on a store."""
         if self._stored is not None and path.absolute().is_relative_to(self._stored.path.absolute()):
             below = path.absolute().relative_to(self._stored.path.absolute()).as_posix()
             return str(self._stored.url if below == "." else self._stored.url / below)
@@ -294,10 +294,10 @@ class RunPlace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A run that stops or fails is uploaded as far as it is.
+        """Upload what a stopped or failed run has written so far.
 
         Raises:
-            DataError: it was stopped, and the store does not take its checkpoint.
+            DataError: the run was stopped and the store does not accept its checkpoint.
         """
         if self._upload is None or not self._upload.is_running or error is None:
             return

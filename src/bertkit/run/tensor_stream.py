@@ -1,8 +1,8 @@
-"""Tensors that come one at a time, and a safetensors file that is written as they come.
+"""Tensors that arrive one at a time, and a safetensors file that is written as they arrive.
 
-The format is that of the safetensors library (https://huggingface.co/docs/safetensors): the length of a header in eight
-bytes, the header in JSON, and the tensors' bytes. The library's own writer wants all tensors of a file at once; this
-one has one of them in memory, so that a rank can write what is spread over many.
+The format is that of the safetensors library (https://huggingface.co/docs/safetensors): the length of the header in
+eight bytes, the header in JSON, and the tensors' bytes. The library's own writer needs all tensors of a file at once;
+this one keeps one tensor in memory, so that a rank can write a model that is sharded over many.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class TensorStream:
-    """Tensors by name, each of which can be had once, in order.
+    """Named tensors, each of which can be read once, in order.
 
     Attributes:
-        kinds: type and shape by name.
+        kinds: data type and shape by name.
         tensors: in the order of `kinds`, contiguous and on the CPU.
     """
 
@@ -42,13 +42,13 @@ class TensorStream:
     tensors: Iterator[Tensor]
 
     def drain(self) -> None:
-        """Take the tensors that are left, for others wait until each was taken."""
+        """Read the remaining tensors, because other ranks wait until each was read."""
         for _ in self.tensors:
             pass
 
 
 def write_stream(path: Path, stream: TensorStream) -> None:
-    """Write a safetensors file, a tensor at a time.
+    """Write a safetensors file, one tensor at a time.
 
     Raises:
         OSError: the disk is full or failing.

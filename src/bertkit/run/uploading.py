@@ -1,12 +1,13 @@
-"""A run directory that is followed onto a store while the run goes on.
+"""Uploading a run directory to a store while the run continues.
 
-Own design. A thread looks at the directory and uploads what is new; training never waits for it. Files and checkpoints
-get their names once they are complete, so the thread sees whole ones only, and those who write them know nothing of
-stores. A store that fails is tried again, less and less often. Sibling stored.py opens a run that is on a store.
+Not from a paper. A thread watches the directory and uploads new files; training never waits for it. Files and
+checkpoints get their names once they are complete, so the thread sees only complete ones, and the code that writes them
+does not depend on stores. After a failure the upload is retried, less and less often. Sibling stored.py opens a run on
+a store.
 
-The order of writing makes what is on the store a run at any moment:
-    1. files that grow, at least as far as the record and the seal know them, and all others
-    2. each checkpoint: its files, then its manifest; then `latest`, and only then are older ones removed
+The order of writing ensures that the store contains a valid run at any moment:
+    1. growing files, at least up to the length in the record and the seal, and all other files
+    2. each checkpoint: its files, then its manifest; then `latest`; only then are older ones removed
     3. files.json and run.json, as they were before 1
 """
 
@@ -34,13 +35,13 @@ from bertkit.run.seal import SEAL
 from bertkit.stores.store import Store
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the checkpoints."""
+"""Between two checks for new checkpoints."""
 QUIET_SECONDS = 30.0
-"""Between two uploads of logs and metrics where no checkpoint is new."""
+"""Between two uploads of logs and metrics if there is no new checkpoint."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
-"""After an upload that fails; it doubles from one to the next."""
+"""After a failed upload; doubles with each further failure."""
 LAST_ATTEMPTS = 3
-"""At the end of the run."""
+"""Attempts at the end of the run."""
 
 _RECORDS = (SEAL, RECORD)
 _STEP = re.compile(r"(?P<group>.+)/(?P<step>step-\d{8,})/[^/]+")
@@ -49,11 +50,11 @@ _IN_MEMORY = 16 << 20
 log = logging.getLogger(__name__)
 
 Counted = Callable[[int], None]
-"""Called with the bytes of each file that is uploaded."""
+"""Called with the size of each uploaded file in bytes."""
 
 
 class TakenOverError(DataError):
-    """Another process writes the run on the store: nothing more may be uploaded from here."""
+    """Another process has written the run on the store: nothing more may be uploaded from here."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class FileState:
 
 
 class UploadTable:
-    """What of a run is on the store: the state of each file when it was uploaded, kept in a file beside the run.
+    """Which files of a run are on the store: the state of each when it was uploaded, in a file next to the run.
 
     Args:
         path: the file.
@@ -96,31 +97,31 @@ class UploadTable:
         return not self._files
 
     def has(self, name: str, state: FileState) -> bool:
-        """Whether this very state of a file is there."""
+        """Whether exactly this state of a file is on the store."""
         return self._files.get(name) == state
 
     def names(self, below: str = "") -> list[str]:
-        """The files that are there, or those of them whose names begin so."""
+        """The files on the store, or only those whose names begin with `below`."""
         return [name for name in self._files if name.startswith(below)]
 
     def add(self, name: str, state: FileState) -> None:
-        """A file is there now."""
+        """Record that a file is on the store."""
         self._files[name] = state
 
     def drop(self, name: str) -> None:
-        """A file is not there any more."""
+        """Record that a file is no longer on the store."""
         self._files.pop(name, None)
 
     def forget(self) -> None:
-        """Nothing is there."""
+        """Record that nothing is on the store."""
         self._files, self._records = {}, []
 
     def wrote(self, record: bytes) -> bool:
-        """Whether a run.json of the store is the one that was written last from here."""
+        """Whether the store's run.json is the one last written from here."""
         return hashlib.sha256(record).hexdigest() in self._records
 
     def about_to_write(self, record: bytes) -> None:
-        """The run.json of the store becomes this one; a kill may leave the one before."""
+        """Record that the store's run.json is about to be replaced by this one; a kill may leave the previous one."""
         self._records = [*self._records[-1:], hashlib.sha256(record).hexdigest()]
         self.save()
 
@@ -132,9 +133,9 @@ class UploadTable:
 
 
 def uploadable(directory: Path) -> Iterator[str]:
-    """The files of a run that belong on a store, by their names: none that is being written, and no lock.
+    """The names of the files of a run to upload: no lock, and none that is still being written.
 
-    What a link of the run leads to, such as the chosen model of a suite, is uploaded as if it were there.
+    The target of a link, such as the chosen model of a suite, is uploaded as if it were in the run.
     """
     for folder, folders, names in os.walk(directory, followlinks=True):
         folders[:] = sorted(each for each in folders if not _is_unfinished(each))
@@ -148,12 +149,12 @@ def _is_unfinished(name: str) -> bool:
 
 
 class Uploader:
-    """Makes a place of a store like a run directory, in passes.
+    """Synchronises a place on a store with a run directory, in passes.
 
     Args:
         directory: the run.
         store: the place.
-        table: what is there already.
+        table: what is already there.
     """
 
     def __init__(self, directory: Path, store: Store, table: UploadTable) -> None:
@@ -164,7 +165,7 @@ class Uploader:
         self._named: dict[str, str | None] = {}
 
     def outstanding(self) -> dict[str, int]:
-        """The sizes of the files that the store lacks, or has in an older state."""
+        """The sizes of the files that are missing on the store, or outdated there."""
         missing = {}
         for name in uploadable(self._directory):
             with suppress(FileNotFoundError):
@@ -174,7 +175,7 @@ class Uploader:
         return missing
 
     def newest(self) -> tuple[tuple[str, int], ...]:
-        """What changes when a checkpoint is finished: each `latest`, and when it moved."""
+        """A value that changes when a checkpoint is finished: each `latest`, and when it was updated."""
         found = []
         for name in uploadable(self._directory):
             if name.endswith(f"/{LATEST}"):
@@ -183,11 +184,11 @@ class Uploader:
         return tuple(sorted(found))
 
     def upload(self, counted: Counted = lambda size: None) -> None:
-        """One pass: all that is new, in the order of the file's docstring.
+        """One pass: upload everything new, in the order given in the module docstring.
 
         Raises:
-            DataError: the store does not take it.
-            TakenOverError: another process writes the run there.
+            DataError: the store does not accept it.
+            TakenOverError: another process has written the run there.
         """
         self._check_owner()
         try:
@@ -211,8 +212,8 @@ class Uploader:
         record = self._store.get_bytes(RECORD)
         if record is not None and not self._table.wrote(record):
             raise TakenOverError(
-                f"{self._store.url}: another process has written this run since; nothing more is uploaded, and what"
-                f" this one makes stays in {self._directory}"
+                f"{self._store.url}: another process has written this run in the meantime; nothing more is uploaded,"
+                f" and the output of this process stays in {self._directory}"
             )
 
     def _read(self, name: str) -> tuple[FileState, bytes] | None:
@@ -223,13 +224,13 @@ class Uploader:
             return None
 
     def _put(self, name: str, counted: Counted) -> None:
-        """A file, unless it is there as it is or gone here."""
+        """Upload a file, unless it is already on the store unchanged or has been deleted here."""
         path = self._directory / name
         try:
             state = FileState.of(path)
             if self._table.has(name, state):
                 return
-            if state.size <= _IN_MEMORY:  # it may grow meanwhile
+            if state.size <= _IN_MEMORY:  # it may grow during the upload
                 self._store.put_bytes(path.read_bytes(), name)
             else:
                 self._store.put(path, name)
@@ -249,7 +250,7 @@ class Uploader:
         counted(state.size)
 
     def _put_checkpoints(self, group: str, counted: Counted) -> None:
-        """The checkpoints of a directory: the one that `latest` names, `latest` itself, and then the others."""
+        """Upload the checkpoints of a directory: the one that `latest` names, `latest` itself, then the others."""
         here = self._directory / group
         named = latest_name(here)
         steps = [path.name for path in list_checkpoints(here)[::-1]]
@@ -262,14 +263,14 @@ class Uploader:
             with suppress(FileNotFoundError):
                 self._table.add(f"{group}/{LATEST}", FileState.of(here / LATEST))
             gone = [name for name in self._table.names(f"{group}/step-") if name.split("/")[-2] not in steps]
-            # Without its manifest what is left of one is no checkpoint.
+            # Manifests first: without its manifest, the rest is not a checkpoint.
             self._remove(sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST}")))
         elif named is None:
             self._remove([f"{group}/{LATEST}", *self._table.names(f"{group}/step-")])
             self._named[group] = None
 
     def _put_checkpoint(self, group: str, step: str, counted: Counted) -> bool:
-        """One checkpoint, its manifest last; returns whether the store has it, since it may be gone here."""
+        """Upload one checkpoint, its manifest last; False if it was deleted or replaced here meanwhile."""
         place = f"{group}/{step}"
         with self._hold(self._directory / place) as held:
             if held is None:
@@ -278,7 +279,7 @@ class Uploader:
             manifest = f"{place}/{MANIFEST}"
             if self._table.has(manifest, states[MANIFEST]):
                 return True
-            if self._on_store(group) == step:  # of this name, and other content: the run went back and came again
+            if self._on_store(group) == step:  # same name, other content: the run went back and reached it again
                 self._remove([f"{group}/{LATEST}"])
                 self._named[group] = None
             if manifest in self._table.names(place):
@@ -293,14 +294,14 @@ class Uploader:
             if wrong:
                 for name in wrong:
                     self._table.drop(f"{place}/{name}")
-                raise DataError(f"{self._store.url / place}: {', '.join(wrong)} did not arrive whole")
+                raise DataError(f"{self._store.url / place}: {', '.join(wrong)} did not arrive completely")
             self._store.put(held / MANIFEST, manifest)
             self._table.add(manifest, states[MANIFEST])
             counted(states[MANIFEST].size)
             return True
 
     def _on_store(self, group: str) -> str | None:
-        """What `latest` names on the store."""
+        """The name in the store's `latest`."""
         if group not in self._named:
             content = self._store.get_bytes(f"{group}/{LATEST}")
             self._named[group] = None if content is None else content.decode(errors="replace").strip()
@@ -308,8 +309,8 @@ class Uploader:
 
     @contextmanager
     def _hold(self, checkpoint: Path) -> Iterator[Path | None]:
-        """The files of a checkpoint under further names, so that none goes while it is uploaded; None where it is gone
-        or replaced."""
+        """Hard links to a checkpoint's files, so that none disappears during the upload; None if the checkpoint is
+        deleted or replaced."""
         held = self._held / checkpoint.name
         shutil.rmtree(held, ignore_errors=True)
         try:
@@ -320,7 +321,7 @@ class Uploader:
             same = False
         except shutil.Error as error:
             if checkpoint.is_dir():
-                raise DataError(f"{checkpoint}: cannot be held for its upload ({error})") from error
+                raise DataError(f"{checkpoint}: cannot be linked or copied for its upload ({error})") from error
             same = False
         try:
             yield held if same else None
@@ -334,13 +335,13 @@ class Uploader:
 
 
 def _is_of(name: str, groups: set[str]) -> bool:
-    """Whether a file is of a checkpoint, or names one."""
+    """Whether a file is part of a checkpoint, or is a `latest`."""
     match = _STEP.fullmatch(name)
     return match is not None or any(name == f"{group}/{LATEST}" for group in groups)
 
 
 def _link(source: str, target: str) -> None:
-    """A further name of a file, or a copy where the file system has none."""
+    """A hard link to a file, or a copy if the file system has no hard links."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -350,7 +351,7 @@ def _link(source: str, target: str) -> None:
 
 
 class BackgroundUpload:
-    """Uploads a run in a thread of its own, until its end.
+    """Uploads a run in a separate thread until the run ends.
 
     Args:
         uploader: of the run.
@@ -371,9 +372,9 @@ class BackgroundUpload:
         return self._thread is not None
 
     def start(self) -> None:
-        """Begin; a second call does nothing."""
+        """Start the thread; a second call does nothing."""
         if self._thread is None:
-            log.info("%s is uploaded to %s while it goes on", self._directory, self._url)
+            log.info("%s is uploaded to %s while it runs", self._directory, self._url)
             self._thread = threading.Thread(target=self._work, name="bertkit-upload", daemon=True)
             self._thread.start()
 
@@ -391,7 +392,7 @@ class BackgroundUpload:
                 log.warning("%s", error)
                 return
             except (DataError, OSError) as error:
-                log.warning("%s; the run goes on, and its upload is tried again in %.0f seconds", error, pause)
+                log.warning("%s; the run continues, and its upload is retried in %.0f seconds", error, pause)
                 next_pass, failed = time.monotonic() + pause, True
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             else:
@@ -399,11 +400,11 @@ class BackgroundUpload:
                 pause, failed = FIRST_PAUSE_SECONDS, False
 
     def finish(self, progress: Progress, *, attempts: int = LAST_ATTEMPTS) -> None:
-        """Upload what is left.
+        """Upload the rest.
 
         Raises:
-            DataError: the store does not take it; the message says what it lacks, and where that is.
-            TakenOverError: another process writes the run there.
+            DataError: the store does not accept it; the message states what is missing there, and where it is.
+            TakenOverError: another process has written the run there.
         """
         self._ending.set()
         if self._thread is not None:
@@ -433,6 +434,6 @@ class BackgroundUpload:
         left = self._uploader.outstanding()
         names = ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else "")
         return (
-            f"{error}. The store lacks {len(left):,} files of the run ({names}); nothing is lost, all of it is in"
-            f" {self._directory}: `--resume {self._url}` on this machine uploads the rest"
+            f"{error}. {len(left):,} files of the run are missing on the store ({names}); nothing is lost, all files"
+            f" are in {self._directory}: `--resume {self._url}` on this machine uploads the rest"
         )

@@ -1,8 +1,8 @@
 """Verifying a run directory: every file is compared with the hash recorded for it.
 
-Own design (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; run.json has the
+Not from a paper (contract: `bertkit runs verify`). checkpoint.py and metrics.py check their own files; run.json has the
 hashes of recipe, results and model, and the seal (seal.py) those of all other files. A run of an earlier version has no
-seal; then less is checked.
+seal, so less is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bertkit.run.seal import OWN_HASH, SEAL, grows, prefix_error, read_seal, run
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one part of a run; `detail` names the damaged files, or why nothing was checked."""
+    """The verdict on one part of a run; `detail` names the damaged files or the reason why nothing was checked."""
 
     name: str
     verdict: Literal["ok", "fault", "not checked"]
@@ -41,7 +41,7 @@ class RunReport:
         return [check.detail for check in self.checks if check.verdict == "fault"]
 
     def raise_for_errors(self) -> None:
-        """Raise CheckError, with every damaged file, if there is one."""
+        """Raise CheckError, naming every damaged file, if there are any."""
         if self.errors:
             raise CheckError(f"{self.path}: not as the run wrote it: " + "; ".join(self.errors))
 
@@ -50,7 +50,7 @@ def verify_run(path: Path) -> RunReport:
     """Check every part of a run.
 
     Raises:
-        DataError: `path` is no run directory, or its run.json is damaged.
+        DataError: `path` is not a run directory, or its run.json is damaged.
     """
     run = RunDirectory.open(path)
     parts: dict[str, Callable[[RunDirectory], Iterator[str]]] = {
@@ -70,7 +70,7 @@ def verify_run(path: Path) -> RunReport:
 
 
 def _of_inner_run(run: Path, inner: Path) -> Check:
-    """The verdict on a run in the directory of another one."""
+    """The verdict on a run inside the directory of another run."""
     name = inner.relative_to(run).as_posix()
     try:
         errors = verify_run(inner).errors
@@ -80,13 +80,13 @@ def _of_inner_run(run: Path, inner: Path) -> Check:
 
 
 def result_errors(run: RunDirectory) -> list[str]:
-    """What is damaged of a run's result: its recipe, its results and its model; checkpoints and logs are not read."""
+    """What is damaged in a run's result (recipe, results and model); checkpoints and logs are not read."""
     checks = [_check(name, part, run) for name, part in (("", _recipe), ("", _results), ("", _model))]
     lost = [f"{run.model}: missing"] if run.model.is_symlink() and not run.model.exists() else []
     return [check.detail for check in checks if check.verdict == "fault"] + lost
 
 
-class _NotChecked(Exception):  # noqa: N818 (no error: it says why there is nothing to check)
+class _NotChecked(Exception):  # noqa: N818 (not an error: it explains why there is nothing to check)
     pass
 
 
@@ -94,7 +94,7 @@ def _check(name: str, part: Callable[[RunDirectory], Iterator[str]], run: RunDir
     errors: list[str] = []
     try:
         for error in part(run):
-            errors.append(error)  # noqa: PERF402 (what was found before an exception stays)
+            errors.append(error)  # noqa: PERF402 (keeps what was found before an exception)
     except _NotChecked as reason:
         if not errors:
             return Check(name, "not checked", str(reason))
@@ -117,11 +117,11 @@ def _record(run: RunDirectory) -> Iterator[str]:
 
 
 def _sealed(run: RunDirectory, of: Callable[[str], bool]) -> Iterator[str]:
-    """What differs from the seal in these files; nothing where the run has no sound seal."""
+    """How these files differ from the seal; nothing if the run has no valid seal."""
     try:
         seal = read_seal(run.path) or {}
     except DataError:
-        return  # `_files` tells it
+        return  # `_files` reports it
     may_grow = run.status != "done"
     for name, entry in seal.get("files", {}).items():
         freed = Path(name).parts[0] in run.record.get(FREED, ()) and not (run.path / name).exists()
@@ -132,7 +132,7 @@ def _sealed(run: RunDirectory, of: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _files(run: RunDirectory) -> Iterator[str]:
-    """The files that no other part is of, and the seal itself."""
+    """The files that belong to no other part, and the seal itself."""
     seal = read_seal(run.path)
     if seal is None and run.record.get("sealed"):
         yield f"{run.path / SEAL}: missing"
@@ -177,7 +177,7 @@ def _checkpoints(run: RunDirectory) -> Iterator[str]:
     yield from _sealed(run, lambda name: name.startswith("checkpoints/"))
     for path in paths:
         errors = checkpoint_errors(path)
-        if path.is_dir():  # else the run, still going, has removed it by now
+        if path.is_dir():  # else the run, still running, has removed it by now
             yield from errors
     named = latest_name(run.checkpoints) or ""
     if named not in {path.name for path in paths}:
@@ -194,7 +194,7 @@ def _results(run: RunDirectory) -> Iterator[str]:
 
 
 def model_errors(run: RunDirectory) -> list[str]:
-    """What is missing or altered in a finished run's model; nothing where the run recorded none."""
+    """What is missing or altered in a finished run's model; nothing if the run recorded no model."""
     check = _check("model", _model, run)
     return [check.detail] if check.verdict == "fault" else []
 
@@ -223,20 +223,20 @@ def _shards(run: RunDirectory) -> Iterator[str]:
     if not isinstance(where, str) or fingerprint is None:
         raise _NotChecked("the run recorded none")
     if not Path(where).is_dir():
-        raise _NotChecked(f"{where} is not there any more; the run would prepare it again")
+        raise _NotChecked(f"{where} no longer exists; the run would prepare it again")
     from bertkit.data.shards import MANIFEST, TokenShards
 
     manifest = Path(where) / MANIFEST
     if "shards_manifest_sha256" in run.record:
         for error in _hash_errors(manifest, run.record["shards_manifest_sha256"]):
-            yield f"{error}, or made again since"
+            yield f"{error}, or rebuilt since the run"
     try:
         found = TokenShards.open(Path(where), verify=True).fingerprint
     except BertkitError as error:
         yield str(error)
     else:
         if found != fingerprint:
-            yield f"{where}: its fingerprint is {found}, the run read {fingerprint}"
+            yield f"{where}: its fingerprint is {found}, but the run read {fingerprint}"
 
 
 def _hash_errors(path: Path, recorded: Any) -> Iterator[str]:

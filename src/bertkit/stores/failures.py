@@ -1,7 +1,7 @@
-"""What the errors of a store's client mean, and whether to try again.
+"""What the errors of a store's client mean, and whether to retry.
 
-Own design. The clients of S3 (botocore under s3fs) and of Google Cloud Storage (gcsfs) raise their own errors, or give
-an OSError whose cause has the service's code. A message never has a key, a token or a signature in it.
+Not from a paper. The clients of S3 (botocore under s3fs) and of Google Cloud Storage (gcsfs) raise their own errors, or
+an OSError whose cause has the service's code. A message never contains a key, a token or a signature.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _UNREACHABLE = frozenset(
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a store did not do what was wanted.
+    """Why an operation of a store failed.
 
     Attributes:
         reason: in words, with what to do.
-        may_pass: whether the same may succeed a little later.
-        is_missing: whether there is no such file or directory; a bucket that is not there is no reason to go on.
+        may_pass: whether a retry may succeed a little later.
+        is_missing: whether there is no such file or directory; False for a missing bucket, which is always an error.
     """
 
     reason: str
@@ -69,17 +69,17 @@ class Failure:
         if signs & _FULL or number in (errno.ENOSPC, errno.EDQUOT):
             return cls("the store is full, or its quota is used up; free some space there")
         if signs & _NO_CREDENTIALS:
-            return cls("no usable credentials were found; set those of the store in the environment, or log in")
+            return cls("no usable credentials were found; set the store's credentials in the environment, or log in")
         if "NoSuchBucket" in signs or "bucket does not exist" in str(error):
             return cls("there is no such bucket; create it, or correct its name")
         if signs & _REFUSED or isinstance(error, PermissionError):
             code = min(signs & _REFUSED - {"401", "403", "Forbidden"}, default="")
             return cls(f"access is refused{f' ({code})' if code else ''}; check the credentials and their permissions")
-        # Below a file of a disk there is nothing, as below an object.
+        # On a disk, too, nothing can be below a file, as with objects.
         if isinstance(error, FileNotFoundError | NotADirectoryError) or signs & {"404", "NoSuchKey"}:
-            return cls("there is nothing of this name", is_missing=True)
+            return cls("there is no file or directory with this name", is_missing=True)
         if signs & _TIMED_OUT or isinstance(error, TimeoutError):
-            return cls("the store does not answer in time", may_pass=True)
+            return cls("the store did not answer in time", may_pass=True)
         if signs & _UNREACHABLE or isinstance(error, ConnectionError | socket.gaierror):
             return cls("the store cannot be reached; check the network and the endpoint", may_pass=True)
         if signs & _BUSY:
@@ -88,7 +88,7 @@ class Failure:
 
 
 def without_secrets(text: str) -> str:
-    """A text without the credentials of the environment, user names in URLs, and the signatures of signed requests."""
+    """The text without credentials of the environment, user names in URLs, and signatures of signed requests."""
     for name in _SECRETS:
         if secret := os.environ.get(name):
             text = text.replace(secret, "***")
@@ -96,7 +96,7 @@ def without_secrets(text: str) -> str:
 
 
 def _signs(error: BaseException) -> Iterator[str]:
-    """The names of an error's class and of those it derives from, and the codes of the service in it or its cause."""
+    """The names of an error's class and its base classes, and the service's codes in the error or its cause."""
     for each in (error, error.__cause__):
         if each is None:
             continue

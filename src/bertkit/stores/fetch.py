@@ -1,8 +1,8 @@
-"""Copies of a store's files in the cache, fetched once for each version of them.
+"""Copies of a store's files in the cache; each version of a file is fetched once.
 
-Own design. A copy is addressed by place, size and tag (entity tag, generation or time of modification), so that a file
-that changes on the store is another file, and is whole or absent. The store is listed each time; only what is not there
-yet is fetched. Everything here can be fetched again.
+Not from a paper. A copy is addressed by place, size and tag (entity tag, generation or time of modification), so a file
+that changes on the store gets another copy. A copy is either complete or absent. The store is listed each time, and
+only missing files are fetched. Everything here can be fetched again.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def fetched_files(
     offline: bool = False,
     progress: Progress = silent_progress,
 ) -> list[Path]:
-    """Copies of a file, of all files below a place, or of those that a pattern matches, in the order of their names.
+    """Copies of a file, of all files below a place, or of those that match a pattern, in the order of their names.
 
     Args:
         source: the URL.
-        accepts: which files below a place count, by their names; a file that is named counts in any case.
+        accepts: selects files below a place by name; a file that is named directly is always used.
         cache: the cache's root.
         offline: use no network.
         progress: shows the bytes that are fetched.
 
     Raises:
-        UsageError: no URL of a store, or the client of its scheme is not installed.
-        DataError: nothing is there, the store cannot be read, or the disk is full.
+        UsageError: not a URL of a store, or the client of its scheme is not installed.
+        DataError: there is no such file, the store cannot be read, or the disk is full.
     """
     url = StoreUrl.parse(source)
     check_online(url, offline)
@@ -57,7 +57,7 @@ def fetched_files(
     else:
         listed = Store(url).list()
         if not listed:
-            raise DataError(f"{url}: there is no such file, nor are there files below it")
+            raise DataError(f"{url}: there is no such file, and there are no files below it")
         found = {
             (url / name if name else url).path: file for name, file in listed.items() if not name or accepts(Path(name))
         }
@@ -87,7 +87,7 @@ def fetched_directory(
 ) -> Path:
     """A copy of the files below a place, as a directory.
 
-    An interrupted copy is continued. `wanted` chooses the files by their names; else as `fetched_files`.
+    An interrupted copy is continued. `wanted` selects files by name; otherwise as `fetched_files`.
     """
     check_online(url, offline)
     store = Store(url)
@@ -109,10 +109,10 @@ def fetched_directory(
 def fetch_into(
     store: Store, files: Mapping[str, StoredFile], directory: Path, *, progress: Progress = silent_progress
 ) -> None:
-    """Copy files of a store into a directory; those that an interrupted copy has are not fetched again.
+    """Copy files of a store into a directory; files that an interrupted copy already has are not fetched again.
 
     Raises:
-        DataError: the store cannot be read, it gives another number of bytes, or the disk is full.
+        DataError: the store cannot be read, the number of bytes is wrong, or the disk is full.
     """
     missing = {}
     for name, file in files.items():
@@ -131,14 +131,14 @@ def _fetch(store: Store, name: str, path: Path, file: StoredFile) -> None:
     size = path.stat().st_size
     if size != file.size:
         path.unlink()
-        raise DataError(f"{store.named(name)}: {size:,} bytes came, {file.size:,} were listed; it changes meanwhile")
+        raise DataError(f"{store.named(name)}: {size:,} bytes received, but {file.size:,} listed; the file changes")
 
 
 @contextmanager
 def _fetching(
     url: StoreUrl, missing: Mapping[Path, tuple[str, StoredFile]], progress: Progress
 ) -> Iterator[Callable[[int], None]]:
-    """A display of the bytes that are fetched; a full disk becomes a DataError."""
+    """Display the bytes that are fetched; a full disk becomes a DataError."""
     if not missing:
         yield lambda size: None
         return
@@ -159,26 +159,26 @@ def _fetching(
 
 
 def _copy_of(url: StoreUrl, file: StoredFile, cache: Path | None) -> Path:
-    """Where the copy of a file is; its own name and place stay legible, for messages and for its kind."""
+    """The path of a file's copy, in which its own name and place stay readable, for messages and the file type."""
     digest = identity_hash([str(url), file.size, file.tag])
     return (cache or cache_directory()) / KIND / digest / url.scheme / url.path.lstrip("/")
 
 
 def _safe(url: StoreUrl, name: str) -> str:
     if not name or ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
-        raise DataError(f"{url}: holds a file named {name!r:.80}, which no directory can have")
+        raise DataError(f"{url}: contains a file named {name!r:.80}, which is not a valid local file name; rename it")
     return name
 
 
 def check_online(url: StoreUrl, offline: bool) -> None:
-    """Raise DataError where a place is on the network, and the network may not be used."""
+    """Raise DataError if a place is on the network but the network may not be used."""
     if offline and url.uses_network:
         raise DataError(f"{url}: is on the network, which --offline forbids; copy it to a disk first")
 
 
 @contextmanager
 def _one_at_a_time(directory: Path) -> Iterator[None]:
-    """One process at a time makes a copy; others wait, and find it."""
+    """Let one process at a time make a copy; others wait and then find it."""
     with directory.with_name(f".{directory.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
-"""A store: the files below a place, listed, read, written and removed. The only file that knows fsspec.
+"""A store: listing, reading, writing and removing the files below a place. The only file that uses fsspec.
 
-Libraries: fsspec, with s3fs and gcsfs for S3 and Google Cloud Storage, which read the usual environment (AWS_*,
-AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS). They are imported when a store is first used. Every operation is
-tried a few times where its failure may pass, each with a line in the log, and then raises a `StoreError`.
+Libraries: fsspec, with s3fs and gcsfs for S3 and Google Cloud Storage, which read the usual environment variables
+(AWS_*, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS). They are imported when a store is first used. If a failure
+may be temporary, the operation is retried a few times, each with a line in the log, and then raises a `StoreError`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bertkit.stores.failures import Failure
 from bertkit.stores.url import SCHEMES, StoreUrl
 
 ATTEMPTS = 4
-"""Of an operation whose failure may pass."""
+"""Attempts at an operation with a temporary failure."""
 FIRST_PAUSE_SECONDS = 0.5
-"""Before the second attempt; it doubles from attempt to attempt."""
+"""Before the second attempt; doubles with each attempt."""
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "updated", "created")
-"""What a file system says about the content of a file, beside its size; a change of the file changes one of them."""
+"""Entries, besides the size, that identify a file's content in a file system; any change changes one of them."""
 
 _ERRORS = {
     "s3": (
@@ -41,7 +41,7 @@ _ERRORS = {
         ("google.auth.exceptions", "GoogleAuthError"),
     ),
 }
-"""What a scheme's client raises beside OSError, by module and name."""
+"""Errors that a scheme's client raises in addition to OSError, by module and name."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ Fault = Callable[[BaseException], bool]
 
 
 class StoreError(DataError):
-    """A store did not do what was wanted.
+    """An operation of a store failed.
 
     Attributes:
         is_missing: whether there is no such file.
@@ -62,7 +62,7 @@ class StoreError(DataError):
 
     @classmethod
     def of(cls, url: StoreUrl, failure: Failure) -> StoreError:
-        """Of an operation on a place."""
+        """The error for a failed operation on a place."""
         return cls(f"{url}: {failure.reason}", is_missing=failure.is_missing)
 
 
@@ -72,7 +72,7 @@ class StoredFile:
 
     Attributes:
         size: in bytes.
-        tag: whatever the store has that changes with the content: entity tag, generation, time of modification.
+        tag: a value of the store that changes with the content: entity tag, generation, or time of modification.
     """
 
     size: int
@@ -80,7 +80,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> StoredFile:
-        """From what fsspec gives."""
+        """From the information that fsspec returns."""
         tags = (f"{name}={info[name]}" for name in _TAGS if info.get(name) is not None)
         return cls(int(info.get("size") or 0), "|".join(tags))
 
@@ -101,10 +101,10 @@ class Store:
         self._files, self._errors = _client(url)
 
     def list(self) -> dict[str, StoredFile]:
-        """All files below the place; of a place that is itself a file, that one under the empty name.
+        """All files below the place; if the place is itself a file, only that file, under the empty name.
 
         Raises:
-            StoreError: the store cannot be read. A place that is not there holds no files.
+            StoreError: the store cannot be read. A place that does not exist has no files and is not an error.
         """
         try:
             found = self._do(self.url, lambda: self._files.find(self.url.path, detail=True))
@@ -115,7 +115,7 @@ class Store:
         return {self._relative(path): StoredFile.of(info) for path, info in sorted(found.items())}
 
     def matching(self) -> dict[str, StoredFile]:
-        """The files that the place matches as a pattern, by their whole paths.
+        """The files that match the place as a pattern, by their full paths.
 
         Raises:
             StoreError: the store cannot be read.
@@ -124,10 +124,10 @@ class Store:
         return {path: StoredFile.of(info) for path, info in sorted(found.items()) if info.get("type") == "file"}
 
     def get(self, name: str, path: Path) -> None:
-        """Write a file of the store to a local path, which is whole or absent.
+        """Download a file to a local path, which is then either complete or absent.
 
         Raises:
-            StoreError: it is not there, or the store cannot be read.
+            StoreError: the file does not exist, or the store cannot be read.
             OSError: the local disk is full.
         """
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -139,7 +139,7 @@ class Store:
             temporary.unlink(missing_ok=True)
 
     def get_bytes(self, name: str) -> bytes | None:
-        """A small file's content; None where there is no such file.
+        """A small file's content; None if there is no such file.
 
         Raises:
             StoreError: the store cannot be read, or there is no such bucket.
@@ -153,11 +153,11 @@ class Store:
         return content
 
     def put(self, path: Path, name: str) -> None:
-        """Write a local file to the store; a reader sees the old file or the new one.
+        """Upload a local file; a reader sees either the old file or the new one.
 
         Raises:
-            StoreError: the store does not take it.
-            FileNotFoundError: the local file is gone.
+            StoreError: the store does not accept it.
+            FileNotFoundError: the local file no longer exists.
         """
 
         def is_gone(error: BaseException) -> bool:
@@ -166,11 +166,11 @@ class Store:
         self._write(name, partial(self._files.put_file, str(path)), here=is_gone)
 
     def put_bytes(self, content: bytes, name: str) -> None:
-        """Write a small file to the store; else as `put`."""
+        """Upload the content of a small file; otherwise as `put`."""
         self._write(name, lambda target: self._files.pipe_file(target, content))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are gone already do not matter.
+        """Remove files; files that no longer exist are ignored.
 
         Raises:
             StoreError: the store refuses.
@@ -185,12 +185,12 @@ class Store:
                 self._remove_empty(Path(self._path(name)).parent)
 
     def _remove_empty(self, directory: Path) -> None:
-        """Directories without files are none, as on stores of objects."""
+        """Remove directories without files, which do not exist on object stores either."""
         while directory != Path(self.url.path) and directory.is_relative_to(self.url.path):
             try:
                 directory.rmdir()
             except OSError:
-                return  # it holds files, or is gone
+                return  # it contains files, or is gone
             directory = directory.parent
 
     def _write(self, name: str, write: Callable[[str], object], here: Fault = lambda error: False) -> None:
@@ -211,8 +211,8 @@ class Store:
         self._do(self.named(name), replace, here=here)
 
     def _do(self, url: StoreUrl, operation: Callable[[], Value], *, here: Fault = lambda error: False) -> Value:
-        """The operation's value, after as many attempts as it takes and is allowed; a fault of this machine, which
-        `here` knows, is raised as it is."""
+        """The operation's value, after as many attempts as needed and allowed; a fault of this machine, recognised by
+        `here`, is raised unchanged."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -240,7 +240,7 @@ class Store:
 
 
 def _is_full_disk(error: BaseException) -> bool:
-    """Whether a download has no room here."""
+    """Whether the local disk is too full for a download."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return isinstance(error, OSError) and error.errno in full and error.__cause__ is None
 
@@ -264,5 +264,5 @@ def _client(url: StoreUrl) -> tuple[Any, tuple[type[BaseException], ...]]:
     except errors as error:
         raise StoreError.of(url, Failure.of(error)) from error
     if url.scheme == "s3":
-        files.retries = 1  # `Store` tries again itself, and says so
+        files.retries = 1  # `Store` retries and logs it
     return files, errors

@@ -1,6 +1,6 @@
 """The name of a place on a store: `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `file:///DIRECTORY`.
 
-Own design. Pure: nothing here reads a store, so that arguments can be parsed without one.
+Not from a paper. Nothing here reads a store, so arguments can be parsed without one.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import PurePosixPath
 from bertkit.errors import UsageError
 
 SCHEMES = {"s3": "s3", "gs": "gs", "file": None}
-"""Each scheme, and the optional dependencies of bertkit that it needs; None: no further ones."""
+"""Each scheme, and bertkit's optional dependencies that it needs; None: none."""
 _SIGN = "://"
 _FORBIDDEN = "@?#"
-"""In a bucket's name: what user names, queries and fragments of a URL begin or end with."""
+"""Not allowed in a bucket's name: characters that delimit user names, queries and fragments of a URL."""
 
 
 def is_url(text: str) -> bool:
-    """Whether a word names a place on a store, by its scheme."""
+    """Whether a text names a place on a store, judged by its scheme."""
     scheme, sign, _ = text.partition(_SIGN)
     return bool(sign) and scheme in SCHEMES
 
 
 def has_scheme(text: str) -> bool:
-    """Whether a word begins with any scheme: it is no path, and names a store if anything."""
+    """Whether a text begins with any scheme: then it is not a path, and can only name a store."""
     return _SIGN in text
 
 
@@ -44,10 +44,10 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, text: str) -> StoreUrl:
-        """The place that a word names.
+        """The place that a text names.
 
         Raises:
-            UsageError: another scheme, no bucket, credentials in the URL (which are not repeated), or `..` in it.
+            UsageError: another scheme, no bucket, credentials in the URL (not repeated in the message), or `..` in it.
         """
         scheme, _, rest = text.partition(_SIGN)
         bucket = rest.partition("/")[0]
@@ -64,9 +64,9 @@ class StoreUrl:
             if bucket:
                 raise UsageError(f"{text}: expected {_form(scheme)}, with three slashes and an absolute path")
         elif not bucket:
-            raise UsageError(f"{text}: names no bucket; expected {_form(scheme)}")
+            raise UsageError(f"{text}: does not name a bucket; expected {_form(scheme)}")
         if ".." in PurePosixPath(rest).parts:
-            raise UsageError(f"{text}: `..` is not understood by stores; write the place itself")
+            raise UsageError(f"{text}: stores do not support `..`; write the full path")
         path = rest.rstrip("/") if scheme == "file" else rest.strip("/")
         return cls(scheme, path or "/")
 
@@ -83,17 +83,17 @@ class StoreUrl:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it has `*`, `?` or `[` in it."""
+        """Whether it contains `*`, `?` or `[`."""
         return glob.has_magic(self.path)
 
     @property
     def uses_network(self) -> bool:
-        """Whether it is read over the network; `file://` may be, which only the system knows."""
+        """Whether it is read over the network; a `file://` place may be, too, but only the system knows."""
         return self.scheme != "file"
 
     @property
     def digest(self) -> str:
-        """32 hexadecimal digits that stand for it in names of directories."""
+        """32 hexadecimal digits that identify it in directory names."""
         return hashlib.sha256(str(self).encode()).hexdigest()[:32]
 
 

@@ -1,9 +1,9 @@
-"""Activation checkpointing: layers are computed a second time in the backward pass, and keep only what they read.
+"""Activation checkpointing: layers store only their inputs and are recomputed in the backward pass.
 
-Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174, with one segment for each layer. The
-second pass starts from the generator's state of the first, so dropout has the same masks and gradients the same bits.
-torch's own checkpoint_wrapper puts a module around the layer, which renames its parameters; here the layer's `forward`
-is replaced, and files and optimiser see no difference.
+Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174, with one segment per layer. The
+second pass starts from the first one's generator state, so dropout masks are the same and gradients bit-identical.
+torch's own checkpoint_wrapper wraps the layer in a module, which renames its parameters; here the layer's `forward` is
+replaced, which is invisible to files and optimiser.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from bertkit.models.recorder import Scope
 
 
 def checkpoint_layers(model: HeadedModel) -> None:
-    """Let the layers of a model and of its companions keep nothing for the backward pass but their inputs.
+    """Let the layers of a model and its companions store only their inputs for the backward pass.
 
     Raises:
-        UsageError: the family's layers cannot be computed again one by one.
+        UsageError: the family's layers cannot be recomputed one by one.
     """
     for each in (model, *model.named_companions().values()):
         layers = list(each.encoder.recomputable_layers())
         if not layers:
             raise UsageError(
-                f"engine.activation_checkpointing is true, and the layers of family {each.encoder.config.model_type}"
-                " cannot be computed again one by one; leave it out, and lower engine.micro_batch_tokens"
+                f"engine.activation_checkpointing is true, but the layers of family {each.encoder.config.model_type}"
+                " cannot be recomputed one by one; leave it out, and lower engine.micro_batch_tokens"
             )
         for layer in layers:
             layer.forward = RecomputedForward(layer)
 
 
 class RecomputedForward:
-    """In place of a layer's `forward`: the same, keeping only the inputs where gradients are computed.
+    """Replaces a layer's `forward` with an equal one that stores only the inputs if gradients are computed.
 
     Args:
-        layer: whose class has the `forward`.
+        layer: an instance of the class with the original `forward`.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -65,7 +65,7 @@ class RecomputedForward:
 
 
 def _for_second_pass(argument: Any) -> Any:
-    """A layer's argument in its second pass: a recorder edits what it edited, and what it keeps is not the caller's."""
+    """A layer's argument in its second pass: a recorder edits as before, but records nothing for the caller."""
     if isinstance(argument, Scope) and argument.recorder is not None:
         return Scope(argument.recorder.also(()), argument.prefix)
     return argument

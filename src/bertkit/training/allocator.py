@@ -1,8 +1,8 @@
-"""Memory that was freed is kept for the next step.
+"""Keeps freed memory for the next step.
 
-Nothing here follows a paper. The GNU C library gives large blocks back to the system when they are freed, and gets new
-ones page by page, each of which the system fills with zeros: of an update of BERT at 256 x 4 that is up to 40,000 page
-faults, a tenth of its time. A step needs the same memory as the one before it, so the peak stays what it is.
+Not from a paper. The GNU C library returns large blocks to the system when they are freed, and gets new ones page by
+page, each of which the system fills with zeros: in an update of BERT at 256 x 4, up to 40,000 page faults, a tenth of
+its time. A step needs the same memory as the one before it, so the peak is unchanged.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ctypes
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 _LARGEST_KEPT = 1 << 28
-"""A block of more bytes is the system's again as soon as it is freed."""
+"""A block with more bytes is returned to the system as soon as it is freed."""
 _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps what it frees; results stay the same. Does nothing without the GNU C library."""
+    """Let this process keep freed memory from here on; results are unchanged. No effect without the GNU C library."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,7 +1,7 @@
-"""An exponential moving average of the weights, which is evaluated and saved in place of the last ones.
+"""An exponential moving average of the weights, which is evaluated and saved instead of the last ones.
 
 Polyak and Juditsky 1992 (averaging); the exponential form as in Charpentier and Samuel 2024, arXiv:2410.24159 (released
-train_10m.py): after each update, average = decay * average + (1 - decay) * weights, started at the first weights.
+train_10m.py): after each update, average = decay * average + (1 - decay) * weights, starting from the initial weights.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bertkit.errors import DataError
 
 
 class WeightAverage:
-    """The running average of a model's parameters, shared ones once.
+    """The running average of a model's parameters, with shared ones included once.
 
     Args:
-        model: whose present weights are the first average.
-        decay: what is kept of the average at each update, between 0 and 1.
+        model: its current weights are the initial average.
+        decay: weight of the old average in each update, between 0 and 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -30,13 +30,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after an update."""
+        """Add the weights after an update to the average."""
         weights = [parameter.detach() for parameter in self.model.parameters()]
         torch._foreach_lerp_(list(self.tensors.values()), weights, 1 - self.decay)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model has the average's weights inside, and its own again afterwards, to the bit."""
+        """Within the context, the model has the average's weights; afterwards its own again, bit-identical."""
         own = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
         self.take()
         try:
@@ -45,19 +45,19 @@ class WeightAverage:
             _copy(self.model, own)
 
     def take(self) -> None:
-        """Give the model the average's weights for good."""
+        """Replace the model's weights with the average permanently."""
         _copy(self.model, self.tensors)
 
     def restore(self, tensors: Mapping[str, Tensor] | None, source: str) -> None:
         """Continue from a checkpoint's average.
 
         Raises:
-            DataError: the checkpoint has none, or one of other weights.
+            DataError: the checkpoint has no average, or one of other weights.
         """
         if tensors is None or tensors.keys() != self.tensors.keys():
             raise DataError(
-                f"{source}: has no average of these weights, which optimisation.ema continues; resume with the recipe"
-                " that began the run, or start a new run"
+                f"{source}: contains no average of these weights, but optimisation.ema has to continue one; resume with"
+                " the recipe that began the run, or start a new run"
             )
         for name, average in self.tensors.items():
             average.copy_(tensors[name])

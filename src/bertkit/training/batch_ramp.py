@@ -1,8 +1,8 @@
-"""A batch that grows along the run, and the number of sequences that any range of updates reads.
+"""A batch size that grows during the run, and the number of sequences read by any range of updates.
 
 Warner et al. 2024, ModernBERT, arXiv:2412.13663 (sequence_packer.py: each size for as many updates); Geiping and
 Goldstein 2022, arXiv:2212.14034 (torch_default.py: each size for as many sequences). The size is a pure function of the
-update, so that any resume reads the same batches.
+update number, so a resumed run reads the same batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.settings import Settings
 
 
 class BatchRamp(Settings):
-    """Batches of `start`, then of `increment` more each time, up to `batch_sequences`."""
+    """Batches of `start` sequences, growing by `increment` up to `batch_sequences`."""
 
     start: int = Field(ge=1, description="Sequences per update at the start.")
     increment: int = Field(ge=1, description="Number of sequences by which each batch size exceeds the one before.")
@@ -34,19 +34,19 @@ class BatchRamp(Settings):
         """The sizes before the full one.
 
         Raises:
-            ValueError: they do not end at the full size.
+            ValueError: the sizes do not reach the full size exactly.
         """
         if self.start >= full or (full - self.start) % self.increment:
             raise ValueError(
-                f"batch_ramp: from {self.start} by {self.increment} the batch never has batch_sequences ({full});"
-                " change start, increment or batch_sequences, or write batch_ramp: null"
+                f"batch_ramp: from {self.start} in steps of {self.increment} the batch never reaches batch_sequences"
+                f" ({full}); change start, increment or batch_sequences, or write batch_ramp: null"
             )
         return list(range(self.start, full, self.increment))
 
 
 def updates_for(sequences: float, full: int, ramp: BatchRamp | None, *, at_most: bool = False) -> int:
-    """Updates of the shortest run that reads so many sequences, or with `at_most` of the longest that reads no more; at
-    least one."""
+    """Updates of the shortest run that reads at least this many sequences (with `at_most`: of the longest run that
+    reads no more); at least one."""
     smallest = full if ramp is None else ramp.start
     runs = range(1, math.ceil(sequences / smallest) + 1)
 
@@ -59,12 +59,12 @@ def updates_for(sequences: float, full: int, ramp: BatchRamp | None, *, at_most:
 
 
 class BatchSizes:
-    """Sequences of each update of a run.
+    """Number of sequences in each update of a run.
 
     Args:
-        full: of a whole batch.
+        full: sequences of a full batch.
         steps: of the run.
-        ramp: of the first updates; None: every batch is whole.
+        ramp: the growth at the beginning; None: every batch is full.
     """
 
     def __init__(self, full: int, steps: int, ramp: BatchRamp | None = None) -> None:
@@ -79,11 +79,11 @@ class BatchSizes:
         self._before = list(accumulate((n * size for n, size in zip(lengths, smaller, strict=True)), initial=0))
 
     def at(self, step: int) -> int:
-        """Sequences of update number `step`, from 0."""
+        """Sequences in update number `step`, from 0."""
         return self._sizes[self._number(step)]
 
     def before(self, step: int) -> int:
-        """Sequences of all updates before that one."""
+        """Sequences in all updates before that one."""
         number = self._number(step)
         return self._before[number] + (step - self._starts[number]) * self._sizes[number]
 

@@ -1,6 +1,6 @@
-"""The placement of weights that a run's settings ask for.
+"""The placement of weights according to a run's settings.
 
-Own design. A file of its own, since sharding.py is one form of placement.py and is loaded where it is used alone.
+A separate file so that sharding.py, one form of placement.py, is imported only if it is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 def placement_of(*, shard: bool, device: torch.device) -> Placement:
-    """Where the weights lie in a run by the ranks of this process.
+    """The placement of the weights in a run by the ranks of this process.
 
     Args:
         shard: `engine.shard`.
-        device: where they compute.
+        device: where the weights compute.
     """
     ranks = current()
     if shard and ranks.count > 1:
@@ -28,5 +28,5 @@ def placement_of(*, shard: bool, device: torch.device) -> Placement:
 
         return Sharded(ranks, device)
     if shard:
-        log.info("engine.shard has no effect: this process trains alone, and has all weights and moments")
+        log.info("engine.shard has no effect: this process trains alone, with all weights and moments")
     return Placement(ranks)

@@ -1,8 +1,8 @@
 """Clipping the gradient by its global norm; `RowClipping` handles only the embedding rows that a batch reads.
 
-Pascanu et al. 2013, arXiv:1211.5063, algorithm 1, as torch has it. A batch of short sentences reads some hundred of
-thirty thousand words, yet torch's dense gradient of the table is a new tensor of its size in every step, whose pages
-the system must clear: on a CPU that costs more than the fused AdamW of a small model. `RowClipping` keeps one such
+Pascanu et al. 2013, arXiv:1211.5063, algorithm 1, as in torch. A batch of short sentences reads a few hundred of thirty
+thousand words, yet torch's dense gradient of the table is a new tensor of the table's size in every step, whose pages
+the system must clear: on a CPU this costs more than the fused AdamW of a small model. `RowClipping` keeps one such
 tensor and measures, scales, writes and clears only the rows that were read. The optimiser gets the same dense gradient.
 
 Shapes: M tokens read, R different words, V vocabulary, E width.
@@ -27,7 +27,7 @@ class Clipping:
 
     Args:
         parameters: in the order in which their norms are summed.
-        max_norm: of all together; None to measure it alone.
+        max_norm: maximum norm over all parameters; None: only measure it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> None:
@@ -35,8 +35,8 @@ class Clipping:
         self.max_norm = math.inf if max_norm is None else max_norm
 
     def clip(self) -> Tensor:
-        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm before, a number on
-        their device, for which nothing waits."""
+        """Scale all gradients so that their global norm is at most `max_norm`; returns the norm before scaling, a
+        number on their device, without synchronising."""
         return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
 
     def clear(self) -> None:
@@ -44,11 +44,11 @@ class Clipping:
 
 
 class RowClipping(Clipping):
-    """Clips the gradients of a model whose word embeddings have a sparse gradient.
+    """Clips the gradients of a model, using a sparse gradient for its word embeddings.
 
     Args:
-        model: its word embeddings' gradient is sparse from here on, where they are in a CPU's memory.
-        max_norm: of all gradients together; None to measure it alone.
+        model: its word embeddings get sparse gradients from here on, if they are in CPU memory.
+        max_norm: maximum norm over all gradients; None: only measure it.
     """
 
     def __init__(self, model: HeadedModel, max_norm: float | None) -> None:
@@ -60,7 +60,7 @@ class RowClipping(Clipping):
         self._word_R: Tensor | None = None
 
     def clip(self) -> Tensor:
-        """Scale all gradients, and make that of the word embeddings dense; returns the norm before."""
+        """Scale all gradients and make the word embeddings' dense; returns the norm before scaling."""
         if not self._has_sparse_gradient:
             return super().clip()
         found = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]

@@ -1,8 +1,8 @@
-"""Compiled layers: torch.compile joins the small operations between matrix products.
+"""Compiled layers: torch.compile fuses the small operations between matrix products.
 
 Ansel et al. 2024, PyTorch 2, ASPLOS. One graph serves all layers of a class and any number of tokens. A layer's
-`forward` is replaced, as in activation_checkpointing.py, so parameters keep their names. Passes without gradients, and
-those that a recorder reads, are computed as ever.
+`forward` is replaced, as in activation_checkpointing.py, so parameters keep their names. Passes without gradients or
+with a recorder are not compiled.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from bertkit.models.vocabulary import graphed_cross_entropy, use_graph
 log = logging.getLogger(__name__)
 
 COMPILED = (PostNormLayer, PreNormLayer, ModernBertLayer)
-"""The layers whose graph is known to give the plain numbers (a test)."""
+"""The layers whose graph gives the same numbers as the plain code (tested)."""
 
 
 def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
-    """Compile the layers of a model and of its companions for training; they are compiled as they are first used.
+    """Compile the layers of a model and its companions for training; compilation happens at first use.
 
     Args:
         model: on its device.
         backend: of torch.compile.
 
     Raises:
-        UsageError: the family's layers are others, or there is no compiler.
+        UsageError: the family's layers cannot be compiled, or there is no compiler.
     """
     device = model.encoder.word_embedding.weight.device
     for each in (model, *model.named_companions().values()):
         layers = list(each.encoder.recomputable_layers())
         if not layers or not all(isinstance(layer, COMPILED) for layer in layers):
             raise UsageError(
-                f"engine.compile is true, and the layers of family {each.encoder.config.model_type} cannot be compiled"
+                f"engine.compile is true, but the layers of family {each.encoder.config.model_type} cannot be compiled"
                 " yet; leave it out"
             )
     if backend == "inductor":
@@ -57,28 +57,28 @@ def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
     for each in (model, *model.named_companions().values()):
         layers = list(each.encoder.recomputable_layers())
         for layer in layers:
-            # Within the stack states may be narrow (PostNorm.normed_sum); heads read those of the last layer.
+            # Within the stack, states may be low-precision (PostNorm.normed_sum); heads read the last layer's.
             layer.forward = CompiledForward(layer, backend, torch.float32 if layer is layers[-1] else None)
     if device.type == "cpu":
         log.warning(
-            "engine.compile: on a CPU compiled layers have been slower than others, and compiling takes minutes"
+            "engine.compile: on a CPU, compiled layers have been slower than plain ones, and compiling takes minutes"
         )
 
 
 def _require_compiler(device: torch.device) -> None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise UsageError("engine.compile is true, and torch compiles for a GPU with triton, which is not installed")
+        raise UsageError("engine.compile is true, but triton is not installed; install it, or leave engine.compile out")
     if shutil.which("g++") is None and shutil.which("clang++") is None:
-        raise UsageError("engine.compile is true, and torch needs a C++ compiler (g++ or clang++), which is not here")
+        raise UsageError("engine.compile is true, but there is no C++ compiler; install g++ or clang++, or unset it")
 
 
 class CompiledForward:
-    """In place of a layer's `forward`: the same, compiled where gradients are computed and nothing is recorded.
+    """Replaces a layer's `forward` with an equal one, compiled if gradients are computed and nothing is recorded.
 
     Args:
-        layer: whose class has the `forward`.
+        layer: an instance of the class with the original `forward`.
         backend: of torch.compile.
-        dtype: of the states that it returns; None: as they come.
+        dtype: of the returned states; None: not converted.
     """
 
     def __init__(self, layer: nn.Module, backend: str, dtype: torch.dtype | None = None) -> None:
@@ -95,14 +95,14 @@ class CompiledForward:
 
 
 def compile_losses(device: torch.device, *, wanted: bool) -> None:
-    """Let cross-entropies over a vocabulary be computed by one graph on a GPU, where that is wanted."""
+    """Compute cross-entropies over a vocabulary in one graph on a GPU, if requested."""
     graph = device.type == "cuda" and wanted
     use_graph(_compiled(graphed_cross_entropy, "inductor") if graph else None)
 
 
 @cache
 def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    # torch's own dropout makes four random numbers at once, a graph's one: on a GPU longer than the norm behind it.
+    # torch's dropout draws four random numbers at once, a graph's one, which on a GPU takes longer than the next norm.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
     if backend != "inductor":
         return torch.compile(forward, dynamic=True, backend=backend)

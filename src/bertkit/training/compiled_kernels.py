@@ -1,10 +1,10 @@
-"""Whether a run computes with compiled kernels and the faster library's products, or with torch's operators alone.
+"""Decides if a run uses compiled kernels and the faster library's products, or only torch's operators.
 
-Own design. Compiled kernels round where the operators round and draw what they draw, but their sums have another order.
-In bf16, where products round far more, they are the default; in single precision they are used where the recipe wants
-them, for they win little there. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
-single precision are oneDNN's where MKL leaves half of the processor unused (models/products.py). Sibling compiled.py
-bounds what oneDNN compiles.
+Not from a paper. Compiled kernels round where the operators round and draw the same random numbers, but sum in another
+order. In bf16, where products round far more, they are the default; in single precision, where they gain little, they
+are used if the recipe requests them. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
+single precision use oneDNN if MKL leaves half of the processor unused (models/products.py). Sibling compiled.py limits
+what oneDNN compiles.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
-    """Compute with the kernels and the products that the settings name, within the context.
+    """Compute with the kernels and the products selected by the settings, within the context.
 
     Raises:
-        UsageError: `engine.kernels` is compiled, and they cannot be had.
+        UsageError: `engine.kernels` is compiled, but they are not available.
     """
     plain = config.kernels == "torch"
     with activated(_wanted(config, engine)), triton_attention_enabled(not plain), products_by_torch(plain):
@@ -40,7 +40,7 @@ def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
 
 
 def attends_by_kernel(config: EngineConfig, engine: Engine) -> bool:
-    """Whether a run will compute attention by the compiled kernel, as far as can be told without building it."""
+    """Whether a run will compute attention by the compiled kernel, as far as is known without building it."""
     bf16_on_cpu = engine.bf16 and engine.device.type == "cpu" and config.kernels != "torch"
     has_instructions = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
     return bf16_on_cpu and has_instructions and any(map(shutil.which, COMPILERS))
@@ -50,7 +50,7 @@ def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:
     needed = config.kernels == "compiled"
     if engine.device.type != "cpu":
         if needed:
-            raise UsageError("engine.kernels is compiled, which is for a CPU; leave it out, or use --device cpu")
+            raise UsageError("engine.kernels: compiled works only on a CPU; leave it out, or use --device cpu")
         return None
     if config.kernels == "torch" or not (engine.bf16 or needed):
         return None
@@ -59,7 +59,7 @@ def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:
     except CompilerError as error:
         if needed:
             raise UsageError(f"engine.kernels is compiled: {error}; install one, or use engine.kernels=auto") from error
-        log.info("slower by up to a third without compiled kernels: %s", error)
+        log.info("training is up to a third slower without compiled kernels: %s", error)
         return None
     dtypes = {torch.bfloat16, torch.float32} if needed else {torch.bfloat16}
     return Kernels(path, frozenset(dtypes))

@@ -1,7 +1,7 @@
-"""The optimisation noun of a recipe of any kind, and what the trainer reads of one.
+"""The optimisation noun of a recipe of any kind, and the interface that the trainer needs.
 
-Nothing here follows a paper. Optimisation decides the result and is hashed; the engine (engine_config.py) decides speed
-and what is reported, and is not.
+Not from a paper. Optimisation determines the result and is hashed; the engine (engine_config.py) determines speed and
+reporting, and is not hashed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bertkit.training.schedules import AnySchedule, LinearSchedule
 
 
 class StageConfig(Settings):
-    """A part of the run in which some settings differ."""
+    """A part of the run with some different settings."""
 
     share: float = Field(gt=0, le=1, description="Share of the run's steps that this stage takes.")
     set: dict[str, Any] = Field(
@@ -42,8 +42,8 @@ def _linear_unless_named(schedule: Any) -> Any:
 
 
 class OptimisationConfig(Settings):
-    """How the weights are found. What is left out has the command's own value: in pretraining a fixed one, of a task
-    the published setting."""
+    """How the weights are trained. Settings left out get the command's default: a fixed one in pretraining, the
+    published setting for a task."""
 
     optimizer: OptimizerOrNone = Field(None, description="The optimiser (default: adamw).")
     schedule: Annotated[AnySchedule, BeforeValidator(_linear_unless_named)] = Field(
@@ -124,50 +124,50 @@ class OptimisationConfig(Settings):
         warmup = self.schedule.warmup_steps
         if warmup is not None and self.steps is not None and warmup >= self.steps:
             raise ValueError(
-                f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps}); for runs of several lengths give"
-                " schedule.warmup_share in its place, such as 0.05"
+                f"schedule.warmup_steps ({warmup}) must be below steps ({self.steps}); for runs of several lengths,"
+                " write schedule.warmup_share instead, such as 0.05"
             )
         if self.batch_ramp is not None and self.batch_sequences is not None:
             self.batch_ramp.smaller(self.batch_sequences)
         total = sum(stage.share for stage in self.stages)
         if self.stages and abs(total - 1) > 1e-6:
-            raise ValueError(f"the shares of stages sum to {total:g}, not 1")
+            raise ValueError(f"the shares of stages sum to {total:g}; they must sum to 1")
         if self.stages and self.stages[0].new_moments:
-            raise ValueError("stages.0.new_moments: every run begins with new moments; leave it out")
+            raise ValueError("stages.0.new_moments: every run starts with new moments; leave it out")
         if self.steps is not None and len(self.stages) > self.steps:
-            raise ValueError(f"{len(self.stages)} stages in {self.steps} steps: a stage ends before it begins")
+            raise ValueError(f"{len(self.stages)} stages need as many steps or more, not {self.steps}")
         if self.spikes is not None and self.spikes.response == "roll_back" and self.roll_back is None:
-            raise ValueError("spikes.response: roll_back goes with roll_back; write roll_back: {} for its defaults")
+            raise ValueError("spikes.response: roll_back needs the key roll_back; write roll_back: {} for its defaults")
         if self.early_stopping is not None and self.select == "last":
-            raise ValueError("early_stopping goes with select: best; the last evaluation is one that was no better")
+            raise ValueError("early_stopping needs select: best, because the last evaluation is not the best one")
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         stages = [getattr(each, "set", {}) for each in getattr(self, "stages", ())]
         batches_differ = self.batch_ramp is not None or any("batch" in key for each in stages for key in each)
         if self.schedule.clock == "sequences" and not batches_differ:
-            why = "all batches have as many sequences, which then go with the updates"
+            why = "all batches have equally many sequences, so counting them is counting updates"
             yield UnreadKey("schedule.clock", why, "write clock: updates, or let batches grow (batch_ramp)")
         if hasattr(recipe, "task") and not isinstance(recipe.task, tuple):
             yield UnreadKey("task_smoothing", "there is one task", "give several tasks")
         if getattr(getattr(recipe, "method", None), "trains_head_alone", False):
-            why = f"method.name {recipe.method.name} trains the head alone, which has the learning rate itself"
-            yield UnreadKey("layer_decay", why, "take another method")
+            why = f"method.name {recipe.method.name} trains only the head, which has the full learning rate"
+            yield UnreadKey("layer_decay", why, "choose another method")
 
     def batch_sizes(self) -> BatchSizes:
-        """Sequences of each update of the run."""
+        """Number of sequences in each update of the run."""
         assert self.batch_sequences is not None
         assert self.steps is not None
         return BatchSizes(self.batch_sequences, self.steps, self.batch_ramp)
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the best evaluation's weights are the result."""
+        """Whether the result is the weights of the best evaluation."""
         return self.select == "best" or (self.select is None and self.early_stopping is not None)
 
     @property
     def average_bytes(self) -> int:
-        """Bytes of a parameter that the average of the weights takes, in memory and in a checkpoint."""
+        """Bytes per parameter that the average of the weights takes, in memory and in a checkpoint."""
         return 0 if self.ema is None else 4
 
     def stage_ends(self) -> list[int]:
@@ -181,7 +181,7 @@ class OptimisationConfig(Settings):
 
 
 class TrainingRecipe(Protocol):
-    """What the trainer reads of a recipe of any kind."""
+    """What the trainer needs from a recipe of any kind."""
 
     @property
     def name(self) -> str: ...

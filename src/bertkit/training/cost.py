@@ -1,7 +1,7 @@
 """The cost of a model: parameters and floating-point operations; memory.py has the bytes.
 
 FLOPs as counted by Kaplan et al. 2020, arXiv:2001.08361, section 2.1 (two for a multiply-add, backward twice the
-forward), with the attention products and the vocabulary projection counted where they are really computed.
+forward), with the attention products and the vocabulary projection counted where they are actually computed.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary.
 """
@@ -30,23 +30,23 @@ from bertkit.objectives.forward import read_rows, readers
 
 _BACKWARD_AND_FORWARD = 3
 FORWARD_SHARE = 1 / _BACKWARD_AND_FORWARD
-"""The share of a forward pass in the operations of an update."""
+"""The forward pass's share of the operations of an update."""
 REACHED_SHARE = 0.65
-"""MFU that is assumed where the time of a run is estimated."""
+"""The MFU that is assumed when estimating the time of a run."""
 CHECKPOINT_BYTES = 3 * 4
-"""Of a parameter in a checkpoint: a weight and two moments, each float32."""
+"""Bytes per parameter in a checkpoint: a weight and two moments, each float32."""
 
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters with the pretraining heads (tied weights once), and of embeddings, encoder and pooler alone."""
+    """Number of parameters with the pretraining heads (tied weights once), and of embeddings, encoder and pooler."""
 
     total: int
     backbone: int
 
 
 def count_parameters(model: HeadedModel) -> ParameterCount:
-    """Counts as published: a quantised weight is one, and a family's pooler counts as backbone in any case.
+    """Counts as published: a quantised weight counts as one, and a family's pooler always counts as backbone.
 
     Works on the meta device.
     """
@@ -58,7 +58,7 @@ def count_parameters(model: HeadedModel) -> ParameterCount:
 
 
 def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int:
-    """Weights of a model or a part of one, shared ones once and each as one however many bits it has."""
+    """Number of weights of a module; shared ones count once, and each counts as one regardless of its bits."""
     left_out = set() if without is None else set(without.modules())
     parts = [part for part in module.modules() if part not in left_out]
     own = {id(weight): weight.numel() for part in parts for weight in part.parameters(recurse=False)}
@@ -86,7 +86,7 @@ def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objective
 
 
 def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], float]) -> dict[str, float]:
-    """The number of states that each head over the vocabulary or over tokens reads, by its name.
+    """The number of states that each vocabulary or token head reads, by the head's name.
 
     Args:
         objectives: their heads are counted.
@@ -111,18 +111,18 @@ def step_flops(
 ) -> float:
     """Floating-point operations of one update.
 
-    The last layer is counted as computed for all tokens. Maps of relative positions are left out, for they are computed
-    once a batch; so is the second stream of XLNet. A companion is a generator, whose vocabulary projection is computed
-    once more, forward only, to sample from it: at the predicted tokens, or at all (`Encoder.scores_all_tokens`).
+    The last layer is counted as computed for all tokens. Not counted: maps of relative positions, which are computed
+    once per batch, and the second stream of XLNet. A companion is a generator; its vocabulary projection is computed a
+    second time, forward only, to sample from it: at the predicted tokens, or at all (`Encoder.scores_all_tokens`).
 
     Args:
         model: any encoder with heads, and its companions.
         tokens: T.
-        squared_lengths: the sum of squared sequence lengths, which attention's products grow with.
-        predictions: M of each vocabulary head; or by the head's name, as from `head_rows`: a vocabulary head without
+        squared_lengths: the sum of squared sequence lengths, to which attention's products are proportional.
+        predictions: M of each vocabulary head; or per head name, as from `head_rows`: a vocabulary head without
             an entry reads nothing, another token head all tokens.
         sequences: B.
-        source_share: of the tokens, which the encoder of an encoder-decoder reads.
+        source_share: share of the tokens that the encoder of an encoder-decoder reads.
     """
     products = _products(
         model,
@@ -177,7 +177,7 @@ def _products(
 
 
 def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float) -> float:
-    """Of an encoder's layers."""
+    """Multiply-adds of an encoder's layers."""
     attentions = attentions_of(model)
     on_positions = sum(_map_weights(getattr(part, name, None)) for part in attentions for name in part.position_maps)
     linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
@@ -190,8 +190,8 @@ def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float
 
 
 def _products_of_stacks(stacks: EncoderDecoder, tokens: float, squared_lengths: float, source_share: float) -> float:
-    """Of an encoder-decoder's layers: each side's tokens go through its own, and sources through the maps of keys and
-    values in the decoder, too."""
+    """Multiply-adds of an encoder-decoder's layers: each side's tokens pass through its own layers, and source tokens
+    also through the decoder's key and value maps."""
     sides = ((stacks.source_layers, source_share), (stacks.target_layers, 1 - source_share))
     products = 0.0
     for layers, share in sides:
@@ -210,7 +210,7 @@ def _products_of_stacks(stacks: EncoderDecoder, tokens: float, squared_lengths: 
 
 
 def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, sequences: float) -> float:
-    """Operations of `step_flops` that are not made where one token a sequence is read: all of the last layer but keys,
+    """Operations of `step_flops` that are saved if one token per sequence is read: all of the last layer except keys,
     values and that token's states."""
     layer = encoder.summary_token_layer
     if layer is None:
@@ -222,18 +222,18 @@ def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, seq
 
 
 def _vocabulary_weights(model: HeadedModel, head: str) -> int:
-    """Of a vocabulary head, the tied projection included."""
+    """Weights of a vocabulary head, including the tied projection."""
     return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
 
 
 def attentions_of(model: HeadedModel) -> list[SelfAttention | DistanceAttention]:
-    """All attentions, shared ones as often as they are applied."""
+    """All attention modules, shared ones as often as they are applied."""
     parts = (part for executed in model.encoder.executed_modules() for part in executed.modules())
     return [part for part in parts if isinstance(part, SelfAttention | DistanceAttention)]
 
 
 def _map_weights(module: nn.Module | None) -> int:
-    """Weights of all linear maps, those inside an LSTM included; each is one multiply-add a row."""
+    """Weights of all linear maps, including those inside an LSTM; each is one multiply-add per row."""
     parts = [] if module is None else list(module.modules())
     linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
     lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))

@@ -1,9 +1,9 @@
-"""What a run does when its numbers fail: the record of it, going back to a checkpoint, and the guard against spikes.
+"""Handling of divergence: the record of events, rolling back to a checkpoint, and the guard against spikes.
 
-Own design. Rolling back with a lower rate and watching for spikes are what published large runs did by hand (Chowdhery
+Not from a paper. Published large runs rolled back with a lower learning rate and watched for spikes by hand (Chowdhery
 et al. 2022, PaLM, arXiv:2204.02311, section 5.1; Zhang et al. 2022, OPT, arXiv:2205.01068, section 2.5). Here each
-event is recorded in the run's directory before it takes effect, so that a resumed run repeats the same ones and ends
-with the same bits. Sibling saved_batch.py keeps the batch.
+event is recorded in the run's directory before it takes effect, so that a resumed run repeats the same events and its
+result is bit-identical. Sibling saved_batch.py saves the batch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 
 DIVERGENCE_FILE = "divergence.jsonl"
-"""A line for each update that was skipped, each spike and each roll-back; a run without any has no such file."""
+"""One line per skipped update, spike and roll-back; a run without any has no such file."""
 
 SKIPPED, SPIKE, ROLLED_BACK = "skipped", "spike", "rolled_back"
 
 
 class RollBack(Settings):
-    """Where loss or gradient stay non-finite, go on from the last checkpoint with a lower learning rate."""
+    """If loss or gradient stay non-finite, continue from the last checkpoint with a lower learning rate."""
 
     at_most: int = Field(
         3, ge=1, le=1000, description="Maximum number of times in a run; after that it ends with exit code 4."
@@ -52,7 +52,7 @@ class SpikeGuard(Settings):
 
 
 class RolledBackError(Exception):
-    """The run goes on from an earlier checkpoint: its trainer is to be made anew."""
+    """The run continues from an earlier checkpoint, with a new trainer."""
 
 
 class DivergenceRecord:
@@ -63,10 +63,10 @@ class DivergenceRecord:
         {"step": 30, "event": "spike", "loss": 9.1, "mean": 4.2, "deviation": 0.3}
 
     Args:
-        path: of the record; made with the first event. What a kill left of a last line is removed.
+        path: of the record; created with the first event. An incomplete last line left by a kill is removed.
 
     Attributes:
-        events: all of them.
+        events: all events.
         rolled_back: the roll-backs among them.
 
     Raises:
@@ -89,13 +89,13 @@ class DivergenceRecord:
             self._take(event)
 
     def forget(self) -> None:
-        """Have no events from now on; the file stays as it is."""
+        """Drop all events in memory; the file is unchanged."""
         self.events.clear()
         self.rolled_back.clear()
         self._since_roll_back.clear()
 
     def has(self, event: str, step: int) -> bool:
-        """Whether this event of this update happened since the last roll-back."""
+        """Whether this event has been recorded for this update since the last roll-back."""
         return (event, step) in self._since_roll_back
 
     def rate_factor(self, step: int) -> float:
@@ -107,14 +107,14 @@ class DivergenceRecord:
         return factor
 
     def goes_back(self, state: Mapping[str, Any]) -> int | None:
-        """The step to go back to from a checkpoint that is of the time before the last roll-back; None from others."""
+        """The step to go back to, for a checkpoint written before the last roll-back; None for other checkpoints."""
         found = self.rolled_back
         if len(found) <= int(state.get("rolled_back", 0)) or int(state["step"]) <= found[-1]["to"]:
             return None
         return int(found[-1]["to"])
 
     def add(self, step: int, event: str, **details: Any) -> None:
-        """Record an event, durably; one that is made again after a resume is there already."""
+        """Record an event durably; does nothing for an event that is repeated after a resume."""
         if self.has(event, step):
             return
         entry = {"step": step, "event": event, **finite(details)}
@@ -146,7 +146,7 @@ def _is_event(event: Any) -> bool:
 class RunningLoss:
     """Mean and deviation of the loss over about the last `window_steps` updates, as an exponential average.
 
-    A loss beyond the bound counts as the bound, so that one spike neither hides the next nor is called normal.
+    A loss beyond the bound counts as the bound, so that one spike neither hides the next nor becomes normal.
     """
 
     def __init__(self, settings: SpikeGuard) -> None:
@@ -160,7 +160,7 @@ class RunningLoss:
         return math.sqrt(self.variance)
 
     def is_spike(self, loss: float) -> bool:
-        """Whether a loss is one, judged before it is added."""
+        """Whether a loss is a spike, judged before it is added."""
         return self.count >= self.settings.window_steps and loss > self._bound
 
     @property
@@ -168,7 +168,7 @@ class RunningLoss:
         return self.mean + self.settings.deviations * self.deviation
 
     def add(self, loss: float) -> None:
-        """Take in the loss of an update."""
+        """Add the loss of an update."""
         if self.is_spike(loss):
             loss = self._bound
         self.count += 1
@@ -178,9 +178,9 @@ class RunningLoss:
         self.variance = (1 - share) * (self.variance + share * difference * difference)
 
     def state(self) -> list[float]:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         return [self.count, self.mean, self.variance]
 
     def restore(self, state: list[float]) -> None:
-        """Continue from a checkpoint's."""
+        """Continue from a checkpoint's state."""
         self.count, self.mean, self.variance = int(state[0]), float(state[1]), float(state[2])

@@ -1,6 +1,6 @@
 """The engine with every `auto` resolved for this machine: device, precision, micro-batch, workers, intervals.
 
-Nothing here follows a paper. bf16 is chosen only where the processor has instructions for it: emulated, it is a hundred
+Not from a paper. bf16 is chosen only if the processor has instructions for it: emulated, it is a hundred
 times slower than fp32.
 """
 
@@ -21,14 +21,14 @@ from bertkit.training.config import EngineConfig
 
 _CPU_MICRO_BATCH_TOKENS = 4096
 _CUDA_MICRO_BATCH_TOKENS = (4096, 65_536)
-"""The least and the most; see `_cuda_micro_batch_tokens`."""
+"""Minimum and maximum; see `_cuda_micro_batch_tokens`."""
 _TOKENS_OF_A_GB = 1024
-"""Of a GPU's memory: BERT large in bf16 takes a little over 1 MB for each token, BERT base 0.4."""
+"""GPU memory per token: BERT large in bf16 takes a little over 1 MB for each token, BERT base 0.4."""
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Updates between two log lines and between two checkpoints, and how many checkpoints are kept."""
+    """Updates between log lines and between checkpoints, and how many checkpoints are kept."""
 
     log_every_steps: int = 20
     save_every_steps: int = 1000
@@ -36,7 +36,7 @@ class Intervals:
 
 
 TASK_INTERVALS = Intervals(log_every_steps=10, save_every_steps=500, keep_checkpoints=0)
-"""The value of `auto` on a task; on text it is `Intervals()`."""
+"""The value of `auto` for tasks; for text it is `Intervals()`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def pins_batches(self) -> bool:
-        """Whether batches are prepared in memory that the device reads by itself."""
+        """Whether batches are prepared in pinned memory."""
         return self.device.type == "cuda"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -69,10 +69,10 @@ class Engine:
 
 
 def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engine:  # frozen
-    """Resolve every `auto`, that of an interval to the one of `auto`.
+    """Resolve every `auto`; intervals take their values from `auto`.
 
     Raises:
-        UsageError: `engine.device` is cuda and there is none.
+        UsageError: `engine.device` is cuda, but there is none.
     """
     bound_compiled_products()
     keep_freed_memory()
@@ -84,7 +84,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
     if launch is not None and device.type == "cuda":
         if launch.local_rank >= torch.cuda.device_count():
             raise UsageError(
-                f"rank {launch.rank} is number {launch.local_rank + 1} of its machine, which has"
+                f"rank {launch.rank} is number {launch.local_rank + 1} on its machine, which has only"
                 f" {torch.cuda.device_count()} GPU; start as many ranks as there are GPUs, or use --device cpu"
             )
         device = torch.device("cuda", launch.local_rank)
@@ -104,7 +104,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
 
 
 def _cuda_micro_batch_tokens(device: torch.device) -> int:
-    """As many as fit a GPU's memory, a power of two: small micro-batches leave it idle between kernels."""
+    """As many tokens as fit into the GPU's memory, a power of two: between kernels of small micro-batches it idles."""
     gigabytes = torch.cuda.get_device_properties(device).total_memory / 1e9
     least, most = _CUDA_MICRO_BATCH_TOKENS
     return int(min(most, max(least, 2 ** math.floor(math.log2(gigabytes * _TOKENS_OF_A_GB)))))

@@ -1,7 +1,6 @@
-"""The engine section of a recipe: what decides speed and what is reported, and is not hashed.
+"""The engine section of a recipe: settings for speed and reporting, which are not hashed.
 
-Own design. A file of its own, without torch, because command-line options are generated from it. Sibling engine.py
-decides what is `auto`.
+A separate file without torch, because command-line options are generated from it. Sibling engine.py resolves `auto`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from bertkit.jobs.settings import ExecutorSettings
 
 
 class EngineConfig(ExecutorSettings):
-    """Where and how fast the run computes, and how often it reports; never changes the result beyond rounding."""
+    """Where and how fast the run computes, and how often it reports; does not change the result beyond rounding."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device to compute on.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
@@ -125,8 +124,8 @@ class EngineConfig(ExecutorSettings):
     def _runs_or_ranks(self) -> Self:
         if self.is_parallel and self.ranks > 1:
             raise ValueError(
-                f"ranks is {self.ranks}, and independent runs are to go on side by side (jobs: {self.jobs}, executor:"
-                f" {self.executor}); choose one: several processes for each run, or one each for several runs"
+                f"ranks is {self.ranks}, but independent runs are to run in parallel (jobs: {self.jobs}, executor:"
+                f" {self.executor}); choose one: several processes per run, or one process per run for several runs"
             )
         return self
 
@@ -134,7 +133,7 @@ class EngineConfig(ExecutorSettings):
     def _compiled_or_recomputed(self) -> Self:
         if self.compile and self.activation_checkpointing:
             raise ValueError(
-                "compile and activation_checkpointing are both true; choose one: they do not go together yet"
+                "compile and activation_checkpointing do not work together yet; set only one of them to true"
             )
         return self
 
@@ -142,5 +141,5 @@ class EngineConfig(ExecutorSettings):
     def _words_ascend(self) -> Self:
         marks = self.models_at_words
         if any(after <= before for before, after in pairwise(marks)):
-            raise ValueError(f"models_at_words has to ascend, each number once; found {marks}")
+            raise ValueError(f"models_at_words must be in ascending order without repetition; found {marks}")
         return self

@@ -1,6 +1,6 @@
-"""Updates that fail: counted in a row, spikes of the loss noticed, and back to a checkpoint where the recipe says so.
+"""Failing updates: counts them, detects loss spikes, and rolls back to a checkpoint if the recipe says so.
 
-Own design; sibling divergence.py has the settings and the record of what happened, which a resumed run repeats.
+Not from a paper. Sibling divergence.py has the settings and the record of events, which a resumed run repeats.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 
 class FailingUpdates:
-    """What a run does about updates whose numbers fail.
+    """How a run handles updates with non-finite numbers or loss spikes.
 
     Args:
         settings: of the recipe.
         record: of the run.
-        run: the directory.
-        ranks: of which the first one writes.
+        run: the run directory.
+        ranks: the ranks, of which the first one writes.
         remedy: settings to change after divergence, for the message.
 
     Attributes:
-        in_a_row: updates that were skipped since the last one that was made.
-        last_sound: the step of the checkpoint to roll back to: the last one that was saved when due, and not in a row
-            of skipped updates. So it does not depend on where the run was stopped.
+        in_a_row: updates skipped since the last one that was applied.
+        last_sound: the step of the checkpoint to roll back to: the last one saved on schedule and outside a row of
+            skipped updates. It therefore does not depend on where the run was stopped.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FailingUpdates:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether the recipe goes back to checkpoints at all."""
+        """Whether the recipe rolls back to checkpoints at all."""
         return self._settings.roll_back is not None
 
     @property
@@ -67,14 +67,14 @@ class FailingUpdates:
 
     @property
     def may_be_unsound(self) -> bool:
-        """Whether a checkpoint would now be of weights that fail already: none to roll back to."""
+        """Whether a checkpoint saved now could contain failing weights, and so is none to roll back to."""
         return self.in_a_row > 0 and self.rolls_back
 
     def skipped(self, step: int, outcome: StepOutcome) -> None:
-        """Record that the update which led to `step` was skipped.
+        """Record that the update leading to `step` was skipped.
 
         Raises:
-            RolledBackError: there were too many in a row, and the run goes on from a checkpoint.
+            RolledBackError: there were too many in a row, and the run continues from a checkpoint.
             DivergedError: there were too many in a row.
         """
         self.in_a_row += 1
@@ -83,30 +83,30 @@ class FailingUpdates:
         log.warning("step %d: loss or gradient is not finite; the update is skipped", step)
         if self.in_a_row <= self._settings.max_nonfinite_steps:
             return
-        why = f"{self.in_a_row} updates in a row up to step {step} had a loss or gradient that is not finite"
+        why = f"{self.in_a_row} updates in a row up to step {step} had a non-finite loss or gradient"
         self._roll_back(step, why)
         raise DivergedError(
-            f"training diverged: {why}; {self._remedy}; `bertkit replay-batch {self._run.path}` computes the batch"
-            " again and names what is not finite first"
+            f"training diverged: {why}; {self._remedy}; `bertkit replay-batch {self._run.path}` recomputes the batch"
+            " and names the first value that is not finite"
         )
 
     def made(self) -> None:
-        """Note that the last update was made."""
+        """Note that the last update was applied."""
         self.in_a_row = 0
 
     def watch(self, step: int, loss: float, kind: str) -> None:
-        """Compare the loss of the update that led to `step` with those before it, where the recipe `watches`.
+        """Compare the loss of the update leading to `step` with those before it; only if the recipe `watches`.
 
         Args:
             step: updates so far.
-            loss: of the last one.
-            kind: of losses that are comparable.
+            loss: of the last update.
+            kind: names the losses that are comparable.
 
         Raises:
-            RolledBackError: it is a spike, and the run goes on from a checkpoint.
+            RolledBackError: it is a spike, and the run continues from a checkpoint.
         """
         settings = self._settings.spikes
-        assert settings is not None, "called where the recipe watches"
+        assert settings is not None, "called only if the recipe watches"
         running = self._losses.setdefault(kind, RunningLoss(settings))
         if running.is_spike(loss):
             mean, deviation = running.mean, running.deviation
@@ -120,10 +120,10 @@ class FailingUpdates:
         running.add(loss)
 
     def _roll_back(self, step: int, why: str) -> None:
-        """Go back to the last checkpoint that was due, unless the recipe does not or has done so often enough.
+        """Roll back to the last scheduled checkpoint, unless the recipe does not allow it or its limit is reached.
 
         Raises:
-            RolledBackError: the run goes on from there.
+            RolledBackError: the run continues from there.
         """
         settings, before = self._settings.roll_back, len(self._record.rolled_back)
         if settings is None or before >= settings.at_most:
@@ -138,7 +138,7 @@ class FailingUpdates:
         )
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         state: dict[str, Any] = {"skipped_in_a_row": self.in_a_row}
         if self.rolls_back:
             state |= {"rolled_back": len(self._record.rolled_back), "last_sound": self.last_sound}
@@ -146,7 +146,7 @@ class FailingUpdates:
         return state | ({"losses_so_far": losses} if losses else {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint's."""
+        """Continue from a checkpoint's state."""
         self.in_a_row = int(state["skipped_in_a_row"])
         self.last_sound = int(state.get("last_sound", state["step"]))
         if (settings := self._settings.spikes) is not None:

@@ -1,7 +1,7 @@
-"""The states of torch's generators, which dropout draws from: kept in checkpoints, and set back where an update is made
-again.
+"""The states of torch's generators, used by dropout: saved in checkpoints, and restored when an update is repeated.
 
-Own design (contract: exact resume). All other draws are functions of their place (data/random.py) and have no state.
+Not from a paper (contract: exact resume). All other random draws are functions of their address (data/random.py) and
+have no state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Of a run on this device, by kind of device."""
+    """The generator states of a run on this device, by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -21,7 +21,7 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """The inverse of `generator_states`; a state that was kept on another kind of device sets what both have."""
+    """The inverse of `generator_states`; a state saved on another kind of device sets the generators that both have."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

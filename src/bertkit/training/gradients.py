@@ -1,8 +1,8 @@
-"""A micro-batch's part of the gradient of an update: one pass forward and one backward.
+"""A micro-batch's part of an update's gradient: one forward and one backward pass.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 4. Methods of fine-tuning replace it: FreeLB makes several passes
-over perturbed word embeddings, Theseus draws which layers are replaced. Each term's sum is divided by its count over
-the whole batch, so that how a batch is cut changes nothing.
+over perturbed word embeddings, Theseus randomly replaces layers. Each term's sum is divided by its count over the whole
+batch, so the way a batch is split changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 
 LossOf = Callable[[Recorder | None], Mapping[str, LossSum]]
-"""A micro-batch's terms, from a forward pass under a recorder."""
+"""Computes a micro-batch's terms in a forward pass with a recorder."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Gradient:
     """The plain gradient.
 
     Attributes:
-        passes: forward and backward over each micro-batch.
+        passes: number of forward and backward passes over each micro-batch.
     """
 
     passes = 1
@@ -42,10 +42,10 @@ class Gradient:
         """Add a micro-batch's part to the gradients of the weights; returns each term, detached, still on the device.
 
         Args:
-            loss: of the micro-batch.
+            loss: the loss of the micro-batch.
             batch: the micro-batch, on the model's device.
-            scales: of each term.
-            step: number of the update, from 0, for random draws.
+            scales: the scale of each term.
+            step: the update's number, from 0, for random draws.
         """
         losses = loss(None)
         backward(scaled_total(losses, scales))

@@ -1,9 +1,9 @@
-"""Stopping early by a signal or a time limit, between two steps.
+"""Stopping early between two steps, on a signal or a time limit.
 
-Nothing here follows a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a
-checkpoint; a second SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the
-command ends, which is why its handler stays after a signal came; the command line restores it (cli/app.py). It stays
-where a rank is lost, too: torchrun sends the others SIGTERM, perhaps while they tell what happened.
+Not from a paper. The first SIGINT, SIGTERM or SIGHUP ends the run after the current step, with a checkpoint; a second
+SIGINT ends it at once. Schedulers repeat SIGTERM: further ones change nothing, not even while the command ends.
+Therefore the handler stays installed after a signal, and the command line restores it (cli/app.py). It also stays if a
+rank is lost: torchrun then sends SIGTERM to the other ranks, possibly while they report the loss.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Whether and why to stop, while the context is open.
+    """Whether and why to stop; active while the context is open.
 
     Args:
-        max_minutes: time limit from the opening of the context; None for none.
+        max_minutes: time limit from the opening of the context; None: no limit.
     """
 
     signal: str | None = None
-    """The name of the signal that came."""
+    """The name of the received signal."""
 
     def __init__(self, max_minutes: float | None = None) -> None:
         self._limit_seconds = None if max_minutes is None else max_minutes * 60
@@ -53,7 +53,7 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """The signal or the time limit, if the run is to stop."""
+        """The signal or the time limit, if the run has to stop."""
         if self.signal is not None:
             return self.signal
         if self._limit_seconds is not None and time.monotonic() - self._opened >= self._limit_seconds:
@@ -69,7 +69,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class StoppingMeter:
-    """A progress display whose updates call `check`, which may stop the run."""
+    """A progress display whose updates call `check`, which can stop the run."""
 
     meter: ProgressMeter
     check: Callable[[], None]

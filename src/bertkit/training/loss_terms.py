@@ -1,7 +1,7 @@
 """The loss of an update: named terms, each a sum over rows and their count, from one forward pass.
 
-Own design (contract: losses are sums and counts). Pretraining has a term for each objective, fine-tuning the task's
-loss; distillation adds comparisons with a teacher to either. Sibling step.py computes their gradient.
+Not from a paper (contract: losses are sums and counts). Pretraining has one term per objective, fine-tuning the task's
+loss; distillation adds comparisons with a teacher to either. Sibling step.py computes the gradient.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bertkit.models.recorder import Recorder
 
 
 class MicroBatch(Protocol):
-    """Packed sequences with their targets, computed at once."""
+    """Packed sequences with their targets, computed together."""
 
     @property
     def num_tokens(self) -> int: ...
 
     @property
     def num_items(self) -> int:
-        """How many parts it can be cut into at most."""
+        """The maximum number of parts it can be split into."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -36,7 +36,7 @@ Batch = TypeVar("Batch", bound=MicroBatch)
 
 @dataclass(frozen=True)
 class TermTotal:
-    """One term over a whole batch: summed loss in nats, predictions, how many were right, and other counts of them."""
+    """One term over a whole batch: summed loss in nats, predictions, how many were right, and other counts."""
 
     sum: float
     count: int
@@ -58,9 +58,9 @@ class TermTotal:
 
 
 def read_totals(parts: Sequence[Mapping[str, LossSum]]) -> list[dict[str, TermTotal]]:
-    """The totals of micro-batches, read off the device all at once: a GPU is waited for once, however many there are.
+    """The totals of micro-batches, all read from the device at once, so that a GPU is synchronised only once.
 
-    Numbers travel as float64, which holds float32 and counts below 2^53 exactly.
+    Numbers are transferred as float64, which represents float32 and counts below 2^53 exactly.
     """
     losses = [loss for part in parts for loss in part.values()]
     numbers = [number for loss in losses for number in (loss.sum, loss.correct, *loss.counters.values())]
@@ -72,7 +72,7 @@ def read_totals(parts: Sequence[Mapping[str, LossSum]]) -> list[dict[str, TermTo
 
 
 def _total(loss: LossSum, read: Iterator[float]) -> TermTotal:
-    """A term's total from its numbers, which come next."""
+    """A term's total from the next numbers in `read`."""
     return TermTotal(next(read), loss.count, int(next(read)), {name: int(next(read)) for name in loss.counters})
 
 
@@ -96,10 +96,10 @@ class LossTerms(ABC, Generic[Batch]):
         """Each term over a micro-batch, from one forward pass.
 
         Args:
-            model: the run's; where it has one head among its companions, the terms find it there.
+            model: the run's model; if it has one head among its companions, the terms find it there.
             batch: on the model's device.
-            recorder: reads or edits states on the way.
-            train_encoder: whether any weight of the encoder is trained; if not, no gradient need be kept in it.
+            recorder: reads or edits states during the pass.
+            train_encoder: whether any weight of the encoder is trained; if not, no gradients are needed in it.
         """
 
     @abstractmethod
@@ -111,5 +111,5 @@ class LossTerms(ABC, Generic[Batch]):
         return True
 
     def total(self, totals: Mapping[str, TermTotal]) -> float:
-        """The loss: each term's mean times its weight; terms that are not among these are left out."""
+        """The loss: each term's mean times its weight; terms that are missing here are left out."""
         return sum(totals[term].mean * weight for term, weight in self.weights.items() if term in totals)

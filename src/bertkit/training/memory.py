@@ -1,9 +1,10 @@
 """The peak memory of training, as a sum of named terms; part of `--plan` (plan.py).
 
-Own design: what each term counts follows from what the code keeps, its factors were measured (docs/results.md,
-benchmarks/plan_accuracy.py). On a CPU the peak is that of the resident size, on a GPU of allocated memory.
+Not from a paper: what each term counts follows from what the code keeps in memory; the factors were measured
+(docs/results.md, benchmarks/plan_accuracy.py). On a CPU the peak is that of the resident size, on a GPU of allocated
+memory.
 
-A process has three peaks one after the other: learning a vocabulary, the largest update, and writing a checkpoint. The
+A process has three peaks one after the other: training a vocabulary, the largest update, and writing a checkpoint. The
 terms are those of the largest.
 
 Shapes: T tokens of a micro-batch, M predicted tokens of it, V vocabulary, E width of the embeddings.
@@ -26,26 +27,26 @@ from bertkit.training.cost import attentions_of, count_weights
 from bertkit.training.engine import Engine
 
 MemoryTerms = dict[str, float]
-"""Bytes by what they hold."""
+"""Bytes by what they are used for."""
 
 PROGRAM_BYTES = 400e6
-"""Python, torch and this package, with the text's tokenizer."""
+"""Bytes of Python, torch and this package, with the text's tokenizer."""
 PRIMITIVE_BYTES = 1.0e6
-"""Of a compiled matrix product in oneDNN's cache."""
+"""Bytes of a compiled matrix product in oneDNN's cache."""
 _FEATURE_BYTES = {(False, False): 4.0, (False, True): 4.3, (True, False): 2.2, (True, True): 2.7}
-"""That a layer keeps for its backward pass for each input and output of its linear maps, by whether it computes in
-bfloat16, and whether it has dropout. Residuals, norms and masks of dropout are in these factors."""
+"""Bytes that a layer keeps for its backward pass per input and output of its linear maps, by whether it computes in
+bfloat16 and whether it has dropout. Residuals, norms and dropout masks are included in these factors."""
 _CUDA_FEATURE_BYTES = 2.0
 """The same in bfloat16 on a GPU: BERT base and large kept 1.8 to 2.0 in a measurement (docs/gpu.md)."""
 _EMBEDDING_BYTES = 8.0
-"""That the embeddings keep for a token and each of its dimensions: their sum, and the mask of dropout."""
+"""Bytes that the embeddings keep per token and dimension: their sum, and the dropout mask."""
 _INPUT_BYTES = 4.0
-"""Of a value that a layer reads, which is all that one that is computed again keeps."""
+"""Bytes per value that a layer reads, which is all that a recomputed layer keeps."""
 _LOGIT_COPIES = 3
-"""Logits, probabilities and gradients that exist at once, in float32."""
+"""Bytes of logits, probabilities and gradients that exist at the same time, in float32."""
 _CPU = torch.device("cpu")
 _TEXT_COPIES = 8
-"""Bytes that learning a vocabulary takes for a byte of the sample."""
+"""Bytes needed per byte of the sample when training a vocabulary."""
 
 
 def program_memory(engine: Engine) -> MemoryTerms:
@@ -71,13 +72,13 @@ def training_memory(
     """The terms of a model's largest update.
 
     Args:
-        model: with its companions; may be on the meta device.
+        model: with its companions; can be on the meta device.
         micro_batch_tokens: T.
-        sequence_length: mean length of the sequences, which attention's probabilities grow with.
-        predictions: M, of all vocabulary heads.
+        sequence_length: mean length of the sequences, to which the size of attention probabilities is proportional.
+        predictions: M, over all vocabulary heads.
         bf16: whether matrix products are in bfloat16.
-        state_bytes: of a parameter in the optimiser.
-        recomputed: whether layers keep their inputs alone, so that what one of them computes is there once at a time.
+        state_bytes: bytes per parameter in the optimiser.
+        recomputed: whether layers keep only their inputs, so that only one layer's intermediates exist at a time.
         device: where it is computed.
         kernels: whether attention goes through the compiled kernel (`compiled_kernels.attends_by_kernel`).
     """
@@ -115,28 +116,28 @@ def training_memory(
 
 
 def _features(modules: Iterable[nn.Module]) -> int:
-    """Inputs and outputs of all linear maps."""
+    """Number of inputs and outputs of all linear maps."""
     maps = [part for module in modules for part in module.modules() if isinstance(part, nn.Linear)]
     return sum(part.in_features + part.out_features for part in maps)
 
 
 def _applied_layers(model: HeadedModel) -> list[nn.Module]:
-    """The layers that can be computed again, each as often as tokens pass through it."""
+    """The layers that can be recomputed, each as often as tokens pass through it."""
     layers = set(model.encoder.recomputable_layers())
     return [part for module in model.encoder.executed_modules() for part in module.modules() if part in layers]
 
 
 def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool) -> float:
-    """Values that all attentions keep for a token."""
+    """Number of values that all attentions keep per token."""
     return sum(_cells_of_each(model, sequence_length, bf16=bf16, device=device, kernels=kernels))
 
 
 def _cells_of_each(
     model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool
 ) -> list[float]:
-    """Values that each attention keeps for a token: with dropout the probabilities, the mask and their product; without
-    it none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16. A GPU's kernels keep
-    none and draw dropout again; the compiled kernel keeps what was drawn."""
+    """Number of values that each attention keeps per token. With dropout: probabilities, mask and their product.
+    Without dropout: none in float32, where torch's kernel recomputes them, and the probabilities in bfloat16. GPU
+    kernels keep none and redraw dropout; the compiled kernel keeps what was drawn."""
     cells = []
     for attention in attentions_of(model):
         if device.type == "cuda" and isinstance(attention, SelfAttention):
@@ -152,7 +153,7 @@ def _cells_of_each(
 
 
 def _in_kernel(attention: nn.Module) -> bool:
-    """Whether the compiled kernel computes this attention: BERT's own, of heads of the right width."""
+    """Whether the compiled kernel computes this attention: BERT's own, with heads of a supported width."""
     if not isinstance(attention, SelfAttention) or type(attention).mix is not SelfAttention.mix:
         return False
     return attention.query.out_features // attention.heads % HEAD_STEP == 0
@@ -162,13 +163,13 @@ def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], te
     """The terms of the largest of a process's three peaks.
 
     Args:
-        update: of the largest update, of all models that are trained or kept, together.
+        update: of the largest update, over all models that are trained or kept.
         program: `program_memory`.
-        text_bytes: of the sample that a vocabulary is learnt from; 0 where none is learnt.
+        text_bytes: size of the sample on which a vocabulary is trained; 0 if none is trained.
     """
     update = {name: value for name, value in {**program, **update}.items() if value}
     kept = {name: value for name, value in update.items() if name.removeprefix("teacher_") not in _OF_AN_UPDATE}
-    # Tensors of a file are copied before they are written; the moments' is the largest file.
+    # The tensors of a file are copied before they are written; the moments are the largest file.
     writing = {**kept, "checkpoint_copy": update.get("optimizer", 0.0)}
     learning = {name: program[name] for name in ("program",) if name in program}
     learning["vocabulary_sample"] = text_bytes * _TEXT_COPIES
@@ -176,4 +177,4 @@ def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], te
 
 
 _OF_AN_UPDATE = frozenset({"gradients", "bf16_weights", "activations", "attention", "logits"})
-"""What is freed at an update's end."""
+"""Terms that are freed at the end of an update."""

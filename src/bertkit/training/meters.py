@@ -1,7 +1,7 @@
 """The figures of a log line: losses, speed, memory, and the share of time spent waiting for input.
 
-Own design. A meter sums over the steps between two log lines; speed excludes evaluation and checkpoints. The total of
-a run's FLOPs is kept beside.
+Not from a paper. A meter sums over the steps between two log lines; speed excludes evaluation and checkpoints. The
+total FLOPs of a run are kept separately.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bertkit.training.step import StepOutcome
 
 
 def peak_memory_mb() -> float:
-    """Largest resident memory of this process, or allocated on the GPU where there is one, in 10^6 bytes."""
+    """Peak resident memory of this process, or peak allocated GPU memory if there is one, in 10^6 bytes."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
-    # Linux hands a parent's peak down to its children, but for this one figure of the process's own memory.
+    # On Linux, children inherit the parent's peak, except in this figure of the process's own memory.
     with suppress(OSError, ValueError, StopIteration):
         own = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
         return int(own.split()[1]) * 1024 / 1e6
@@ -35,7 +35,7 @@ def peak_memory_mb() -> float:
 
 
 _SUMS = ("steps", "tokens", "skipped", "seconds", "waited_seconds", "flops", "gradient_norm")
-"""What a meter keeps beside its terms."""
+"""What a meter keeps in addition to its terms."""
 
 
 class WindowMeter:
@@ -64,14 +64,14 @@ class WindowMeter:
         self.flops += flops
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint's JSON, so that a resumed run logs what one without a stop does; empty behind a log line."""
+        """The state for a checkpoint's JSON, so that a resumed run logs the same lines; empty after a log line."""
         if not self.steps:
             return {}
         sums = {name: getattr(self, name) for name in _SUMS}
         return {"window": {"terms": {name: asdict(term) for name, term in self.terms.items()}, **sums}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint's; those of an earlier version have none."""
+        """Continue from a checkpoint's state; checkpoints of earlier versions have none."""
         self.reset()
         window = state.get("window")
         if window is not None:
@@ -84,10 +84,10 @@ class WindowMeter:
         return self.tokens / max(self.seconds, 1e-9)
 
     def losses(self, terms: LossTerms[Any]) -> dict[str, Any]:
-        """Total, means and accuracies, under the names of metrics.jsonl; None where no update was finite.
+        """Total, means and accuracies, under the names of metrics.jsonl; None if no update was finite.
 
         Args:
-            terms: of the last step; of the terms of an earlier stage there are the means alone.
+            terms: of the last step; for terms of an earlier stage only the means are given.
         """
         present = self.terms.keys() & terms.weights.keys()
         names = dict.fromkeys([*self.terms, *terms.weights])
@@ -119,7 +119,7 @@ class FlopTotal:
     """Floating-point operations of the updates that made the model, counted as in cost.py, over all ranks.
 
     Args:
-        ranks: each of which adds what it computes itself.
+        ranks: each rank adds what it computes itself.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -129,7 +129,7 @@ class FlopTotal:
 
     def add(self, flops: float) -> None:
         """Count this rank's part of an update."""
-        self._own += round(flops)  # whole numbers have the same sum wherever a run is stopped
+        self._own += round(flops)  # integers have the same sum wherever a run is stopped
 
     def gather(self) -> None:
         """Sum over the ranks, all of which call this together."""
@@ -139,14 +139,14 @@ class FlopTotal:
 
     @property
     def total(self) -> int | None:
-        """Of all ranks; None where an earlier version, which did not count, made some of the updates.
+        """The total of all ranks; None if an earlier version, which did not count, made some of the updates.
 
-        Of the updates since the last `gather` the others' parts are taken to cost what this rank's do.
+        For updates since the last `gather`, the other ranks are assumed to cost as much as this one.
         """
         return None if self._before is None else self._before + self._own * self._ranks.count
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the total of a checkpoint's JSON."""
+        """Restore the total from a checkpoint's JSON."""
         self._before, self._own = state.get("flops"), 0
 
 

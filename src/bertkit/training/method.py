@@ -1,8 +1,8 @@
-"""The base of a fine-tuning method: which weights are trained in which epoch, of what model, by which gradient.
+"""The base of fine-tuning methods: which weights are trained in which epoch, in what model, by which gradient.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all of them, from the first step on. Each other method has a file
-in finetuning/methods/ or compression/. Layer-wise decay of the learning rate, which any of them may have, is that of
-ELECTRA (Clark et al. 2020, arXiv:2003.10555, appendix B); rates.py gives it to the optimiser.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4: all weights, from the first step on. Every other method has a
+file in finetuning/methods/ or compression/. Layer-wise learning-rate decay, which works with any of them, is ELECTRA's
+(Clark et al. 2020, arXiv:2003.10555, appendix B); rates.py applies it to the optimiser.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 _BELOW_ALL_LAYERS = ("embeddings", "embedding_norm", "word", "mask_emb", "projection")
 """Parts of an encoder that its first layer reads."""
 _ABOVE_FROZEN_ENCODER = ("encoder.lstm.", "encoder.mix.")
-"""Trained parts of a `FeatureLstm`, which count as the head's."""
+"""Trained parts of a `FeatureLstm`, which count as part of the head."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training data, for a method that measures on them before it makes the model.
+    """The training data, for a method that measures on it before it builds the model.
 
     Attributes:
-        task: what is learnt.
+        task: the task that is trained.
         features: the training sequences.
         engine: where and how it computes.
-        directory: the run's; what was measured is kept there, so that a resumed run does not measure again.
+        directory: the run's directory; measurements are stored there so that a resumed run does not repeat them.
     """
 
     task: Task
@@ -47,7 +47,7 @@ class TrainingData:
 
 
 class Method(Settings):
-    """What is trained in which epoch; every weight, unless a method overrides it."""
+    """What is trained in which epoch: every weight, unless a method overrides it."""
 
     trains_head_alone: ClassVar[bool] = False
     """Whether no weight below the head is ever trained."""
@@ -63,20 +63,20 @@ class Method(Settings):
         return True
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
-        """The model to train: the given one with what the method adds to it.
+        """The model to train: the given one with the method's additions.
 
         Args:
             model: with the task's head.
-            seed: of weights that are added.
-            data: for methods that measure; of several tasks each has its own, and all have the same directory.
+            seed: for initialising added weights.
+            data: for methods that measure; with several tasks, one for each, all with the same directory.
 
         Raises:
             UsageError: the method does not fit the model.
         """
         if isinstance(model.encoder, FeatureLstm):
             raise UsageError(
-                "method.name: the model was trained on the features of a frozen encoder; go on with"
-                " method.name=features, or start from the encoder that it was made from"
+                "method.name: the model was trained on the features of a frozen encoder; continue with"
+                " method.name=features, or start from the encoder from which it was made"
             )
         return model
 
@@ -91,27 +91,27 @@ class Method(Settings):
         return {}
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Let gradients reach what this epoch trains."""
+        """Enable gradients for what this epoch trains."""
         depths = depth_below_head(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(self.is_trained(depths[name], epoch))
 
     def gradient(self, seed: int) -> Gradient:
-        """How an update's gradient is computed; the seed is that of its random draws."""
+        """How an update's gradient is computed; `seed` is for its random draws."""
         return Gradient()
 
     @contextmanager
     def session(
         self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
     ) -> Iterator[None]:
-        """What is kept while a run lasts.
+        """Resources that are kept for the duration of a run.
 
         Args:
-            model: of `prepare`, on its device.
-            splits: what every epoch reads, the most important first.
+            model: as returned by `prepare`, on its device.
+            splits: what every epoch reads, most important first.
             engine: where and how it computes.
             directory: for temporary files.
-            max_bytes: of these files.
+            max_bytes: maximum size of these files.
         """
         yield
 
@@ -124,7 +124,7 @@ class Full(Method):
 
 def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     """How many layers each parameter is below the head: head and pooler 0, top layer 1, first layer L, embeddings
-    L + 1. Weights that several layers share, as ALBERT's, count as the top layer's, like a norm behind it."""
+    L + 1. Weights that several layers share, as ALBERT's, count as the top layer's, like a norm after it."""
     numbers = {name: int(found[1]) if (found := _LAYER.match(name)) else None for name, _ in model.named_parameters()}
     layers = 1 + max((number for number in numbers.values() if number is not None), default=0)
 
@@ -141,6 +141,6 @@ def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
 def layer_rates(model: HeadedModel, decay: float) -> dict[str, float]:
     """The factor of each parameter's learning rate, decay^depth, by its name.
 
-    The paper gives the decay alone. ELECTRA's code has one factor more below the head, XLNet's one fewer.
+    The paper gives only the decay. ELECTRA's code has one more factor below the head, XLNet's one fewer.
     """
     return {name: decay**depth for name, depth in depth_below_head(model).items()}

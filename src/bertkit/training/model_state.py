@@ -1,6 +1,6 @@
-"""A model's weights out of a checkpoint, and its finished directory: whole, or not there.
+"""Restores a model's weights from a checkpoint, and writes its final directory atomically.
 
-Own design (contract: exact resume). Sibling trainer.py says when.
+Not from a paper (contract: exact resume). Called by sibling trainer.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bertkit.run.checkpoint import Checkpoint
 
 
 def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into the model; parameters that are shared stay one tensor.
+    """Copy a checkpoint's weights into the model; shared parameters stay one tensor.
 
     Raises:
         DataError: the checkpoint's weights are not the model's.
@@ -27,7 +27,7 @@ def restore_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     if weights.keys() != parameters.keys():
         differing = ", ".join(sorted(weights.keys() ^ parameters.keys())[:3])
         raise DataError(
-            f"{checkpoint.path}: holds other weights than the recipe's model has, such as {differing}; resume with the"
+            f"{checkpoint.path}: contains other weights than the recipe's model, such as {differing}; resume with the"
             " version of bertkit that began the run"
         )
     copy_weights(model, weights)
@@ -41,7 +41,7 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
-    """Write a directory beside this one, then rename it, so that a crash never leaves half of it.
+    """Write to a temporary directory next to this one, then rename it, so that a crash never leaves half of it.
 
     Raises:
         DataError: it cannot be written.
@@ -51,7 +51,7 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     try:
         write(writing)
     except (DataError, OSError) as error:
-        shutil.rmtree(writing, ignore_errors=True)  # what is there takes the disk space that a checkpoint needs
+        shutil.rmtree(writing, ignore_errors=True)  # free the disk space, which a checkpoint needs
         raise DataError(
             f"{writing}: cannot write the model: {error}; free space and run again with --resume"
         ) from error

@@ -1,8 +1,8 @@
-"""A micro-batch that does not fit into memory: how it is recognised, and what is tried in its place.
+"""A micro-batch that does not fit into memory: how it is recognised, and what is tried instead.
 
-Own design. The loss of an update does not depend on how its batch is cut (step.py), so an update for which memory did
-not suffice is made again from smaller micro-batches: the same loss up to the order of float sums. Only the numbers that
-dropout draws are others.
+Not from a paper. The loss of an update does not depend on how its batch is split (step.py), so an update that ran out
+of memory is repeated with smaller micro-batches. The loss is the same up to the order of float sums; only dropout draws
+other random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MESSAGES = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
 )
-"""Of errors of torch and triton that have no class of their own."""
+"""Parts of messages of torch and triton errors that have no class of their own."""
 
 REMEDY = (
     "set engine.activation_checkpointing, give shorter sequences, take a smaller model, or compute in bf16 with"
@@ -31,19 +31,19 @@ REMEDY = (
 
 
 def exhausts_memory(error: BaseException) -> bool:
-    """Whether an error means that memory did not suffice."""
+    """Whether an error means that memory was exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 class MicroBatchMemoryError(DataError):
-    """Memory did not suffice for a micro-batch. A trainer makes the update again from smaller ones.
+    """A micro-batch did not fit into memory. A trainer repeats the update with smaller ones.
 
     Args:
         reason: torch's message.
         tokens: of the largest micro-batch of the update.
-        items: into how many parts it can be cut, at most.
+        items: the maximum number of parts it can be split into.
     """
 
     def __init__(self, reason: str, tokens: int, items: int) -> None:
@@ -54,18 +54,18 @@ class MicroBatchMemoryError(DataError):
         self.items = items
 
     def __reduce__(self) -> tuple[type[MicroBatchMemoryError], tuple[str, int, int]]:
-        return type(self), (self.reason, self.tokens, self.items)  # a job's process sends it to the one that waits
+        return type(self), (self.reason, self.tokens, self.items)  # for pickling: a job sends it to its parent
 
     def smaller(self, limit: int) -> int:
-        """The tokens of a micro-batch to try next, where at most `limit` were allowed; 0: there is no smaller one."""
+        """The micro-batch size in tokens to try next, after at most `limit`; 0: there is no smaller one."""
         return min(limit, self.tokens) // 2 if self.items > 1 else 0
 
 
 class PreparedUpdates(Generic[Batch]):
-    """The micro-batches of each remaining update of a run, which can be prepared again, cut smaller.
+    """The micro-batches of each remaining update of a run, which can be prepared again in smaller parts.
 
     Args:
-        make: those of the run's next update and of all after it.
+        make: creates those of the run's next update and of all later ones.
     """
 
     def __init__(self, make: Callable[[], Generator[Sequence[Batch], None, None]]) -> None:
@@ -77,7 +77,7 @@ class PreparedUpdates(Generic[Batch]):
             yield batches
 
     def prepared_again(self) -> Sequence[Batch]:
-        """Those of the run's next update, prepared anew, as all after it will be."""
+        """The micro-batches of the run's next update, prepared again, as all later ones will be."""
         self._prepared.close()
         self._prepared = self._make()
         return next(self._prepared)

@@ -1,7 +1,7 @@
-"""Where weights, gradients and moments lie: whole on every rank (`Placement`), or spread over them (sharding.py).
+"""Where weights, gradients and moments are stored: all on every rank (`Placement`), or sharded (sharding.py).
 
-Own design. The step and the trainer use either through the same few methods, so that they have no conditions on it.
-Nothing of torch.distributed is imported here.
+Not from a paper. The step and the trainer use either through the same few methods, without conditions. Nothing of
+torch.distributed is imported here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Batch = TypeVar("Batch")
 
 
 class Placement:
-    """Every rank has all of it, and the gradients are summed once an update.
+    """Every rank has all weights, and the gradients are summed once per update.
 
     Attributes:
-        is_sharded: whether a rank has a part alone, so that others are needed to read the whole.
+        is_sharded: whether each rank has only a part, so that reading the whole needs the other ranks.
     """
 
     is_sharded = False
@@ -38,21 +38,21 @@ class Placement:
         self.ranks = ranks
 
     def place(self, model: HeadedModel) -> None:
-        """Put a model's weights where they belong, once it is on its device and before it has an optimiser."""
+        """Place a model's weights, once it is on its device and before its optimiser is built."""
 
     def clipping(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> Clipping:
-        """Of a placed model's gradients."""
+        """The clipping of a placed model's gradients."""
         return Clipping(parameters, max_norm)
 
     def row_clipping(self, model: HeadedModel, max_norm: float | None) -> Clipping:
-        """The same of a model that reads few words in an update."""
+        """The same for a model that reads few words in an update."""
         return RowClipping(model, max_norm)
 
     def passes(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, bool]]:
         """The micro-batches that this rank computes in an update, and whether each counts.
 
         Args:
-            batches: of this rank; there may be none.
+            batches: of this rank; can be empty.
         """
         for batch in batches:
             yield batch, True
@@ -70,28 +70,28 @@ class Placement:
         self.ranks.sum_gradients(parameters)
 
     def whole(self) -> AbstractContextManager[None]:
-        """A context in which every rank has the whole weights, to read and to compute with; changes do not stay.
+        """A context in which every rank has the whole weights, for reading and computing; changes are discarded.
 
         All ranks enter and leave it together.
         """
         return nullcontext()
 
     def spread(self) -> AbstractContextManager[None]:
-        """A context, perhaps within `whole`, in which the weights lie as the optimiser has them."""
+        """A context, possibly within `whole`, in which the weights are placed as in the optimiser."""
         return nullcontext()
 
     def part_of(self, checkpoint: Checkpoint, model: nn.Module, stems: Iterable[str]) -> Checkpoint:
-        """A checkpoint with this rank's part of what it holds of a model's parameters.
+        """A checkpoint with only this rank's part of a model's parameters.
 
         Args:
             checkpoint: with whole tensors.
             model: placed.
-            stems: the files whose tensors have a parameter's name, or `NAME:ENTRY`, and perhaps its shape.
+            stems: the files whose tensors are called like a parameter, or `NAME:ENTRY`, and can have its shape.
         """
         return checkpoint
 
     def digest(self, weights: Mapping[str, Tensor]) -> str:
-        """A hash of the weights that are to be the same on all ranks."""
+        """A hash of the weights that must be the same on all ranks."""
         return weights_digest(weights)
 
     def write(self, tensors: TensorGroups, save: Callable[[TensorGroups], object]) -> None:
@@ -100,21 +100,21 @@ class Placement:
             save(tensors)
 
     def write_and_wait(self, write: Callable[[], None]) -> None:
-        """Write by `write` on all ranks; none goes on before the first one is done."""
+        """Call `write` on all ranks; none continues before the first one is done."""
         self.ranks.from_first(write)
 
 
 def cannot_spread(reason: str) -> UsageError:
-    """The error of what `engine.shard` does not serve."""
+    """The error for what `engine.shard` does not support."""
     return UsageError(f"engine.shard: {reason}; leave engine.shard out: each rank then has all weights and moments")
 
 
 def refused_optimizer(settings: OptimizerConfig) -> str | None:
-    """Why a rule cannot work on spread parameters; None where it can."""
+    """Why a rule cannot work on sharded parameters; None if it can."""
     if settings.can_shard:
         return None
     name = type(settings).model_fields["name"].default
-    return f"optimisation.optimizer.name {name} needs the rows and columns of whole matrices, unlike adamw and lamb"
+    return f"optimisation.optimizer.name {name} needs whole matrices (adamw and lamb do not)"
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -1,7 +1,7 @@
 """The cost of a run before it starts: the document of `--plan`, the same for every command that trains.
 
-FLOPs as in cost.py. The time assumes 65% of the FLOP/s of a large matrix product measured here, which training reaches
-where the matrices are large (docs/results.md); small models reach less.
+FLOPs as in cost.py. The time assumes 65% of the FLOP/s of a large matrix product measured on this machine, which
+training reaches if the matrices are large (docs/results.md); small models reach less.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlannedVocabulary:
 
     Attributes:
         size: V.
-        at_most: whether a text that is too small for it will give fewer, and so a smaller model.
+        at_most: whether a text that is too small for it yields fewer entries, and so a smaller model.
     """
 
     size: int
@@ -35,10 +35,10 @@ class PlannedTeacher:
 
     Attributes:
         model: its name, or the names of several.
-        parameters: of all of them.
+        parameters: of all teachers.
         flops: of the whole run.
-        memory: its terms, by their names beside the student's.
-        disk_bytes: where it is trained with its student.
+        memory: its terms, by their names next to the student's.
+        disk_bytes: if it is trained with its student.
     """
 
     model: str | list[str]
@@ -56,9 +56,9 @@ class PlannedCost:
         parameters: of what is trained.
         steps, tokens, flops: of all runs.
         memory: terms of the largest update.
-        disk_bytes: at most.
-        text_bytes: of the sample that a vocabulary is learnt from.
-        optimizer_flops: of the optimiser's own matrix products, if it has any; they are not in `flops`, which are the
+        disk_bytes: the maximum.
+        text_bytes: size of the sample on which a vocabulary is trained.
+        optimizer_flops: of the optimiser's own matrix products, if it has any; not included in `flops`, which are the
             model's, as budgets and MFU count them.
     """
 
@@ -82,10 +82,10 @@ def plan_document(
     """Parameters, steps, tokens, FLOPs, memory, disk and time.
 
     Args:
-        engine: that computes.
+        engine: the engine that computes.
         cost: of the runs.
-        vocabulary: where its size is left to the text.
-        teacher: beside the student, if there is one.
+        vocabulary: if its size depends on the text.
+        teacher: the teacher next to the student, if there is one.
     """
     document: dict[str, Any] = {
         "parameters": {"total": cost.parameters.total, "backbone": cost.parameters.backbone},

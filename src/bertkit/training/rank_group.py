@@ -1,13 +1,13 @@
-"""Several processes that train one model: torch.distributed, with one sum of all gradients in each update.
+"""Several processes that train one model: torch.distributed, with one sum of all gradients per update.
 
-Own design; data parallelism as in Li et al. 2020, PyTorch Distributed, arXiv:2006.15704. Differs from
-DistributedDataParallel, which is not used: its hooks expect one forward pass of one module and one backward pass an
-update, and divide by the number of ranks. Here a loss is several passes (companions, FreeLB, micro-batches), gradients
-of word embeddings may be sparse, which parameters are trained changes along the run, and each term is divided by its
-count over all ranks. So gradients are summed once, in one flat tensor of each type, after the last micro-batch.
+Not from a paper; data parallelism as in Li et al. 2020, PyTorch Distributed, arXiv:2006.15704. DistributedDataParallel
+is not used: its hooks expect one forward pass of one module and one backward pass per update, and divide by the number
+of ranks. Here a loss can take several passes (companions, FreeLB, micro-batches), gradients of word embeddings can be
+sparse, the set of trained parameters changes during the run, and each term is divided by its count over all ranks.
+Gradients are therefore summed once, in one flat tensor per type, after the last micro-batch.
 
-Small numbers travel between processors (gloo), gradients where they are (gloo or nccl). What takes unknown time, such
-as tokenising a corpus on the first rank, is waited for at the store of the rendezvous, without a time limit.
+Small numbers are exchanged between processors (gloo), gradients where they are (gloo or nccl). Work of unknown
+duration, such as tokenising a corpus on the first rank, is awaited at the rendezvous store, without a time limit.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 JOIN_SECONDS = 1800.0
-"""For all ranks to be there."""
+"""Time limit for all ranks to join."""
 _POLL_SECONDS = 0.02
 _DEAD = ("zombie", "dead", "stopped")
-"""States in which a process computes nothing, as psutil calls them."""
+"""States in which a process does not compute, by psutil's names."""
 _GLOO = "/gloo/"
-"""In the message of every error of gloo: the path of the file that raised it."""
-_REMEDY = "go on from the newest checkpoint with --resume"
+"""Part of every gloo error message: the path of the file that raised it."""
+_REMEDY = "continue from the newest checkpoint with --resume"
 _ANSWER_SECONDS = 5.0
-"""In which a rank that lives notices that another one is lost."""
+"""Time within which a live rank notices that another one is lost."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Member:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
 
     def is_dead(self) -> bool | None:
-        """Whether it has died, or was halted; None where that cannot be seen from here."""
+        """Whether it has died, or was halted; None if this is not visible from here."""
         if self.host != socket.gethostname():
             return None
         import psutil
@@ -81,7 +81,7 @@ def joined(launch: Launch) -> Iterator[RankGroup]:
     """The group of ranks that torchrun has started, while the context is open.
 
     Raises:
-        RankLostError: the others do not come.
+        RankLostError: the others do not join.
     """
     backend = "gloo"
     if torch.cuda.is_available() and launch.local_rank < torch.cuda.device_count():
@@ -93,23 +93,23 @@ def joined(launch: Launch) -> Iterator[RankGroup]:
         store = store_of_attempt(shared, rank, count, timeout_seconds=JOIN_SECONDS)
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise RankLostError(f"the {launch.count} ranks did not come together: {str(error).splitlines()[0]}") from error
+        raise RankLostError(f"the {launch.count} ranks did not all connect: {str(error).splitlines()[0]}") from error
     try:
         ranks = RankGroup(launch, store)
         yield ranks
-        ranks.gathered(None)  # the first rank may hold the store, and ends with the others
+        ranks.gathered(None)  # the first rank may host the store, so it ends with the others
     finally:
-        # Without the others there is no orderly end: the system closes what is open.
+        # Without the others there is no orderly shutdown; the system closes what is open.
         with suppress(RuntimeError):
             dist.destroy_process_group()
 
 
 class RankGroup(Ranks):
-    """The ranks of a process group that torch.distributed has made.
+    """The ranks of a process group created by torch.distributed.
 
     Args:
-        launch: what torchrun told this process.
-        store: that these processes share.
+        launch: this process's place in the group, from torchrun.
+        store: shared by these processes.
     """
 
     def __init__(self, launch: Launch, store: Store) -> None:
@@ -201,7 +201,7 @@ class RankGroup(Ranks):
             self._sum_flat(kind, own)
 
     def _sum_flat(self, kind: tuple[torch.dtype, torch.device], parameters: Sequence[nn.Parameter]) -> None:
-        """Sum gradients of one type and device in one tensor, behind which stands how many ranks have each of them."""
+        """Sum gradients of one type and device in one tensor, followed by how many ranks have each of them."""
         total = sum(parameter.numel() for parameter in parameters)
         flat = self._flats.get(kind)
         if flat is None or flat.numel() != total + len(parameters):
@@ -217,18 +217,18 @@ class RankGroup(Ranks):
         flat[total:] = torch.tensor(has, dtype=kind[0], device=kind[1])
         with self._watched():
             dist.all_reduce(flat, group=self._group)
-        # The gradients are views of the flat tensor, which is filled again only after they were dropped.
+        # The gradients are views of the flat tensor, which is refilled only after they were dropped.
         for part, parameter, number in zip(parts, parameters, flat[total:].tolist(), strict=True):
             parameter.grad = part.view_as(parameter) if number else None
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The ranks in a row, as tensors that are spread over them have it."""
+        """The ranks as a one-dimensional mesh, for tensors sharded over them."""
         assert self._group is not None, "the training has not begun"
         return DeviceMesh.from_group(self._group, device_type)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Within computations that exchange numbers: an error of a connection means that another rank is lost."""
+        """For computations that exchange numbers: a connection error means that another rank is lost."""
         try:
             yield
         except RuntimeError as error:
@@ -255,17 +255,17 @@ class RankGroup(Ranks):
                 )
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait without a time limit: whoever started the ranks ends them all where one of them dies."""
+        """Wait without a time limit: the launcher ends all ranks if one of them dies."""
         with self._watched():
             while not is_done():
                 time.sleep(_POLL_SECONDS)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """What fails in here fails because of another rank."""
+        """A context in which every failure is attributed to another rank."""
         try:
             yield
-        except RuntimeError as error:  # what torch makes of a closed connection and of a timeout
+        except RuntimeError as error:  # torch's error for a closed connection or a timeout
             log.debug("%s: %s", self.name, error)
             raise self._lost(self._missing()) from error
 
@@ -277,7 +277,7 @@ class RankGroup(Ranks):
         return RankLostError(f"{names} {'died or was halted' if dead else 'does not answer'}", _REMEDY)
 
     def _missing(self) -> list[Member]:
-        """The members that do not notice, as this one did, that something is wrong."""
+        """The members that, unlike this one, have not noticed that something is wrong."""
         until = time.monotonic() + _ANSWER_SECONDS
         missing = [each for each in self._members if each.rank != self.rank]
         try:
@@ -286,5 +286,5 @@ class RankGroup(Ranks):
                 time.sleep(_POLL_SECONDS)
                 missing = [each for each in missing if not self._store.check([f"here/{each.rank}"])]
         except RuntimeError:
-            return [self._members[0]]  # the store is where the first rank is
+            return [self._members[0]]  # the store is on the first rank
         return missing

@@ -1,9 +1,9 @@
 """The learning rate of each parameter as a multiple of the schedule's: groups by name, layer-wise decay, freezing.
 
-Sun et al. 2020, MobileBERT, arXiv:2004.02984, section 3.4 (a layer at a time, the others slow or frozen); Clark et al.
-2020, ELECTRA, arXiv:2003.10555, appendix B (decay from layer to layer: training/method.py). All are factors by
-parameter, which are multiplied; a factor of 0 is a parameter without gradient, which no optimiser moves or decays and
-whose moments stay.
+Sun et al. 2020, MobileBERT, arXiv:2004.02984, section 3.4 (one layer at a time, the others slow or frozen); Clark et
+al. 2020, ELECTRA, arXiv:2003.10555, appendix B (layer-wise decay: training/method.py). All are factors per parameter,
+which are multiplied. A parameter with factor 0 gets no gradient: no optimiser moves or decays it, and its moments are
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertkit.settings import Settings
 
 _ENCODER = "encoder."
 _SHOWN = 8
-"""Names that an error lists."""
+"""Maximum number of names listed in an error."""
 
 
 class RateGroup(Settings):
-    """Parameters with a learning rate of their own: `{parameters: layers.3, rate: 0.3}`."""
+    """Parameters with their own learning rate: `{parameters: layers.3, rate: 0.3}`."""
 
     parameters: str | tuple[str, ...] = Field(
         min_length=1,
@@ -41,11 +41,11 @@ class RateGroup(Settings):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """All of the names."""
+        """All names."""
         return (self.parameters,) if isinstance(self.parameters, str) else self.parameters
 
     def holds(self, name: str) -> bool:
-        """Whether it names this parameter."""
+        """Whether the group names this parameter."""
         return any(fnmatchcase(each, pattern) for pattern in self.patterns for each in _owners(name))
 
 
@@ -57,7 +57,7 @@ def group_rates(
     Args:
         names: of the model's parameters.
         groups: in order.
-        key: of the groups, for messages.
+        key: the key of the groups, for messages.
 
     Raises:
         UsageError: a group names no parameter, or only parameters of earlier groups; or all would be frozen.
@@ -71,12 +71,12 @@ def group_rates(
         rates |= dict.fromkeys(named, group.rate)
         left = [name for name in left if name not in named]
     if groups and not any(rates.values()):
-        raise UsageError(f"{key}: every parameter is frozen; give one of them a rate above 0")
+        raise UsageError(f"{key}: every parameter is frozen; give a group a rate above 0")
     return rates
 
 
 def _owners(name: str) -> list[str]:
-    """The parameter's name and those of the parts that hold it, of the encoder's also without `encoder.`."""
+    """The names of the parameter and of the modules that contain it; those in the encoder also without `encoder.`."""
     words = name.split(".")
     whole = [".".join(words[:count]) for count in range(1, len(words) + 1)]
     return whole + [each.removeprefix(_ENCODER) for each in whole if each.startswith(_ENCODER)]
@@ -85,7 +85,7 @@ def _owners(name: str) -> list[str]:
 def _unknown(group: RateGroup, names: Sequence[str], taken: bool) -> str:
     shown = " or ".join(repr(pattern) for pattern in group.patterns)
     if taken:
-        return f"the groups before have taken all that {shown} names; write the special groups first"
+        return f"earlier groups have already taken all that {shown} names; write the more specific groups first"
     parts = list(dict.fromkeys(".".join(name.removeprefix(_ENCODER).split(".")[:2]) for name in names))
     near = get_close_matches(group.patterns[0].rstrip(".*"), parts, n=1)
     more = ", ..." if len(parts) > _SHOWN else ""
@@ -94,12 +94,12 @@ def _unknown(group: RateGroup, names: Sequence[str], taken: bool) -> str:
 
 
 class ParameterRates:
-    """Applies the factors to an optimiser and its model; they may be set repeatedly.
+    """Applies the factors to an optimiser and its model; they can be set repeatedly.
 
     Args:
         model: whose parameters the optimiser has.
-        optimizer: its groups, as built, are split so that each has one factor (`lr_scale`), which `Step` multiplies
-            with the schedule's learning rate.
+        optimizer: its groups are split so that each has a single factor (`lr_scale`), which `Step` multiplies
+            by the schedule's learning rate.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -112,9 +112,9 @@ class ParameterRates:
         """Give each parameter this multiple of the learning rate that the optimiser was built with.
 
         Args:
-            factors: by the parameter's name; 1 where it has none.
-            decay_divisors: by the parameter's name, what its weight decay is divided by; 1 where it has none. Decay is
-                multiplied by the learning rate, so a part of a factor that is given here does not change it.
+            factors: by parameter name; 1 if missing.
+            decay_divisors: by parameter name, what its weight decay is divided by; 1 if missing. Decay is multiplied by
+                the learning rate, so a part of a factor that is also given here does not change it.
         """
         decay_divisors = decay_divisors or {}
         self.thaw()
@@ -137,12 +137,12 @@ class ParameterRates:
         self.freeze()
 
     def freeze(self) -> None:
-        """Let no gradient reach parameters of factor 0, even where a training method enabled it since."""
+        """Disable gradients of parameters with factor 0, even if a training method has enabled them since."""
         for parameter in self._frozen:
             parameter.requires_grad_(False)
 
     def thaw(self) -> None:
-        """Let gradients reach again what `set` froze."""
+        """Re-enable gradients for what `set` froze."""
         for parameter in self._frozen:
             parameter.requires_grad_(True)
         self._frozen = []

@@ -1,13 +1,13 @@
-"""A store that the processes of one attempt share, whatever an earlier attempt has left in it.
+"""A store shared by the processes of one attempt, regardless of what an earlier attempt left in it.
 
-Own design, on the rendezvous of torchrun (torch.distributed.elastic). Its agent keeps one store over all restarts, at
-one address, with every key of the processes that are gone: the addresses at which they were to be reached among them.
-The number of restarts does not tell attempts apart either, since a change of machines does not count as one. So the
-first rank names each attempt by a random word, and the others are admitted by it:
+Not from a paper; built on the rendezvous of torchrun (torch.distributed.elastic). Its agent keeps one store over all
+restarts, at one address, with every key of earlier processes, including their addresses. The number of restarts does
+not distinguish attempts, since a change of machines does not count as one. Therefore the first rank names each attempt
+with a random word, and uses it to admit the others:
 
     meeting/name                the first rank's word for this attempt
     meeting/WORD/asks/RANK      another rank has read the word, and gives one of its own
-    meeting/WORD/admitted       the first rank's answer: the words of all that it has seen
+    meeting/WORD/admitted       the first rank's answer: the words of all ranks that it has seen
 
 A rank that has read the word of an earlier attempt does not find its own word in that answer, and reads again.
 """
@@ -28,13 +28,13 @@ def store_of_attempt(store: Store, rank: int, count: int, *, timeout_seconds: fl
     """The part of a store that only the processes of this attempt use.
 
     Args:
-        store: which all processes reach, and earlier ones may have used.
+        store: reached by all processes, and possibly used by earlier ones.
         rank: of this process.
-        count: of all processes.
-        timeout_seconds: for all of them to come.
+        count: number of processes.
+        timeout_seconds: time limit for all of them to join.
 
     Raises:
-        RuntimeError: they have not come.
+        RuntimeError: they have not joined.
     """
     until = time.monotonic() + timeout_seconds
     word = uuid.uuid4().hex
@@ -43,17 +43,17 @@ def store_of_attempt(store: Store, rank: int, count: int, *, timeout_seconds: fl
 
 
 def _admit(store: Store, name: str, count: int, until: float) -> str:
-    """As the first rank: wait for all others, then answer them."""
+    """As the first rank: wait for all others, then admit them."""
     store.set(_NAME, name)
     asking = [f"meeting/{name}/asks/{rank}" for rank in range(1, count)]
     while not store.check(asking):
-        _pause(until, "other ranks have not come")
+        _pause(until, "other ranks have not joined")
     store.set(f"meeting/{name}/admitted", json.dumps([store.get(key).decode() for key in asking]))
     return name
 
 
 def _ask(store: Store, rank: int, word: str, until: float) -> str:
-    """As another rank: ask under every name that is given, until the answer has the own word."""
+    """As another rank: register under every name that appears, until the answer contains this rank's own word."""
     asked = ""
     while True:
         if store.check([_NAME]):
@@ -64,7 +64,7 @@ def _ask(store: Store, rank: int, word: str, until: float) -> str:
             answer = f"meeting/{name}/admitted"
             if store.check([answer]) and word in json.loads(store.get(answer)):
                 return name
-        _pause(until, "the first rank has not come")
+        _pause(until, "the first rank has not joined")
 
 
 def _pause(until: float, missing: str) -> None:

@@ -1,7 +1,7 @@
-"""Compute a saved batch again and name what is not finite first: a weight, a layer's output, a term, a gradient.
+"""Recompute a saved batch and name what is not finite first: a weight, a layer's output, a term, a gradient.
 
-Own design, as torch.autograd's anomaly detection finds an operation; here names are those of the model. Sibling
-saved_batch.py has what is computed again.
+Not from a paper; similar to torch.autograd's anomaly detection, but with the model's names instead of operations.
+Sibling saved_batch.py saves the batch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from bertkit.training.trainer import Trainer
 
 @dataclass
 class Found:
-    """What was not finite first, of each kind, in the order in which it is computed.
+    """The first non-finite value of each kind, in the order of computation.
 
     Attributes:
         step: the update, counted from 1.
-        micro_batch: the first, from 1, with a value that is not finite.
-        weight: of the model before the update.
-        layer: a module's output, by the module's name.
+        micro_batch: the first one, from 1, with a value that is not finite.
+        weight: name of a non-finite weight before the update.
+        layer: name of the module with a non-finite output.
         terms: the loss of each term, summed over the batch.
         term: the first of these that is not finite.
-        parameter: whose gradient is not finite; the gradient reaches the last layer first.
-        gradient_norm: of all parameters.
+        parameter: name of the parameter with a non-finite gradient; the last layer's gradient is computed first.
+        gradient_norm: over all parameters.
         finite: whether everything is finite this time.
     """
 
@@ -48,15 +48,15 @@ class Found:
     finite: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The document for `--json`."""
         return asdict(self)
 
     def in_words(self) -> str:
         """One sentence."""
         if self.finite:
             return (
-                f"step {self.step}: everything is finite this time: the fault is not in the batch or the weights but of"
-                " the machine, or of another precision or version"
+                f"step {self.step}: everything is finite this time: the cause is not the batch or the weights but the"
+                " machine, or another precision or version"
             )
         names = {
             "the weight": self.weight,
@@ -71,30 +71,30 @@ class Found:
 
 
 def saved_batch(run: Path, step: int | None = None) -> Checkpoint:
-    """The batch of an update (from 1; None: the newest) that was not finite, with the state before it.
+    """The saved batch of a non-finite update (from 1; None: the newest), with the state before it.
 
     Raises:
-        DataError: none was saved, or it is damaged.
+        DataError: no batch was saved, or it is damaged.
     """
     saved = list_checkpoints(run / DIRECTORY)
     if not saved:
-        raise DataError(f"{run}: no batch is saved; one is where loss or gradient of an update was not finite")
+        raise DataError(f"{run}: no saved batch; only updates with a non-finite loss or gradient leave one")
     names = [path.name for path in saved]
     name = names[-1] if step is None else checkpoint_name(step)
     if name not in names:
-        raise DataError(f"{run}: the batch of step {step} is not saved; there are {', '.join(names)}")
+        raise DataError(f"{run}: no saved batch of step {step}; choose one of {', '.join(names)}")
     return load_checkpoint(run / DIRECTORY / name)
 
 
 def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
-    """Restore the state before an update, and make it again; nothing is written.
+    """Restore the state before an update, and repeat it; nothing is written.
 
     Args:
-        trainer: of the run, new.
-        saved: of `saved_batch`.
+        trainer: a new trainer of the run.
+        saved: as returned by `saved_batch`.
 
     Raises:
-        DataError: the batch is of another kind of run.
+        DataError: the batch belongs to another kind of run.
     """
     found = Found(int(saved.state["step"]) + 1)
     batches = unpacked(saved.state.get(BATCH), saved.tensors.get(BATCH, {}), trainer.batch_class)
@@ -102,7 +102,7 @@ def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
     trainer.restore(saved)
     trainer.divergence.forget()  # a skipped update is computed, not skipped
     with trainer.session(), closing(trainer.batches()) as updates:
-        next(updates)  # the stage begins; what it reads is not wanted
+        next(updates)  # starts the stage; the batch itself is not needed
         torch.set_rng_state(saved.tensors["generators"]["cpu"])
         found.weight = next((name for name, each in trainer.weights().items() if not _is_finite(each)), None)
         with _watched(trainer.model, found):
@@ -116,7 +116,7 @@ def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
 
 
 class _Counted(list[Any]):
-    """Micro-batches that say which one is computed, until something is found."""
+    """Micro-batches that record which one is being computed, until something is found."""
 
     found: Found
 

@@ -1,8 +1,8 @@
-"""Train a run again from its own recipe, and compare what comes out: `bertkit runs replay`.
+"""Train a run again from its own recipe, and compare the results: `bertkit runs replay`.
 
-Own design (contract: `runs replay`). Another process trains in a directory of its own, with as many threads as the run
-had; its metrics are compared line by line as they come, then its model. Siblings: replay.py computes one saved batch
-again, run/verify.py reads hashes and computes nothing.
+Not from a paper (contract: `runs replay`). Another process trains in a directory of its own, with as many threads as
+the run had; its metrics are compared line by line as they are written, then its model. Siblings: replay.py recomputes
+one saved batch, run/verify.py checks hashes and computes nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TRAINING = ("pretrain", "finetune", "distill")
 """The commands whose runs can be trained again."""
 
 _ARITHMETIC = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "CUBLAS_WORKSPACE_CONFIG")
-"""Variables that change the last bits of a product."""
+"""Environment variables that change the last bits of a product."""
 _ENVIRONMENT = ("bertkit", "python", "packages", "platform", "cpu", "threads", "gpus")
-"""Of environment.json: what can change a result."""
+"""Keys of environment.json that can change a result."""
 _POLL_SECONDS = 0.3
 _ENDING_SECONDS = 60.0
 _ERRORS: dict[int, type[BertkitError]] = {each.exit_code: each for each in (UsageError, DataError)}
@@ -40,7 +40,7 @@ _ERRORS: dict[int, type[BertkitError]] = {each.exit_code: each for each in (Usag
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure that came out otherwise; None where there is no such figure."""
+    """A figure that differs; None if one side does not have it."""
 
     step: int
     name: str
@@ -50,14 +50,14 @@ class Difference:
 
 @dataclass
 class MetricsComparison:
-    """Metrics of a run beside those of its repetition.
+    """Metrics of a run next to those of its repetition.
 
     Attributes:
-        lines: the run's, those of the updates that are compared.
-        tolerance: largest relative difference of two figures that are taken to be the same; 0: the same bits.
+        lines: the run's lines of the updates that are compared.
+        tolerance: largest relative difference at which two figures count as the same; 0: bit-identical.
         compared: how many lines have been compared.
-        figures: how many figures were in them.
-        difference: the first one.
+        figures: how many figures they contained.
+        difference: the first difference.
     """
 
     lines: Sequence[Mapping[str, Any]]
@@ -73,11 +73,11 @@ class MetricsComparison:
 
     @property
     def step(self) -> int:
-        """The last update of which all figures were compared."""
+        """The last update for which all figures were compared."""
         return int(self.lines[self.compared - 1]["step"]) if self.compared else 0
 
     def take(self, again: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the lines that the repetition has written since the last call; `again` is all of them."""
+        """Compare the lines that the repetition has written since the last call; `again` contains all of its lines."""
         for line in again[self.compared : len(self.lines)]:
             before = self.lines[self.compared]
             names = [name for name in {**before, **line} if name not in MACHINE_FIGURES]
@@ -97,14 +97,14 @@ class MetricsComparison:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What came out.
+    """The result of a repetition.
 
     Attributes:
         steps: the last update that was compared.
-        figures: of the metrics, compared.
-        difference: the first one of a figure, if there is one.
-        files: of the finished model and its predictions: those that differ; None where they were not compared.
-        environment: what is another than when the run was trained: key, then, now.
+        figures: number of compared figures in the metrics.
+        difference: the first differing figure, if there is one.
+        files: differing files of the finished model and its predictions; None if they were not compared.
+        environment: what has changed since the run was trained: key, then, now.
     """
 
     steps: int
@@ -122,10 +122,10 @@ class Rerun:
         """One sentence for people."""
         if self.difference is not None:
             each = self.difference
-            same = f"the {self.figures} figures before are the same"
+            same = f"the {self.figures} figures before it are the same"
             return f"step {each.step}: {each.name} was {each.before} and is {each.again}; {same}"
         if self.files:
-            return f"all {self.figures} figures are the same, and {', '.join(self.files)} not"
+            return f"all {self.figures} figures are the same, but {', '.join(self.files)} differ"
         model = "" if self.files is None else ", the model and its predictions"
         return f"the same up to step {self.steps}: {self.figures} figures{model}"
 
@@ -133,23 +133,23 @@ class Rerun:
 def rerun(
     run: RunDirectory, directory: Path, *, steps: int | None = None, tolerance: float = 0.0, offline: bool = False
 ) -> Rerun:
-    """Train a run again in another directory, as far as it is compared.
+    """Train a run again in another directory, up to the last update that is compared.
 
     Args:
-        run: of `pretrain`, `finetune` or `distill`; one that was stopped is compared as far as it got.
-        directory: where; not there yet, or empty.
+        run: of `pretrain`, `finetune` or `distill`; a stopped run is compared as far as it got.
+        directory: where to train; must not exist or be empty.
         steps: compare this many updates; None: all, and the model.
         tolerance: see MetricsComparison.
-        offline: use no network.
+        offline: do not use the network.
 
     Raises:
         UsageError: the run trains nothing, or is a suite; there is nothing to compare; the directory is not empty.
-        DataError: its text, its examples or its models are not what they were.
-        CheckError: the training did not get as far.
+        DataError: its text, its examples or its models have changed.
+        CheckError: the repetition did not get as far.
     """
     _check(run)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        raise UsageError(f"{directory}: is not empty; name a new directory for what is trained again")
+        raise UsageError(f"{directory}: is not empty; name a new directory for the repeated run")
     comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
     if (run.path / TIMES_FILE).is_file():
@@ -175,24 +175,24 @@ def rerun(
 def _check(run: RunDirectory) -> None:
     kind = run.record["kind"]
     if kind not in TRAINING:
-        raise UsageError(f"{run.path}: is a run of `bertkit {kind}`, which trains nothing")
+        raise UsageError(f"{run.path}: is a run of `bertkit {kind}`, which trains nothing; name a training run")
     inner = (run.results or {}).get("runs", ())
     if inner:
         first = run_of_suite(run.path, inner[0]["run"])
-        raise UsageError(f"{run.path}: has {len(inner)} runs of its own; replay one of them, such as {first}")
+        raise UsageError(f"{run.path}: consists of {len(inner)} runs; replay one of them, such as {first}")
 
 
 def _lines(run: RunDirectory, steps: int | None) -> list[dict[str, Any]]:
     lines = list(read_metrics(run.metrics))
     chosen = [line for line in lines if steps is None or line["step"] <= steps]
     if not chosen:
-        first = f"; its first is of step {lines[0]['step']}: give --steps {lines[0]['step']} or more" if lines else ""
+        first = f"; the first are of step {lines[0]['step']}: give --steps {lines[0]['step']} or more" if lines else ""
         raise UsageError(f"{run.metrics}: has no figures to compare{first}")
     return chosen
 
 
 def _environment(run: RunDirectory) -> dict[str, str]:
-    """The variables of this process, those that change last bits as the run had them."""
+    """This process's environment variables, with the run's values for those that change last bits."""
     path = run.path / ENVIRONMENT
     recorded = read_json(path) if path.exists() else {}
     variables = recorded.get("variables", {})
@@ -211,7 +211,7 @@ def _followed(
     *,
     to_the_end: bool,
 ) -> int | None:
-    """Compare while the process trains; its exit code, None where it is not needed any more."""
+    """Compare while the process trains; returns its exit code, None if it is no longer needed."""
     checked = False
     while True:
         code = process.poll()  # before reading, so that nothing is missed
@@ -235,7 +235,7 @@ def _check_inputs(run: RunDirectory, again: RunDirectory) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process that trains; it may write a checkpoint first, which is given up after a minute."""
+    """Stop a training process; it can write a checkpoint first, for at most a minute."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -249,9 +249,9 @@ def _failure(run: RunDirectory, comparison: MetricsComparison, code: int | None,
     try:
         message = str(json.loads(printed)["error"])
     except (ValueError, KeyError, TypeError):
-        message = "it wrote fewer figures" if code in (None, 0) else f"exit code {code}"
+        message = "it wrote fewer figures than the run" if code in (None, 0) else f"exit code {code}"
     kind = _ERRORS.get(code or 0, CheckError)
-    return kind(f"{run.path}: trained again, it got to step {comparison.step}: {message}")
+    return kind(f"{run.path}: the repetition only got to step {comparison.step}: {message}")
 
 
 def _differing_files(run: RunDirectory, directory: Path) -> Iterator[str]:
@@ -265,7 +265,7 @@ def _differing_files(run: RunDirectory, directory: Path) -> Iterator[str]:
 
 
 def _changes(path: Path, directory: Path) -> Iterator[tuple[str, Any, Any]]:
-    """What both runs have recorded otherwise of code, packages and machine."""
+    """Differences between both runs' records of code, packages and machine."""
     then, now = (read_json(each / RECORD).get("code_sha256") for each in (path, directory))
     if then != now:
         yield "code_sha256", then, now

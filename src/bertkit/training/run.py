@@ -1,7 +1,7 @@
-"""Start or resume a run: its directory, its recipe, its inputs' hashes, its training and its record.
+"""Start or resume a run: its directory, recipe, input hashes, training and record.
 
-Own design (contract: the run directory, `--resume`). The command lines of pretraining, fine-tuning and distillation are
-subclasses of `RunArguments`; the rest is the same for all.
+Not from a paper (contract: the run directory, `--resume`). The command lines of pretraining, fine-tuning and
+distillation are subclasses of `RunArguments`; the rest is the same for all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 RunRecipe = TypeVar("RunRecipe", bound=RecipeHeader)
 OnStart = Callable[[RunDirectory], None]
-"""Called with a run's directory before its training starts."""
+"""Called with a run's directory before training starts."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class RunArguments(ABC, Generic[RunRecipe]):
     """The command line of a run of any kind.
 
     Attributes:
-        recipe: name or path; None to take the resumed run's.
+        recipe: name or path; None: the resumed run's recipe.
         overrides: of the recipe's settings.
         resume: a run's name or path, `bertkit.run.NEWEST`, or None for a new run.
         runs_root: directory of all runs.
-        run_dir: directory of a new run, in place of one below `runs_root`.
+        run_dir: directory of a new run, instead of one below `runs_root`.
         cache: the cache's root.
-        offline: use no network.
-        max_minutes: stop after so long, with a checkpoint.
+        offline: do not use the network.
+        max_minutes: stop after this time, with a checkpoint.
         command: the command line, for the record.
-        fresh: train although a finished run of the same recipe exists.
+        fresh: train even if a finished run of the same recipe exists.
     """
 
     recipe: str | None = None
@@ -73,19 +73,19 @@ class RunArguments(ABC, Generic[RunRecipe]):
     fresh: bool = False
 
     kind: ClassVar[str]
-    """The command, as run.json names it."""
+    """The command's name in run.json."""
 
     @property
     def names_nothing(self) -> bool:
-        """Whether a resumed run's own recipe is taken."""
+        """Whether the resumed run's own recipe is used."""
         return self.recipe is None
 
     @abstractmethod
     def requested(self) -> RunRecipe:
-        """The recipe with everything that the command line changes in it.
+        """The recipe with all changes of the command line.
 
         Raises:
-            UsageError: all errors at once.
+            UsageError: all errors, reported at once.
         """
 
     def parts(self, recipe: RunRecipe) -> Sequence[Part]:
@@ -93,25 +93,25 @@ class RunArguments(ABC, Generic[RunRecipe]):
         return [Part(recipe)]
 
     def inherited(self, recipe: RunRecipe) -> Mapping[str, BaseModel]:
-        """Settings of a recipe that are a model's and not the user's, by section."""
+        """Settings of a recipe that come from a model and not from the user, by section."""
         return {}
 
     def new_recipe(self) -> RunRecipe:
         """`requested`, for a new run.
 
         Raises:
-            UsageError: also where a key has no effect.
+            UsageError: also if a key has no effect.
         """
         recipe = self.requested()
         self.refuse_unread(recipe)
         return recipe
 
     def refuse_unread(self, recipe: RunRecipe) -> None:
-        """Raise UsageError for keys that are set and that nothing reads."""
+        """Raise UsageError for keys that are set but have no effect."""
         refuse_unread(self.unread(recipe), recipe.name)
 
     def unread(self, recipe: RunRecipe) -> list[UnreadSetting]:
-        """The keys of a recipe of this command that are set and that nothing reads."""
+        """The keys of this command's recipe that are set but have no effect."""
         base = {} if self.recipe is None else base_of(self.recipe)
         return unread_settings(
             recipe,
@@ -127,12 +127,12 @@ class RunArguments(ABC, Generic[RunRecipe]):
 
     @abstractmethod
     def changed(self, recorded: RunRecipe) -> RunRecipe:
-        """The recipe of a run with the command line's changes, where this names no recipe."""
+        """The recipe of a run with the command line's changes, if this names no recipe."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that is done.
+    """A finished run.
 
     Attributes:
         run: the run, or the suite of runs.
@@ -146,45 +146,45 @@ class FinishedRun:
 
     @classmethod
     def done(cls, run: RunDirectory) -> FinishedRun | None:
-        """The run, if it is done already.
+        """The run, if it is finished.
 
         Raises:
-            CheckError: it is, and files of its model are missing or altered.
+            CheckError: it is finished, but files of its model are missing or altered.
         """
         if run.status != "done" or run.results is None:
             return None
         if errors := model_errors(run):
             raise CheckError(
-                f"{run.path}: is done, but not as it was written: {'; '.join(errors)}; restore the files from a copy,"
-                " or start a new run without --resume"
+                f"{run.path}: is finished, but its files have changed: {'; '.join(errors)}; restore the files from a"
+                " copy, or start a new run without --resume"
             )
-        log.info("%s is done already", run.path)
+        log.info("%s is already finished", run.path)
         return cls.of(run)
 
     @classmethod
     def of(cls, run: RunDirectory) -> FinishedRun:
-        """A run that is known to be done."""
+        """A run that is known to be finished."""
         assert run.results is not None
         runs = tuple(RunDirectory.open(run_of_suite(run.path, each["run"])) for each in run.results.get("runs", ()))
         return cls(run, run.results, runs or (run,))
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to resume; where it is named, and another --run-dir too, a copy of it there.
+    """The run to resume; if it is named and another --run-dir is given, a copy of it there.
 
     Raises:
-        UsageError, DataError: there is none, it is of another kind, or it cannot be copied.
+        UsageError, DataError: there is no such run, it is of another kind, or it cannot be copied.
     """
     assert arguments.resume is not None
     if arguments.fresh:
-        raise UsageError("--fresh and --resume exclude each other: a new run, or one to continue")
+        raise UsageError("--fresh and --resume exclude each other; give --fresh for a new run, or --resume to continue")
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
         if arguments.names_nothing:
             return runs
         wanted = arguments.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
-        # A run of this recipe under another hash fits, so that its differing keys are named.
+        # A run of this recipe with another hash also matches, so that its differing keys are reported.
         return same or [run for run in runs if run.record["recipe"] == wanted.name]
 
     def found() -> RunDirectory:
@@ -197,14 +197,14 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 
 
 def new_run(runs_root: Path, identity: RunIdentity, path: Path | None) -> RunDirectory:
-    """A new run, as `RunDirectory.create` makes it on the first rank."""
+    """A new run, created by `RunDirectory.create` on the first rank."""
     return current().led(
         lambda: RunDirectory.create(runs_root, identity, path), lambda run: run.path.resolve(), FollowedRun
     )
 
 
 def own_run(run: RunDirectory) -> RunDirectory:
-    """The run as this rank writes it: itself on the first rank."""
+    """The run as this rank writes it: on the first rank, the run itself."""
     return run if current().is_first or isinstance(run, FollowedRun) else FollowedRun(run.path)
 
 
@@ -214,10 +214,10 @@ def path_of(run: RunDirectory) -> Path:
 
 
 def require_ranks(recipe: RecipeHeader) -> None:
-    """Check that the processes which the recipe is to be trained by are there.
+    """Check that the processes with which the recipe is to be trained are running.
 
     Raises:
-        RanksNeededError: they are to be started.
+        RanksNeededError: they have to be started.
     """
     engine = getattr(recipe, "engine", None)
     wanted = 1 if engine is None else engine.ranks
@@ -229,7 +229,7 @@ def compare_ranks(recipe: RecipeHeader, fingerprints: Mapping[str, str | None]) 
     """Check that all ranks train the same recipe, on the same data, by the same code.
 
     Raises:
-        UsageError: they do not; what differs is named.
+        UsageError: they do not; the message names the differences.
     """
     ranks = current()
     if ranks.count > 1:
@@ -252,13 +252,13 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
     """The run's recipe with the engine and the additional metrics of the command line.
 
     Raises:
-        UsageError: other settings differ, too; they are listed.
+        UsageError: other settings differ, too; the message lists them.
     """
     recorded = arguments.recorded(run)
     wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
     require_same_result(recorded, wanted, run.path)
     if run.status != "done":
-        # A run of an earlier version may have keys that are refused today.
+        # A run of an earlier version can have keys that are rejected now.
         warn_unread([each for each in arguments.unread(recorded) if each.refused])
     return recorded.model_copy(
         update={name: getattr(wanted, name) for name in ("engine", "metrics") if hasattr(wanted, name)}
@@ -293,7 +293,7 @@ _SPEED_ALONE = frozenset(
     | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
     | {"executor", "jobs"}
 )
-"""Settings of the engine that show neither in the results nor in the files that stay."""
+"""Engine settings that affect neither the results nor the remaining files."""
 
 
 def finished_of(
@@ -303,16 +303,16 @@ def finished_of(
     *,
     objection: Objection = lambda run: None,
 ) -> FinishedRun | None:
-    """The finished run that the command would only make again; None where there is none, or with `fresh`.
+    """The finished run that the command would only repeat; None if there is none, or with `fresh`.
 
     Args:
         arguments: of the command line.
-        recipe: of the run that would be made.
+        recipe: of the new run.
         identity: its record.
-        objection: further reasons against a finished run.
+        objection: further reasons to reject a finished run.
 
     Raises:
-        UsageError: `run_dir` holds a finished run of this recipe that cannot serve.
+        UsageError: `run_dir` contains a finished run of this recipe that cannot be used.
     """
 
     def differs(run: RunDirectory) -> str | None:
@@ -336,18 +336,18 @@ def _engine(recipe: RunRecipe) -> dict[str, Any]:
 
 
 def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None]) -> None:
-    """Check that a run's data and models are those with which it began.
+    """Check that a run's data and models have not changed since it began.
 
     Raises:
-        DataError: they are not; the message names them.
+        DataError: they have changed; the message names them.
     """
     recorded = run.record["fingerprints"]
     changed = [f"the {name}" for name, digest in fingerprints.items() if recorded.get(name) != digest]
     if changed:
         verb = "has" if len(changed) == 1 else "have"
         raise DataError(
-            f"{run.path}: {' and '.join(changed)} {verb} changed since the run began; restore it, or start a new run"
-            " without --resume"
+            f"{run.path}: {' and '.join(changed)} {verb} changed since the run began; restore the original, or start a"
+            " new run without --resume"
         )
 
 
@@ -369,13 +369,13 @@ def train_run(
     """Train a run to its end.
 
     Args:
-        run: a new one, or one to resume.
+        run: a new run, or one to resume.
         make_trainer: called once the run is recorded as started.
         command: the command line, for the record.
-        progress: the display.
+        progress: the progress display.
         on_start: called before the training starts.
-        deadline: of `deadline_after`; the run then stops with a checkpoint.
-        timeout_seconds: after which a rank that does not answer is lost.
+        deadline: from `deadline_after`; the run then stops with a checkpoint.
+        timeout_seconds: after this time, a rank that does not answer counts as lost.
 
     Raises:
         StoppedError, DivergedError, DataError: see `Trainer.train`.
@@ -398,16 +398,16 @@ def train_run(
             if results is None:
                 run.growing_files_were_cut()
         run.update(seconds=round(time.monotonic() - started, 1))
-    run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait for its end
+    run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait until it is done
     return FinishedRun(run, results, (run,))
 
 
 def _results(
     make_trainer: Callable[[], Trainer[Any]], progress: Progress, minutes_left: float | None
 ) -> dict[str, Any] | None:
-    """The results of a run; None where it went back to an earlier checkpoint, to go on with a new trainer.
+    """The results of a run; None if it rolled back to an earlier checkpoint and must continue with a new trainer.
 
-    A trainer is gone, with its model, before the next one is made.
+    A trainer and its model are freed before the next one is created.
     """
     try:
         return make_trainer().train(progress=progress, max_minutes=minutes_left)

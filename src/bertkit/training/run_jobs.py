@@ -1,7 +1,7 @@
-"""The independent runs of a suite or a study, carried out by an executor.
+"""Executes the independent runs of a suite or a study.
 
-Own design. What is specific to training: a signal or a time limit ends all runs with checkpoints, and each finished run
-is checked and recorded. The executors are in `bertkit.jobs`.
+Not from a paper. The part specific to training: a signal or a time limit ends all runs with checkpoints, and each
+finished run is checked and recorded. The executors are in `bertkit.jobs`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 def run_jobs(
     settings: ExecutorSettings, jobs: Iterable[Job], directory: Path, *, minutes_left: float | None = None
 ) -> None:
-    """Carry out jobs, each of which returns the hashes of its files (`bertkit.jobs.manifest.hashes`).
+    """Execute jobs, each of which returns the hashes of its files (`bertkit.jobs.manifest.hashes`).
 
     Args:
-        settings: the executor, and the jobs at a time.
-        jobs: taken when a worker is free.
+        settings: the executor, and the number of parallel jobs.
+        jobs: the next one is taken when a worker is free.
         directory: where `jobs.json` is written.
-        minutes_left: after which all stop.
+        minutes_left: after this time, all jobs stop.
 
     Raises:
         StoppedError: a signal or the time limit came first; the runs have saved checkpoints.
-        BertkitError: the first error of a job; the others are stopped.
+        BertkitError: the first error of a job; the other jobs are stopped.
     """
     moment, waiting = until(minutes_left), iter(jobs)
     first = next(waiting, None)
@@ -50,16 +50,16 @@ def run_jobs(
             for each in executor.run(all_jobs(), stop=lambda: request.reason):
                 check_files(each)
                 done.append(each)
-                log.info("%s is done (%s)", each.job.name, each.worker)
+                log.info("%s is finished (%s)", each.job.name, each.worker)
         finally:
             write_manifest(directory, done)
 
 
 def until(minutes_left: float | None) -> float | None:
-    """The time, on the clock that machines share, at which so many minutes have passed."""
+    """The time at which this many minutes will have passed, on a clock shared by all machines."""
     return None if minutes_left is None else time.time() + minutes_left * 60
 
 
 def minutes_until(moment: float | None) -> float | None:
-    """What is left of them on a worker."""
+    """The minutes left, on a worker."""
     return None if moment is None else max(0.0, moment - time.time()) / 60

@@ -1,7 +1,7 @@
-"""The batch of an update whose loss or gradient was not finite, kept with the state of the run just before it.
+"""The batch of an update whose loss or gradient was not finite, saved with the state of the run just before it.
 
-Own design. It is written as a checkpoint (run/checkpoint.py) with the batch beside the weights, so that `replay-batch`
-restores the very state, and its hashes tell whether it was altered since. Sibling replay.py computes it again.
+Not from a paper. It is written as a checkpoint (run/checkpoint.py) with the batch next to the weights, so that
+`replay-batch` restores the exact state, and its hashes reveal later changes. Sibling replay.py recomputes it.
 
     nonfinite/step-00000012/     before update 12: weights, optimiser, generators, and batch.safetensors
 """
@@ -20,17 +20,17 @@ from torch import Tensor
 from bertkit.errors import DataError
 
 DIRECTORY: Final = "nonfinite"
-"""In the run's directory."""
+"""Directory name, within the run's directory."""
 
 BATCH: Final = "batch"
-"""The tensors of a batch among those of the checkpoint, and its outline in the checkpoint's state."""
+"""The name of a batch's tensors in the checkpoint, and of its outline in the checkpoint's state."""
 
 KEPT: Final = 2
-"""Saved batches of a run: the newest ones."""
+"""Maximum number of saved batches of a run; the newest are kept."""
 
 
 def packed_up(batches: Sequence[Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Micro-batches as an outline, a JSON value, and tensors by name."""
+    """Micro-batches as an outline (a JSON value) and tensors by name."""
     tensors: dict[str, Tensor] = {}
     return [_outline(batch, str(number), tensors) for number, batch in enumerate(batches)], tensors
 
@@ -39,17 +39,17 @@ def unpacked(outline: Any, tensors: Mapping[str, Tensor], kind: type) -> list[An
     """The micro-batches of `packed_up`.
 
     Args:
-        outline, tensors: as they were saved.
-        kind: class of a micro-batch; no other class than those in its fields is made.
+        outline, tensors: as saved.
+        kind: class of a micro-batch; only this class and those in its fields are instantiated.
 
     Raises:
-        DataError: the outline is not of such a batch.
+        DataError: the outline does not belong to such a batch.
     """
     classes = {each.__name__: each for each in _classes(kind)}
     try:
         return [_value(each, tensors, classes) for each in outline]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"the saved batch is no {kind.__name__} of this version ({error!r})") from error
+        raise DataError(f"the saved batch is not a {kind.__name__} of this version of bertkit ({error!r})") from error
 
 
 def _outline(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -88,7 +88,7 @@ def _value(outline: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, ty
 
 
 def _classes(kind: Any, seen: frozenset[type] = frozenset()) -> set[type]:
-    """The data classes in a type, and in the fields of these."""
+    """The data classes in a type, and in their fields."""
     if isinstance(kind, types.GenericAlias | types.UnionType) or get_args(kind):
         return set().union(*(_classes(each, seen) for each in get_args(kind)))
     if not is_dataclass(kind) or not isinstance(kind, type) or kind in seen:

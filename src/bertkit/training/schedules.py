@@ -1,13 +1,13 @@
-"""Learning-rate schedules: the step number in, the learning rate out.
+"""Learning-rate schedules: functions from the step number to the learning rate.
 
 Devlin et al. 2019, BERT, and Clark et al. 2020, ELECTRA, arXiv:2003.10555 (as in the released optimization.py of each);
 Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine); Vaswani et al. 2017, arXiv:1706.03762, section 5.3
 (inverse-sqrt); Hu et al. 2024, arXiv:2404.06395, section 4 (warmup-stable-decay); Hägele et al. 2024, arXiv:2405.18392
-(1-sqrt). A schedule is its own settings; a step's number counts updates from 0.
+(1-sqrt). A schedule is defined by its settings; step numbers count updates from 0.
 
 The rise to the peak over w updates follows each schedule's source: step / w (bert, electra, mobilebert), (step + 1) / w
-(inverse-sqrt, whose steps count from 1), and (step + 1) / (w + 1) of all others, which neither start at zero nor have
-the peak twice.
+(inverse-sqrt, whose steps count from 1), and (step + 1) / (w + 1) for all others, which do not start at zero and reach
+the peak only once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from bertkit.settings import Settings, UnreadKey
 
 _FINE_STEPS = 1 << 30
-"""Steps into which a schedule by time is divided: so fine that one step is negligible."""
+"""Number of steps into which a schedule by time is divided: fine enough that one step is negligible."""
 
 
 class Schedule(Settings):
@@ -68,10 +68,10 @@ class Schedule(Settings):
     @model_validator(mode="after")
     def _clock_fits(self) -> Self:
         if (self.hours is not None) != (self.clock == "time"):
-            raise ValueError("hours goes with clock: time, and clock: time with hours; give both, or neither")
+            raise ValueError("hours and clock: time need each other; give both, or neither")
         if self.clock != "updates" and (self.warmup_steps or self.total_steps is not None):
             raise ValueError(
-                f"clock {self.clock}: warmup_steps and total_steps are counted in updates; write warmup_share, and"
+                f"clock: {self.clock}, but warmup_steps and total_steps are counted in updates; write warmup_share, and"
                 " leave total_steps out"
             )
         return self
@@ -79,22 +79,22 @@ class Schedule(Settings):
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:
         if self.warmup_steps is not None and self.warmup_share is not None:
-            raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or null")
+            raise ValueError("warmup_steps and warmup_share exclude each other; leave one of them out, or set null")
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         steps = recipe.optimisation.steps
         if self.total_steps is not None and steps is not None and self.total_steps < steps:
-            yield UnreadKey("total_steps", f"the run or stage is longer, {steps:,} updates; it can only end before")
+            yield UnreadKey("total_steps", f"the run or stage is longer: {steps:,} updates")
 
     def learning_rate(self, step: float, steps: int) -> float:
-        """The learning rate of update number `step` (from 0) of `steps`; a fraction where another clock is read."""
+        """The learning rate of update number `step` (from 0) of `steps`; a fraction if another clock is used."""
         assert self.peak is not None
         steps = max(steps, self.total_steps or 0)
         return self.at(step, steps, self.peak, self.warmup(steps))
 
     def at_progress(self, progress: float) -> float:
-        """The learning rate where a share of the whole is over, by another clock than the updates'."""
+        """The learning rate after a share of the whole, by another clock than the number of updates."""
         return self.learning_rate(progress * _FINE_STEPS, _FINE_STEPS)
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
@@ -115,7 +115,7 @@ class Schedule(Settings):
 
 
 class BertSchedule(Schedule):
-    """Linear, with the decay counted from step 0, as released: after warm-up of w of N steps it is peak * (1 - w/N).
+    """Linear, with the decay counted from step 0, as released: after w of N warm-up steps it is peak * (1 - w/N).
 
     During warm-up it is peak * step / w, so 0 at the first update.
     """
@@ -127,7 +127,7 @@ class BertSchedule(Schedule):
 
 
 class ElectraSchedule(Schedule):
-    """Linear, with the decay counted from step 0 and the warm-up multiplied onto it, as ELECTRA released it.
+    """Linear, with the decay counted from step 0 and the warm-up multiplied onto it, as released with ELECTRA.
 
     Unlike BERT's it has no jump: it rises to peak * (1 - w/N) at the end of the warm-up of w of N steps.
     """
@@ -193,7 +193,7 @@ class PolynomialSchedule(Schedule):
         if self.floor == 1:
             yield UnreadKey("power", "schedule.floor is 1: the learning rate stays at its peak")
             if self.warmup_share is None:
-                yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
+                yield UnreadKey("total_steps", "the learning rate stays at its peak for any length of the schedule")
 
     def after_warmup(self, step: float, steps: int, peak: float, warmup: int) -> float:
         return peak * (self.floor + (1 - self.floor) * math.pow(1 - _progress(step, steps, warmup), self.power))
@@ -218,12 +218,12 @@ class InverseSqrtSchedule(Schedule):
         return self
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
-        number, warmup = step + 1, max(1, warmup)  # a run of one update has no room for a warm-up
+        number, warmup = step + 1, max(1, warmup)  # a run of one update is too short for a warm-up
         return peak * min(number / warmup, math.sqrt(warmup / number))
 
 
 class TriangleSchedule(Schedule):
-    """From `start` times the peak up to it, and down to zero in the last part: cramming's triangle2.
+    """Rise from `start` times the peak to the peak, then fall to zero in the last part: cramming's triangle2.
 
     Geiping and Goldstein 2022, arXiv:2212.14034 (schedulers.py): peak * min(start + p (1 - start) / (1 - fall),
     (1 - p) / fall) at the progress p. It has no warm-up.
@@ -238,7 +238,7 @@ class TriangleSchedule(Schedule):
     @model_validator(mode="after")
     def _without_warmup(self) -> Self:
         if self.warmup_steps or self.warmup_share:
-            raise ValueError("schedule triangle rises from `start` on; leave warmup_steps and warmup_share out")
+            raise ValueError("schedule triangle has no warm-up; leave warmup_steps and warmup_share out")
         return self
 
     def at(self, step: float, steps: int, peak: float, warmup: int) -> float:
@@ -249,7 +249,7 @@ class TriangleSchedule(Schedule):
 class WarmupStableDecaySchedule(Schedule):
     """Linear rise, the peak for most of the run, then a decay to `floor` times the peak.
 
-    A trapezoid: any checkpoint of the stable part can be the start of another decay. ModernBERT's decay is 1-sqrt.
+    A trapezoid: another decay can start from any checkpoint of the stable part. ModernBERT's decay is 1-sqrt.
     """
 
     name: Literal["warmup-stable-decay"] = "warmup-stable-decay"
@@ -262,7 +262,7 @@ class WarmupStableDecaySchedule(Schedule):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from super().unread_keys(recipe)
         if self.warmup_share is None and 1 in (self.stable_share, self.floor):
-            yield UnreadKey("total_steps", "the learning rate stays at its peak, however long the schedule is")
+            yield UnreadKey("total_steps", "the learning rate stays at its peak for any length of the schedule")
         if self.stable_share == 1:
             why = "schedule.stable_share is 1: there is no decay"
             yield UnreadKey("decay", why)
@@ -281,7 +281,7 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 def _progress(step: float, steps: int, start: int) -> float:
-    """The share of the steps from `start` on that is over."""
+    """The share of the steps after `start` that is done."""
     return (step - start) / max(1, steps - start)
 
 

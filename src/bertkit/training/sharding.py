@@ -1,16 +1,17 @@
-"""Weights, gradients and moments spread over the ranks: FSDP2 around the passes of an update.
+"""Weights, gradients and moments sharded over the ranks: FSDP2 around the passes of an update.
 
 Zhao et al. 2023, PyTorch FSDP, arXiv:2304.11277, in its second form, `torch.distributed.fsdp.fully_shard`: a rank keeps
-1/N of each parameter along its first axis, and gathers a layer's when the layer is computed, forward and backward.
-Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054, stage 3. Sibling placement.py keeps all on every rank.
+1/N of each parameter along its first axis, and gathers a layer when it is computed, forward and backward. Rajbhandari
+et al. 2020, ZeRO, arXiv:1910.02054, stage 3. Sibling placement.py keeps everything on every rank.
 
-Units are the layers of each encoder, and what is left of the model: embeddings, heads, poolers. What is left is there
-throughout a pass, since a vocabulary head reads the embedding's weight, and losses call parts of the model by name: the
-outermost module is a pass itself, whose forward computes the losses.
+Units are the layers of each encoder, and the rest of the model: embeddings, heads, poolers. The rest stays gathered
+throughout a pass, since a vocabulary head reads the embedding's weight, and losses call parts of the model by name. The
+outermost module is therefore a pass itself, whose forward computes the losses.
 
-All ranks make the same number of passes, for in each pass the ranks gather together. A rank with fewer micro-batches
-repeats its last one at a weight of zero. A rank without any takes one of another rank. Gradients of all passes but the
-last stay on their rank, whole; behind the last pass they are summed, not averaged, and each rank keeps its part.
+All ranks make the same number of passes, because the ranks gather together in each pass. A rank with fewer
+micro-batches repeats its last one at a weight of zero. A rank without any takes one of another rank. Gradients of all
+passes but the last stay on their rank, unsharded; after the last pass they are summed, not averaged, and each rank
+keeps its part.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ if TYPE_CHECKING:
     from bertkit.training.rank_group import RankGroup
 
 _STACKS = ("layers", "decoder_layers")
-"""The encoder's lists of layers of which each is computed once in a pass, and in order."""
+"""The encoder's lists of layers that are computed once per pass, in order."""
 _OTHER_CALLS = "forward_"
-"""How methods are called that compute a layer in part, for one token of each sequence."""
+"""Names of methods that compute only part of a layer, for one token of each sequence."""
 
 
 class _Pass(nn.Module):
-    """The outermost unit, whose forward computes the losses of a micro-batch by its model."""
+    """The outermost unit, whose forward computes the losses of a micro-batch with its model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, losses_of: Callable[[], Mapping[str, LossSum]], found: dict[str, LossSum]) -> list[Tensor]:
-        """The sums, at whose gradients the backward pass begins; the losses themselves go into `found`."""
+        """The sums, from which the backward pass starts; the losses themselves are put into `found`."""
         found.update(losses_of())
         return [part.sum for part in found.values()]
 
 
 class ShardedClipping(Clipping):
-    """Clips gradients that are spread over the ranks, by the global norm of all."""
+    """Clips gradients that are sharded over the ranks, by their global norm."""
 
     def clip(self) -> Tensor:
         norm = super().clip()
@@ -69,8 +70,8 @@ class Sharded(Placement):
     """Each rank has its part of every parameter, gradient and moment.
 
     Args:
-        ranks: of torch.distributed, whose training has begun.
-        device: where this rank computes.
+        ranks: ranks of torch.distributed; their training must have begun.
+        device: the device of this rank.
     """
 
     is_sharded = True
@@ -84,13 +85,13 @@ class Sharded(Placement):
         self._units: list[FSDPModule] = []
         self._is_whole = False
         self._reached: set[int] = set()
-        """Numbers of the parameters that a backward pass of this update gave a gradient."""
+        """Indices of the parameters that got a gradient in a backward pass of this update."""
 
     def place(self, model: HeadedModel) -> None:
-        """Spread a model's parameters; each rank keeps its part of its own weights, which are compared before.
+        """Shard a model's parameters; the ranks' weights are compared first, then each rank keeps its part of its own.
 
         Raises:
-            UsageError: the model cannot be spread, or the ranks have different weights.
+            UsageError: the model cannot be sharded, or the ranks have different weights.
         """
         if reason := unspreadable(model):
             raise cannot_spread(reason)
@@ -105,10 +106,10 @@ class Sharded(Placement):
         fully_shard(self._pass, mesh=self._mesh, reshard_after_forward=False)
         self._units = [_unit(each) for each in (self._pass, *layers)]
         for unit in self._units:
-            # A sum, for losses are divided by the counts of all ranks; gloo has no other operation.
+            # A sum, because losses are divided by the counts of all ranks; gloo has no other operation.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-            # A parameter without a gradient on one rank has zeros there; `sum_gradients` finds those without any.
+            # A parameter without a gradient on one rank gets zeros there; `sum_gradients` finds those without any.
             unit.set_reduce_scatter_unused_params(True, recurse=False)
         self._reached.clear()
         with self.whole():
@@ -149,7 +150,7 @@ class Sharded(Placement):
         self._reached.add(number)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Drop the zeros of parameters that no rank has a gradient of; the sums were made in the last backward pass."""
+        """Drop the zeros of parameters without gradient on any rank; the last backward pass has summed the others."""
         reached = set().union(*self.ranks.gathered(self._reached))
         self._reached.clear()
         for number, parameter in enumerate(self._model.parameters()):
@@ -180,11 +181,11 @@ class Sharded(Placement):
     def _gather(self) -> None:
         assert not self._is_whole
         with torch.no_grad():
-            self._pass(dict, {})  # the units learn that this one is the outermost
+            self._pass(dict, {})  # registers this unit as the outermost one
         for unit in self._units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
-        # Each of them would spread the weights again where a state_dict is taken of them.
+        # Each of them would shard the weights again when a state_dict is taken.
         self._hooks = {part: part._state_dict_pre_hooks.copy() for part in self._pass.modules()}
         for part in self._hooks:
             part._state_dict_pre_hooks.clear()
@@ -195,7 +196,7 @@ class Sharded(Placement):
             part._state_dict_pre_hooks.update(hooks)
         for unit in self._units:
             unit.set_reshard_after_forward(unit is not self._units[0], recurse=False)
-        # Forgets the passes made meanwhile, too: ranks make different numbers of them, and what a backward pass gathers
+        # Also forgets the passes made meanwhile: ranks make different numbers of them, and what a backward pass gathers
         # in advance follows the order of all layers since the last one.
         self._units[0].reset_iter_state()
         self._is_whole = False
@@ -210,11 +211,11 @@ class Sharded(Placement):
         return replace(checkpoint, tensors={**checkpoint.tensors, **spread})
 
     def digest(self, weights: Mapping[str, Tensor]) -> str:
-        """Nothing: the weights were compared before they were spread, or were read from one checkpoint."""
+        """Empty: the weights were compared before sharding, or were read from one checkpoint."""
         return ""
 
     def write(self, tensors: TensorGroups, save: Callable[[TensorGroups], object]) -> None:
-        """Let the first rank save tensors, which are gathered one at a time, in order; an error is raised on all."""
+        """Let the first rank save tensors, which are gathered one at a time, in order; errors are raised on all."""
         streams = {stem: self._stream(group) for stem, group in tensors.items()}
         if not self.ranks.is_first:
             for stream in streams.values():
@@ -251,23 +252,23 @@ class Sharded(Placement):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that are units: those of stacks of several, of all encoders, each once."""
+    """The layers that are units: those in stacks of several, in all encoders, each once."""
     encoders = [part for part in model.modules() if isinstance(part, Encoder) and part.layers_run_once]
     stacks = [getattr(encoder, name, None) for encoder in encoders for name in _STACKS]
     return list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
 
 
 def unspreadable(model: nn.Module) -> str | None:
-    """Why a model's weights cannot be spread; None where they can."""
+    """Why a model's weights cannot be sharded; None if they can."""
     for name, part in model.named_modules():
         if isinstance(part, nn.RNNBase):
-            return f"{name} is an {type(part).__name__}, whose kernel needs all of its weights in one piece"
+            return f"{name} is an {type(part).__name__}, whose kernel needs all of its weights on one rank"
     scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
     return f"{scalars[0]} is a single number, which cannot be divided" if scalars else None
 
 
 def _most(numbers: Sequence[int]) -> int:
-    """The first rank with most micro-batches."""
+    """The first rank with the largest number of micro-batches."""
     return numbers.index(max(numbers))
 
 
@@ -277,7 +278,7 @@ def _unit(module: nn.Module) -> FSDPModule:
 
 
 def _part(value: Tensor, parameter: Any) -> Tensor:
-    """This rank's part of a tensor that has a spread parameter's shape; other tensors as they are."""
+    """This rank's part of a tensor with a sharded parameter's shape; other tensors unchanged."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     value = value.to(parameter.device)

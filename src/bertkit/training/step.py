@@ -1,8 +1,8 @@
 """One training step: micro-batches in, one update out.
 
 Losses are sums; the step divides each term once, by its count over all micro-batches, which is known before the first
-is computed. So the update is the same however the batch is cut, and by however many ranks it is computed: each has its
-share of the batch, and counts, gradients and sums are added up. Serves every command; nothing here follows a paper.
+is computed. The update is therefore the same however the batch is split, and for any number of ranks: each has its
+share of the batch, and counts, gradients and sums are added up. Used by every command; not from a paper.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StepOutcome:
     """The result of a step.
 
     Attributes:
-        terms: the total of each.
-        gradient_norm: before clipping.
+        terms: total of each term.
+        gradient_norm: norm before clipping.
         tokens: real tokens read.
         finite: false if loss or gradient was not finite and the update was skipped.
     """
@@ -51,12 +51,12 @@ class Step:
     """Computes gradients and applies updates.
 
     Attributes:
-        model: the run's.
-        optimizer: a group of its parameters may have `lr_scale`, a factor of the learning rate.
+        model: the run's model.
+        optimizer: its parameter groups can have `lr_scale`, a factor of the learning rate.
         engine: device and precision.
         clipping: of the model's gradients.
-        gradient: computes a micro-batch's part of them.
-        placement: where the model's weights lie.
+        gradient: computes a micro-batch's part of the gradient.
+        placement: where the model's weights are stored.
     """
 
     model: HeadedModel
@@ -96,21 +96,21 @@ class Step:
         *,
         skip: bool = False,
     ) -> StepOutcome:
-        """Update `number` (from 0), over the micro-batches of one batch; one that is not finite is skipped.
+        """Update `number` (from 0) over the micro-batches of one batch; a non-finite one is skipped.
 
         Args:
-            batches: the micro-batches, of several ranks those of this one's share: there may be none.
+            batches: the micro-batches; with several ranks those of this rank's share, which can be empty.
             terms: of the loss.
             learning_rate: of this update.
             number: of this update, from 0.
-            skip: whether it was skipped when it was first made, and so is again.
+            skip: whether it was skipped when first computed, and must be skipped again.
 
         Raises:
-            MicroBatchMemoryError: on all ranks, where the memory of one was too small for a micro-batch; nothing is
-                changed but the generators of dropout.
+            MicroBatchMemoryError: on all ranks, if the memory of one was too small for a micro-batch; only dropout's
+                generators have changed.
         """
         train_encoder = any(parameter.requires_grad for parameter in self.model.encoder.parameters())
-        if not self.model.training or self.model.encoder.training != train_encoder:  # a walk over all modules, twice
+        if not self.model.training or self.model.encoder.training != train_encoder:  # walks over all modules, twice
             self.model.train()
             self.model.encoder.train(train_encoder)
         ranks = current()
@@ -125,7 +125,7 @@ class Step:
             self.placement.sum_gradients(self.clipping.parameters)
             norm = self.clipping.clip()
             early = not skip and ranks.count == 1 and judges_by_itself(self.optimizer, norm.device)
-            if early:  # all of the update is under way before its numbers are waited for
+            if early:  # the whole update is queued before waiting for its numbers
                 self._apply(
                     learning_rate, unless=not_finite([norm, *(loss.sum for part in parts for loss in part.values())])
                 )
@@ -144,8 +144,8 @@ class Step:
         """Update the weights.
 
         Args:
-            learning_rate: of groups without a factor of it.
-            unless: 1 on the device where nothing is to be changed, else 0; for optimisers that `judges_by_itself`.
+            learning_rate: of groups, before their factor.
+            unless: 1 on the device if nothing must be changed, else 0; for optimisers that `judges_by_itself`.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
@@ -185,9 +185,9 @@ class Step:
             if not exhausts_memory(error):
                 raise
             exhausted = first_line(error)
-            if self.placement.is_sharded:  # the others wait for this rank within the pass, so that none can begin again
+            if self.placement.is_sharded:  # the others wait for this rank within the pass, so none can retry
                 raise DataError(str(MicroBatchMemoryError(exhausted, *_largest(batches)))) from error
-        # Only now is what the failing micro-batch computed released: the error's frames held it.
+        # Only now is the failing micro-batch's memory released: the error's frames referenced it.
         self._require_memory(batches, exhausted)
         return parts
 
@@ -212,7 +212,7 @@ class Step:
         return self.gradient.add(loss, moved, scales, number)
 
     def _require_memory(self, batches: Sequence[Batch], exhausted: str) -> None:
-        """Raise MicroBatchMemoryError on all ranks where the memory of any was exhausted; the message says by what."""
+        """Raise MicroBatchMemoryError on all ranks if any ran out of memory; the message gives the reason."""
         ranks = current()
         if not any(ranks.sum_counts([int(bool(exhausted))])):
             return
@@ -238,19 +238,19 @@ def _largest(batches: Sequence[Batch]) -> tuple[int, int]:
 
 
 def judges_by_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
-    """Whether an optimiser can be told on the device not to change anything, so that a GPU need not be waited for."""
+    """Whether an optimiser can skip an update by a flag on the device, without synchronising a GPU."""
     is_fused = isinstance(optimizer, torch.optim.Adam) and all(group["fused"] for group in optimizer.param_groups)
     return is_fused and device.type == "cuda"
 
 
 def not_finite(numbers: Sequence[Tensor]) -> Tensor:
-    """1 where any of these numbers is not finite, else 0; on their device."""
+    """1 if any of these numbers is not finite, else 0; on their device."""
     on_device = [number.detach().to(numbers[0].device, torch.float32) for number in numbers]
     return 1 - torch.stack(on_device).isfinite().all().float()
 
 
 def merged(parts: Iterable[Mapping[str, TermTotal]]) -> dict[str, TermTotal]:
-    """Each term's total of all micro-batches."""
+    """Each term's total over all micro-batches."""
     totals: dict[str, TermTotal] = {}
     for found in parts:
         for term, total in found.items():
@@ -259,7 +259,7 @@ def merged(parts: Iterable[Mapping[str, TermTotal]]) -> dict[str, TermTotal]:
 
 
 def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
-    """Tokens, and each term's total, of all ranks together."""
+    """Number of tokens, and each term's total, over all ranks."""
     first, *others = parts
     tokens, totals = first
     for more, part in others:
@@ -272,7 +272,7 @@ def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[
 def evaluate(
     model: HeadedModel, terms: LossTerms[Batch], batches: Iterable[Batch], engine: Engine
 ) -> dict[str, TermTotal]:
-    """Each term's total over these batches, without dropout; the same batches on every rank, which share the work."""
+    """Each term's total over these batches, without dropout; all ranks get the same batches and share the work."""
     model.eval()
     ranks = current()
     parts: list[Mapping[str, LossSum]] = []

@@ -1,7 +1,7 @@
-"""The trainer of every command: steps, log lines, evaluation, checkpoints, resume, stops on request, and divergence.
+"""The trainer of every command: steps, log lines, evaluation, checkpoints, resume, stopping on request, and divergence.
 
-Own design (contract: exact resume). Pretraining, fine-tuning and distillation differ in their batches, their loss
-terms, their learning rate and their evaluation: hooks of a subclass (trainer_hooks.py).
+Not from a paper (contract: exact resume). Pretraining, fine-tuning and distillation differ in their batches, loss
+terms, learning rate and evaluation, which are hooks of a subclass (trainer_hooks.py).
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from bertkit.training.trainer_hooks import TrainerHooks
 log = logging.getLogger(__name__)
 
 WEIGHTS, OPTIMIZER, AVERAGE = "weights", "optimizer", "average"
-"""The tensors of a checkpoint that are a model's, by parameter: its weights, their moments, their running average."""
+"""The checkpoint tensors that belong to a model's parameters: weights, moments, running average."""
 
 
 class Trainer(TrainerHooks[Batch]):
-    """One run, from its start or from its newest checkpoint to its end. Batch is a micro-batch.
+    """One run, from its start or its newest checkpoint to its end. Batch is a micro-batch.
 
     Attributes:
         recipe: resolved.
-        run: the directory, whose lock the caller holds.
+        run: the run directory, whose lock the caller holds.
         engine: device, precision and micro-batch.
         model, training_step: set, and sometimes replaced, by a subclass.
         steps: number of updates.
@@ -91,30 +91,30 @@ class Trainer(TrainerHooks[Batch]):
         self.step = self.tokens = 0
         self._updates: PreparedUpdates[Batch] | None = None
         self._whole_with: Step | None = None
-        """The step's parts when the last update was made."""
+        """The components of the step when the last update was made."""
 
     @cached_property
     def failing(self) -> FailingUpdates:
-        """What is done about updates that fail."""
+        """Handles updates that fail."""
         return FailingUpdates(self.recipe.optimisation, self.divergence, self.run, self.ranks, self.remedy)
 
     def train(self, *, progress: Progress, max_minutes: float | None = None) -> dict[str, Any]:
         """Train to the end and write the model; returns the contents of results.json.
 
-        Several ranks do all of this together: each computes its share of every update and evaluation, has the same
-        weights after it, and takes the same decisions. What they write goes where their `RunDirectory` has it.
+        With several ranks, all call this together: each computes its share of every update and evaluation, has the same
+        weights after it, and takes the same decisions. Each writes to where its `RunDirectory` is.
 
         Raises:
-            StoppedError: a signal or the time limit came first; a checkpoint is saved.
+            StoppedError: stopped by a signal or the time limit; a checkpoint is saved.
             RankLostError: another rank was lost.
-            UsageError: several ranks cannot train this, or do not begin alike.
+            UsageError: several ranks cannot train this, or do not start from the same state.
             DivergedError: loss or gradient was not finite more often in a row than the recipe allows.
-            RolledBackError: the same, and the recipe says to go back; a new trainer then goes on.
+            RolledBackError: the same, but the recipe rolls back; a new trainer then continues.
             DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
         if self.ranks.count > 1 and (reason := self.cannot_share()) is not None:
-            raise UsageError(f"engine.ranks: {self.ranks.count} ranks cannot share an update: {reason}; train with one")
+            raise UsageError(f"engine.ranks: {self.ranks.count} ranks cannot share an update: {reason}; use one rank")
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)
@@ -161,7 +161,7 @@ class Trainer(TrainerHooks[Batch]):
         return results
 
     def _compare_ranks(self) -> None:
-        """Raise UsageError, on all ranks, unless they begin with the same weights and compute alike."""
+        """Raise UsageError, on all ranks, unless they have the same weights, precision and torch version."""
         if self.ranks.count > 1:
             begun = f"step {self.step} {self.placement.digest(self.weights())}"
             same = {"step and weights": begun, "engine.precision": self.engine.precision}
@@ -170,26 +170,26 @@ class Trainer(TrainerHooks[Batch]):
     def _step_of_all(self, batches: Sequence[Batch]) -> StepOutcome:
         """`take_step`, with each rank's own dropout."""
         if self.ranks.count > 1:
-            # Dropout of each rank is a function of seed, rank and step: it needs no state, for any number of ranks.
+            # Dropout of each rank is a function of seed, rank and step: no state is needed, for any number of ranks.
             words = f"{self.recipe.seed}/ranks/{self.ranks.rank}/{self.step}"
             torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
         return self.take_step(batches)
 
     @contextmanager
     def _saved_where_a_rank_is_lost(self) -> Iterator[None]:
-        """Where another rank is lost in the body, the first one saves the state behind the last whole update."""
+        """If another rank is lost in the body, the first rank saves the state after the last complete update."""
         try:
             yield
         except RankLostError as lost:
             if not self.ranks.is_first or self.placement.is_sharded or self._whole_with is not self.training_step:
-                raise  # an evaluation is not done, or a stage has begun, whose model is another
+                raise  # an evaluation is incomplete, or a stage with another model has begun
             self.save_checkpoint()
             when = f"at step {self.step} of {self.steps}"
             remedy = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`"
             raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", remedy) from lost
 
     def _reason_to_stop(self) -> str | None:
-        """Why to stop after this update; of several ranks all stop after the same one."""
+        """Why to stop after this update; several ranks all stop after the same one."""
         reason = self._stop_request.reason
         if self.ranks.count == 1:
             return reason
@@ -197,7 +197,7 @@ class Trainer(TrainerHooks[Batch]):
         return (reason or "a signal to another rank") if self.ranks.all_stop else None
 
     def take_step(self, batches: Sequence[Batch]) -> StepOutcome:
-        """One update over these micro-batches, or over smaller ones where memory does not suffice, counted.
+        """One counted update over these micro-batches, or over smaller ones if memory is exhausted.
 
         Raises:
             DivergedError, RolledBackError: see `train`.
@@ -220,7 +220,7 @@ class Trainer(TrainerHooks[Batch]):
         return outcome
 
     def _update_that_fits(self, batches: Sequence[Batch], generators: Mapping[str, Tensor]) -> StepOutcome:
-        """`update`, from smaller micro-batches where memory does not suffice for these.
+        """`update`, with smaller micro-batches if these do not fit into memory.
 
         Args:
             generators: their states before the update.
@@ -234,7 +234,7 @@ class Trainer(TrainerHooks[Batch]):
                 if not tokens or self._updates is None:
                     raise
             log.warning(
-                "step %d: out of memory; micro-batches have at most %s tokens from here on, not %s, at the same results"
+                "step %d: out of memory; from here on, micro-batches have at most %s tokens, not %s; results are equal"
                 " up to rounding and dropout's draws: write engine.micro_batch_tokens: %d into the recipe",
                 self.step + 1,
                 f"{tokens:,}",
@@ -246,7 +246,7 @@ class Trainer(TrainerHooks[Batch]):
             batches = self._updates.prepared_again()
 
     def limit_micro_batches(self, tokens: int) -> None:
-        """Cut the batches that `batches` prepares from now on into smaller parts."""
+        """Split the batches that `batches` prepares from here on into smaller parts."""
         self.engine = replace(self.engine, micro_batch_tokens=tokens)
 
     def total_loss(self, outcome: StepOutcome) -> float:
@@ -254,7 +254,7 @@ class Trainer(TrainerHooks[Batch]):
         return self.loss_terms(self.step - 1).total(outcome.terms)
 
     def _save_batch(self, batches: Sequence[Batch], generators: dict[str, Tensor]) -> None:
-        """Keep the batch of the update that was just tried, with the state before it; a full disk is a warning."""
+        """Save the batch of the last attempted update, with the state before it; only warns if the disk is full."""
         parts = self.ranks.gathered(list(batches))
         outline, tensors = packed_up([batch for own in parts for batch in own])
         state = {**self._state(), BATCH: outline}
@@ -266,7 +266,7 @@ class Trainer(TrainerHooks[Batch]):
             log.warning("the batch of step %d could not be saved: %s", self.step + 1, error)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to resume from: after a roll-back none of before it, should a kill have left one."""
+        """The checkpoint to resume from: after a roll-back, none from before it that a kill may have left."""
         return self.ranks.led(
             self._own_newest_checkpoint,
             lambda found: None if found is None else found.path,
@@ -286,10 +286,10 @@ class Trainer(TrainerHooks[Batch]):
         return self.loss_terms(self.step - 1).flops(self.model, batches) * self.training_step.gradient.passes
 
     def place(self, model: HeadedModel) -> None:
-        """Put a new model's weights where they belong, before it has an optimiser.
+        """Place a new model's weights, before its optimiser is built.
 
         Raises:
-            UsageError: they are to be spread over ranks, and cannot be.
+            UsageError: they are to be sharded over ranks, but cannot be.
         """
         if self.placement.is_sharded and (reason := self.cannot_shard()) is not None:
             raise cannot_spread(reason)
@@ -297,11 +297,11 @@ class Trainer(TrainerHooks[Batch]):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """A context with the clock of a schedule by time, where the recipe has one."""
+        """A context with the clock of a schedule by time, if the recipe has one."""
         schedule, follows = self.recipe.optimisation.schedule, self.recipe.engine.follow_times
         if schedule.hours is None:
             if follows is not None:
-                raise UsageError("engine.follow_times goes with optimisation.schedule.clock: time; leave it out")
+                raise UsageError("engine.follow_times works only with optimisation.schedule.clock: time; leave it out")
             yield
             return
         self.clock = RunClock(
@@ -318,31 +318,31 @@ class Trainer(TrainerHooks[Batch]):
             self.clock.close()
 
     def _mark_time(self) -> None:
-        """The next update begins; without time for it the run ends with the last one."""
+        """Record the start of the next update; if there is no time for it, the run ends with the last one."""
         if self.clock is not None:
             self.clock.mark(self.step)
             if self.step and self.clock.is_over(self.step):
                 self.steps = self.step
 
     def start_average(self) -> None:
-        """Average the model's weights from now on, if the recipe does."""
+        """Average the model's weights from here on, if the recipe asks for it."""
         decay = self.recipe.optimisation.ema
         self.average = None if decay is None else WeightAverage(self.model, decay)
 
     def take_average(self) -> None:
-        """At the end of the run: the model's weights are the average's, if there is one."""
+        """At the end of the run, replace the model's weights with their average, if there is one."""
         if self.average is not None:
             with self.placement.spread():
                 self.average.take()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model's weights are whole, and the average's where there is one."""
+        """A context in which the model's weights are unsharded, and the averaged ones if there is an average."""
         with nullcontext() if self.average is None else self.average.in_use(), self.placement.whole():
             yield
 
     def update(self, batches: Sequence[Batch]) -> StepOutcome:
-        """Make update number `step`, counted from 0."""
+        """Apply update number `step`, counted from 0."""
         return self.training_step.update(
             batches,
             self.loss_terms(self.step),
@@ -382,15 +382,15 @@ class Trainer(TrainerHooks[Batch]):
         self._whole_with = self.training_step
 
     def _note(self) -> str:
-        """Mean loss and speed since the last log line, the step just made included."""
+        """Mean loss and speed since the last log line, including the last step."""
         loss = self.losses()["loss"]
         return f"loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
 
     @contextmanager
     def _trained_weights_kept(self) -> Iterator[None]:
-        """Where the body fails, as on a full disk, the state before it is saved, so that `--resume` repeats no
-        update; weights that the body has changed are trained again from the last checkpoint, to the same bits. So are
-        those that are spread, for the other ranks do not know of the failure."""
+        """If the body fails, as on a full disk, the state before it is saved, so that `--resume` repeats no update.
+        Weights that the body has changed are trained again from the last checkpoint, bit-identically. So are sharded
+        ones, because the other ranks do not know of the failure."""
         before, generator = self._versions(), torch.get_rng_state()
         try:
             yield
@@ -409,7 +409,7 @@ class Trainer(TrainerHooks[Batch]):
             raise
 
     def _versions(self) -> dict[str, tuple[int, int]]:
-        """What differs when a parameter is replaced, or changed in place."""
+        """Values that change when a parameter is replaced, or modified in place."""
         return {name: (id(parameter), parameter._version) for name, parameter in self.model.named_parameters()}
 
     def _line(self) -> dict[str, Any]:
@@ -419,7 +419,7 @@ class Trainer(TrainerHooks[Batch]):
 
     def _stop(self, reason: str) -> None:
         self.flop_total.gather()
-        # The others end after it, for the first would be killed then.
+        # The others end after it, because otherwise the first would be killed.
         self.placement.write_and_wait(self.save_checkpoint)
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
 
@@ -431,7 +431,7 @@ class Trainer(TrainerHooks[Batch]):
 
     @contextmanager
     def closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
-        """A display for work after the last checkpoint; its updates stop the run after a signal."""
+        """A display for work after the last checkpoint; updating it stops the run after a signal."""
         with self.progress(label, total, unit) as meter:
             yield StoppingMeter(meter, self._stop_if_signalled)
 
@@ -440,7 +440,7 @@ class Trainer(TrainerHooks[Batch]):
             raise self._stopped(self._stop_request.signal, "after the last step")
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's parameters, shared ones once, unlike in a state_dict."""
+        """The model's parameters; unlike in a state_dict, shared ones are included once."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def write_model(self, save: Callable[[Path], object]) -> None:
@@ -466,7 +466,7 @@ class Trainer(TrainerHooks[Batch]):
         self.run.update(**self._counts())
 
     def _counts(self) -> dict[str, Any]:
-        """Of the record of a run."""
+        """The counts in the record of a run."""
         return {"steps": self.step, "tokens": self.tokens, "flops": self.flop_total.total}
 
     def _state(self) -> dict[str, Any]:
@@ -485,7 +485,7 @@ class Trainer(TrainerHooks[Batch]):
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take weights, optimiser, generators and counters from a checkpoint."""
+        """Restore weights, optimiser, generators and counters from a checkpoint."""
         checkpoint = self.placement.part_of(checkpoint, self.model, (WEIGHTS, OPTIMIZER, AVERAGE))
         restore_weights(self.model, checkpoint)
         restore_optimizer(self.model, self.training_step.optimizer, checkpoint.tensors[OPTIMIZER])

@@ -1,6 +1,6 @@
-"""What a command defines of its training: its batches, losses, learning rate, evaluation and end.
+"""The parts of training that a command defines: batches, losses, learning rate, evaluation and end.
 
-Own design. Pretraining, fine-tuning and distillation differ in these hooks alone; trainer.py calls them.
+Not from a paper. Pretraining, fine-tuning and distillation differ only in these hooks; trainer.py calls them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class TrainerHooks(ABC, Generic[Batch]):
     remedy: ClassVar[str]
     """Settings to change after divergence, for the message."""
     batch_class: ClassVar[type]
-    """Of a micro-batch."""
+    """Class of a micro-batch."""
 
     @abstractmethod
     def batches(self) -> Generator[Sequence[Batch], None, None]:
-        """The micro-batches of each remaining update, in order; the run ends with them."""
+        """The micro-batches of each remaining update, in order; the run ends after the last one."""
 
     @abstractmethod
     def loss_terms(self, step: int) -> LossTerms[Batch]:
@@ -58,11 +58,11 @@ class TrainerHooks(ABC, Generic[Batch]):
         """Raise DataError if there are too few data."""
 
     def cannot_share(self) -> str | None:
-        """Why several ranks cannot compute parts of an update; None where they can."""
+        """Why several ranks cannot compute parts of an update; None if they can."""
         return None
 
     def cannot_shard(self) -> str | None:
-        """Why weights and moments cannot be spread over ranks; None where they can."""
+        """Why weights and moments cannot be sharded over ranks; None if they can."""
         return None
 
     def session(self) -> AbstractContextManager[None]:
@@ -70,7 +70,7 @@ class TrainerHooks(ABC, Generic[Batch]):
         return nullcontext()
 
     def kind_of_loss(self) -> str:
-        """Which losses the last update's is compared with: those of its stage, or of its task."""
+        """The kind of losses with which the last update's is compared: those of its stage, or of its task."""
         return ""
 
     def state(self) -> dict[str, Any]:
@@ -78,5 +78,5 @@ class TrainerHooks(ABC, Generic[Batch]):
         return {}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Further tensors of a checkpoint, beside weights, moments and generators."""
+        """Further tensors of a checkpoint, in addition to weights, moments and generators."""
         return {}

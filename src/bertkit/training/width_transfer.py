@@ -1,12 +1,12 @@
 """Learning rates and initial weights whose effect is the same at every width: tune a narrow model, train a wide one.
 
-Yang et al. 2022, Tensor Programs V, arXiv:2203.03466, table 3: the maximal update parametrisation of Adam. The factor
-of the logits, where the output is tied to the embeddings, and weight decay are as in the released package (microsoft/
-mup: MuSharedReadout; MuAdamW, where learning rate times decay stays). Of Muon: Yang et al. 2023, arXiv:2310.17813,
-condition 1: an update's spectral norm is to follow sqrt(outputs / inputs), in which a width that both have cancels, so
-the power is that of torch's adjustment of the rate.
+Yang et al. 2022, Tensor Programs V, arXiv:2203.03466, table 3: the maximal update parametrisation of Adam. The logits'
+factor for an output tied to the embeddings, and weight decay, follow the released package (microsoft/mup:
+MuSharedReadout; MuAdamW, where learning rate times decay is unchanged). For Muon: Yang et al. 2023, arXiv:2310.17813,
+condition 1: an update's spectral norm should be proportional to sqrt(outputs / inputs), in which a width that both have
+cancels, so the power is that of torch's adjustment of the learning rate.
 
-With m = width / tuned width, and everything inside the layers in proportion to the width:
+With m = width / tuned width, and everything inside the layers proportional to the width:
 
     parameters                              initial weights    Adam's rate    Muon's rate
     embeddings, biases, norms               as drawn           1              1
@@ -15,8 +15,8 @@ With m = width / tuned width, and everything inside the layers in proportion to 
     linear maps from the width to labels    std / m            1 / m          1 / m
     norm before the output embeddings       weights / m        1 / m          1 / m
 
-The last row is the factor of the logits, inside the model's own weights: the directory that comes out is like any other
-of its family. The heads of attention keep their width, so that scores need no other scale.
+The last row is the factor of the logits, stored in the model's own weights, so the resulting directory is like any
+other of its family. The attention heads keep their width, so scores need no other scale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEY = "optimisation.tuned_width"
 
 
 class _Kind(Enum):
-    """What a parameter with a factor is."""
+    """The kind of a parameter with a factor."""
 
     HIDDEN = "linear map of a layer"
     DENSE = "linear map outside the layers"
@@ -48,13 +48,13 @@ class _Kind(Enum):
 
 @dataclass(frozen=True)
 class WidthTransfer:
-    """The factors of a model that is m times as wide as the one whose learning rate it takes.
+    """The factors of a model that is m times as wide as the one whose learning rate it uses.
 
     Attributes:
         ratio: m.
         kinds: of the parameters whose factors are not 1.
-        matrix_power: the power of m by which the optimiser's rate of the layers' matrices falls.
-        draws_by_fan_in: whether the family's initial weights get smaller with the width by themselves.
+        matrix_power: the power of m by which the optimiser's learning rate for the layers' matrices falls.
+        draws_by_fan_in: whether the family's initialisation already scales with the width.
     """
 
     ratio: float
@@ -71,11 +71,11 @@ class WidthTransfer:
             tuned_width: the width at which the learning rate was chosen.
 
         Raises:
-            UsageError: a model or a head for which there is no rule.
+            UsageError: there is no rule for the model or for one of its heads.
         """
         assert optimizer.width_power is not None, "the recipe refuses such an optimiser"
         if model.companions:
-            raise UsageError(f"{_KEY}: the objectives train two models, and the rule is of one; leave it out")
+            raise UsageError(f"{_KEY}: the objectives train two models, but the rule is for one; leave it out")
         width = model.encoder.width
         return cls(
             ratio=width / tuned_width,
@@ -93,7 +93,7 @@ class WidthTransfer:
 
     @torch.no_grad()
     def scale_initial_weights(self, model: nn.Module) -> None:
-        """Make weights that the family has drawn those of the model's width."""
+        """Rescale the family's initial weights for the model's width."""
         drawn = 0.5 if self.draws_by_fan_in else 0.0
         powers = {_Kind.HIDDEN: 0.5 - drawn, _Kind.DENSE: 0.5 - drawn, _Kind.OUTPUT: 1.0 - drawn, _Kind.LOGITS: 1.0}
         for name, parameter in model.named_parameters():
@@ -105,7 +105,7 @@ def _kinds(model: HeadedModel) -> dict[str, _Kind]:
     encoder = model.encoder
     hidden = {id(matrix) for matrix in hidden_matrices(model)}
     if not hidden:
-        raise UsageError(f"{_KEY}: the rule is of Transformers, and family {encoder.config.model_type!r} is none")
+        raise UsageError(f"{_KEY}: the rule is only for Transformers, not for family {encoder.config.model_type!r}")
     widths = {encoder.width, encoder.embedding_width}
     kinds = {}
     for name, part in model.named_modules():
@@ -119,7 +119,7 @@ def _kinds(model: HeadedModel) -> dict[str, _Kind]:
             if weight is None:
                 raise UsageError(
                     f"{_KEY}: the head {name} of family {encoder.config.model_type!r} has no norm with weights before"
-                    f" the output embeddings, to take the factor of the logits{part.norm_remedy}"
+                    f" the output embeddings to which the logits' factor could be applied{part.norm_remedy}"
                 )
             kinds |= {f"{name}.{own}": _Kind.LOGITS for own, each in part.named_parameters() if each is weight}
     return kinds

@@ -1,4 +1,4 @@
-"""The terms of distillation by the name that a recipe gives them; a new one is one class and one entry here."""
+"""The distillation terms by their name in a recipe; a new one needs a class and an entry here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The term that compares attention maps.
 
 TinyBERT (Jiao et al. 2019, arXiv:1909.10351, equation 7: scores) and MobileBERT (Sun et al. 2020, arXiv:2004.02984,
-equation 3: probabilities). Padding has no cell, so it changes nothing; with scores every pair of tokens is a row, with
-probabilities every query.
+equation 3: probabilities). Padding has no cells, so it changes nothing. A row is a pair of tokens for scores, and a
+query for probabilities.
 
 Shapes: B sequences, N heads, S longest sequence.
 """
@@ -24,7 +24,7 @@ from bertkit.models.loss_sum import LossSum
 
 
 class Attention(DistillationTerm):
-    """The teacher's attention maps, head by head, summed over the pairs of layers."""
+    """The teacher's attention maps, compared head by head and summed over the pairs of layers."""
 
     term: ClassVar[str] = "attention"
 
@@ -42,8 +42,8 @@ class Attention(DistillationTerm):
         heads = shapes.heads
         if heads[0] != heads[1] or not heads[0]:
             raise UsageError(
-                f"attention: the student has {heads[0]} heads a layer, the teacher {heads[1]}; maps are compared head"
-                " by head: take a student with as many, or leave the term out"
+                f"attention: the student has {heads[0]} heads per layer, the teacher {heads[1]}, but maps are compared"
+                " head by head; use a student with as many heads, or leave the term out"
             )
         students, teachers = map(frozenset, zip(*self.layer_pairs(shapes), strict=True))
         return ActivationSpec(scores=students), ActivationSpec(scores=teachers)
@@ -67,5 +67,5 @@ class Attention(DistillationTerm):
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
         found = shapes.layer_pairs(self.layers)
         if any(0 in pair for pair in found):
-            raise UsageError(f"attention.layers: {self.layers}: layer 0 is the embeddings; attention begins with 1")
+            raise UsageError(f"attention.layers: {self.layers}: layer 0 is the embeddings; start from layer 1")
         return found

@@ -1,8 +1,8 @@
-"""What a term of distillation is: what it records of student and teacher, and how far apart it finds them.
+"""The interface of a distillation term: what it records from student and teacher, and how it compares them.
 
-A term is to a teacher what an objective is to a corpus: settings, a count that is known before the step, and a sum.
-Siblings hold the terms: logits.py those of the outputs, states.py and attention.py those of the layers. The formulas
-are those of `bertkit.distillation.losses`. Layers are counted from 1, the embeddings being 0.
+A term is for a teacher what an objective is for a corpus: settings, a count that is known before the step, and a sum.
+The siblings contain the terms: logits.py those on outputs, states.py and attention.py those on layers. The formulas are
+in `bertkit.distillation.losses`. Layers are counted from 1; 0 is the embeddings.
 
 Shapes: M rows of logits (examples of a task, or tokens of a text), D width, N heads.
 """
@@ -29,9 +29,9 @@ from bertkit.models.products import Linear
 from bertkit.settings import Settings, UnreadKey
 
 LinearProjections = nn.ModuleDict
-"""Learnt linear maps from the student's states to the teacher's width, by name; a finished student has none."""
+"""Trained linear maps from the student's states to the teacher's width, by name; dropped when training ends."""
 PROJECTIONS = "distillation"
-"""A student's companion of this name holds its projections while it trains."""
+"""During training, the student's companion of this name contains its projections."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,31 @@ class ShapePair:
 
     @classmethod
     def from_configs(cls, student: EncoderConfig, teacher: EncoderConfig) -> ShapePair:
-        """Of models with these settings."""
+        """The shapes of models with these settings."""
         return cls(ModelShape.from_config(student), ModelShape.from_config(teacher))
 
     @property
     def widths(self) -> tuple[int, int]:
-        """D of both."""
+        """D of both models."""
         return self.student.width, self.teacher.width
 
     @property
     def heads(self) -> tuple[int, int]:
-        """N of both."""
+        """N of both models."""
         return self.student.heads, self.teacher.heads
 
     def layer_pairs(self, layers: MapName | Pairs) -> Pairs:
-        """The layers that are compared, as `layer_map` has them."""
+        """The layers that are compared, as given by `layer_map`."""
         return layer_map(layers, student=self.student.layers, teacher=self.teacher.layers)
 
 
 @dataclass(frozen=True)
 class OutputPair:
-    """What was recorded of student and teacher on one batch, and what a comparison of the two depends on.
+    """What was recorded from student and teacher on one batch, and what a comparison of the two depends on.
 
     Attributes:
-        student, teacher: what was recorded of each.
-        shapes: of both.
+        student, teacher: what was recorded from each.
+        shapes: of both models.
         projections: from the student's states to the teacher's width.
     """
 
@@ -82,19 +82,19 @@ class OutputPair:
         loss_of: Callable[[int, Tensor, Tensor], Tensor],
         pairs: Pairs,
     ) -> LossSum:
-        """Rows of every pair of layers, added up row by row: a mean over rows is then a sum over layers.
+        """The rows of all pairs of layers, added up row by row, so that a mean over rows is a sum over layers.
 
         Args:
             recorded: what is compared, by layer.
-            loss_of: the loss of each row, of the student's layer and what was recorded of it and of the teacher's.
-            pairs: of layers.
+            loss_of: the loss of each row, given the student's layer and what was recorded from student and teacher.
+            pairs: pairs of layers.
         """
         own, theirs = recorded(self.student), recorded(self.teacher)
         return summed(torch.stack([loss_of(m, own[m], theirs[n]) for m, n in pairs]).sum(dim=0))
 
 
 class DistillationTerm(Settings, ABC):
-    """One term of what a student learns from its teacher."""
+    """One term of the comparison of a student with its teacher."""
 
     weight: float = Field(1.0, ge=0, description="Weight of this term's mean in the total loss.")
 
@@ -102,28 +102,28 @@ class DistillationTerm(Settings, ABC):
     """Its name in the recipe and in the metrics."""
 
     compares_logits: ClassVar[bool] = False
-    """Whether it compares logits alone, and counts the rows where student and teacher choose the same class."""
+    """Whether it compares only logits and counts the rows where student and teacher choose the same class."""
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.weight == 0:
-            why = "the term's weight is 0, and it is left out"
+            why = "the term's weight is 0, so it is left out"
             yield from (UnreadKey(name, why) for name in type(self).model_fields if name != "weight")
 
     @abstractmethod
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-        """What is recorded of the student, and what of the teacher.
+        """What is recorded from the student, and what from the teacher.
 
         Raises:
-            UsageError: the two do not fit the term; the message names the key and the remedy.
+            UsageError: the two models do not fit the term; the message names the key and the fix.
         """
 
     @abstractmethod
     def count(self, batch: PackedBatch, rows: int) -> int:
-        """How many rows its loss sums.
+        """The number of rows that its loss sums.
 
         Args:
             batch: what both models read.
-            rows: M of the logits.
+            rows: the number of rows of logits, M.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class DistillationTerm(Settings, ABC):
         """The summed loss; `correct` counts the rows where both choose the same class, or is 0."""
 
     def projections(self, shapes: ShapePair) -> Mapping[str, tuple[int, int]]:
-        """The learnt projections that it needs: input and output width by name."""
+        """The trained projections that it needs: input and output width by name."""
         return {}
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
@@ -146,10 +146,10 @@ def summed(loss_M: Tensor, *, agreeing: Tensor | None = None) -> LossSum:
 
 
 def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-    """What all terms together record of the student, and of the teacher.
+    """What all terms together record from the student, and from the teacher.
 
     Raises:
-        UsageError: the two do not fit a term.
+        UsageError: the two models do not fit a term.
     """
     student, teacher = ActivationSpec(), ActivationSpec()
     for term in terms:
@@ -159,12 +159,12 @@ def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[Acti
 
 
 def compares_layers(terms: Sequence[DistillationTerm]) -> bool:
-    """Whether any term compares more than logits."""
+    """Whether any term compares anything besides logits."""
     return any(not term.compares_logits for term in terms)
 
 
 def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, key: str) -> None:
-    """Check that several teachers are compared by their logits alone.
+    """Check that several teachers are compared by their logits only.
 
     Args:
         terms: of a recipe.
@@ -177,8 +177,8 @@ def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, ke
     inside = [term.term for term in terms if not term.compares_logits]
     if inside and teachers > 1:
         raise UsageError(
-            f"{key}.{inside[0]}: compares layers, and needs a single teacher; several teachers act as one by the mean"
-            " of their logits"
+            f"{key}.{inside[0]}: compares layers, but several teachers act as one through the mean of their logits;"
+            " give a single teacher, or leave the term out"
         )
 
 
@@ -187,7 +187,7 @@ _INITIAL_SPREAD = 0.02
 
 
 def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> LinearProjections:
-    """The projections of all terms, drawn by the seed; biases are zero.
+    """The projections of all terms, initialised from the seed; biases are zero.
 
     Raises:
         UsageError: student and teacher do not fit a term.
@@ -205,14 +205,14 @@ def new_projections(terms: Sequence[DistillationTerm], shapes: ShapePair, *, see
 
 
 def add_projections(student: HeadedModel, terms: Sequence[DistillationTerm], shapes: ShapePair, *, seed: int) -> None:
-    """Add the projections of all terms to the student: they are trained with it, and never written with it."""
+    """Add the projections of all terms to the student: they are trained with it but never exported with it."""
     projections = new_projections(terms, shapes, seed=seed)
     if projections:
         student.companions[PROJECTIONS] = projections
 
 
 def projections_of(student: HeadedModel) -> LinearProjections:
-    """The projections of `add_projections`; none where no term needs any."""
+    """The projections of `add_projections`; empty if no term needs any."""
     found = student.companions[PROJECTIONS] if PROJECTIONS in student.companions else LinearProjections()
     assert isinstance(found, LinearProjections)
     return found

@@ -1,8 +1,8 @@
 """The terms that compare outputs: logits of a task's classes, or of the words of a vocabulary.
 
-Hinton et al. 2015, arXiv:1503.02531 (soft targets); Ba and Caruana 2014, arXiv:1312.6184 (logits themselves). Logits of
-words over all tokens of a text would be the largest tensors of a step twice over, so they are formed and compared a few
-rows at a time (`VocabularyProjection.compared`).
+Hinton et al. 2015, arXiv:1503.02531 (soft targets); Ba and Caruana 2014, arXiv:1312.6184 (logits themselves). The
+logits of all tokens of a text, once per model, would be the largest tensors of a step, so they are computed and
+compared a few rows at a time (`VocabularyProjection.compared`).
 
 Shapes: M rows, K classes.
 """
@@ -24,7 +24,7 @@ from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 
 
 class LogitTerm(DistillationTerm):
-    """A term that needs nothing but logits, so that student and teacher may have any architecture."""
+    """A term that needs only logits, so student and teacher can have any architecture."""
 
     compares_logits: ClassVar[bool] = True
 

@@ -3,9 +3,9 @@
 TinyBERT (Jiao et al. 2019, arXiv:1909.10351, section 4.1), DistilBERT (Sanh et al. 2019, arXiv:1910.01108, section 3),
 PKD (Sun et al. 2019, arXiv:1908.09355, section 3.2), MobileBERT (Sun et al. 2020, arXiv:2004.02984, section 3.4).
 
-A mean over tokens of a mean over the width, added up over the pairs of layers. Where the two widths differ, a learnt
-linear projection takes the student's states to the teacher's width; layers and terms that give it the same name share
-it, as all of TinyBERT's do.
+A term is a mean over tokens of a mean over the width, summed over the pairs of layers. If the two widths differ, a
+trained linear projection maps the student's states to the teacher's width. Layers and terms that give it the same name
+share it, as all of TinyBERT's do.
 
 Shapes: T packed tokens, B sequences, D width, M tokens or sequences.
 """
@@ -53,7 +53,7 @@ class StateTerm(DistillationTerm):
     )
 
     averages_layers: ClassVar[bool] = False
-    """Whether the loss is a mean over the pairs of layers, not a sum."""
+    """Whether the loss is a mean over the pairs of layers instead of a sum."""
 
     @abstractmethod
     def rows(self, student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class StateTerm(DistillationTerm):
         widths = shapes.widths
         if self.projection is None and widths[0] != widths[1]:
             raise UsageError(
-                f"{self.term}: the student's states are {widths[0]} wide, the teacher's {widths[1]}; give the term a"
-                " learnt projection, as projection: fit"
+                f"{self.term}: the student's states have width {widths[0]}, the teacher's {widths[1]}; give the term a"
+                " trained projection, such as projection: fit"
             )
         students, teachers = map(frozenset, zip(*self.layer_pairs(shapes), strict=True))
         return ActivationSpec(states=students), ActivationSpec(states=teachers)
@@ -86,7 +86,7 @@ class StateTerm(DistillationTerm):
         return LossSum(total.sum / len(pairs), total.count, total.correct) if self.averages_layers else total
 
     def states(self, activations: Activations) -> Mapping[int, Tensor]:
-        """Those that are compared, by layer."""
+        """The states that are compared, by layer."""
         return activations.states
 
     def _projection_of(self, layer: int) -> str | None:
@@ -94,7 +94,7 @@ class StateTerm(DistillationTerm):
 
 
 class LayerStates(StateTerm):
-    """A term whose layers the recipe names."""
+    """A term whose layers are set in the recipe."""
 
     layers: _Layers = Field("uniform", description=_LAYERS_HELP)
 

@@ -1,6 +1,6 @@
-"""Optimisers: torch's own where it has one, set up as the papers' code had them; one file a rule.
+"""Optimisers: torch's own if it has one, configured as in the papers' code; one file per rule.
 
-A recipe chooses by `optimizer.name`, and has adamw where it gives no name. `base.py` holds what all share.
+A recipe chooses by `optimizer.name`; the default is adamw. `base.py` contains what all share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = ("adamw", "adam", "lamb", "adafactor", "adagrad", "muon", "stable-adamw
 
 
 def _name(value: Any) -> Any:
-    """The tag of a value; adamw refuses what is no mapping."""
+    """The tag of a value; adamw rejects anything that is not a mapping."""
     if value is None:
         return "none"
     return value.get("name", "adamw") if isinstance(value, dict) else getattr(value, "name", "adamw")
@@ -36,7 +36,7 @@ _Kinds = (
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[StableAdamWConfig, Tag("stable-adamw")]
 )
-# A discriminator that is a plain key would have to be given. The error is the one of such a key.
+# A plain key as discriminator would be mandatory. The error is the same as for such a key.
 _by_name = Discriminator(
     _name,
     custom_error_type="union_tag_invalid",

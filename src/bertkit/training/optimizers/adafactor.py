@@ -1,7 +1,7 @@
-"""Adafactor: of a matrix's second moments, only the means of its rows and columns are kept.
+"""Adafactor: keeps only the row and column means of a matrix's second moments.
 
-Shazeer and Stern 2018, arXiv:1804.04235, as torch.optim.Adafactor has it: no first moment, and steps relative to the
-size of the weights. Siblings keep two numbers a weight; this one keeps next to none.
+Shazeer and Stern 2018, arXiv:1804.04235, as in torch.optim.Adafactor: no first moment, and steps relative to the size
+of the weights. Siblings keep two numbers per weight; this one keeps almost none.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class AdafactorConfig(OptimizerConfig):
 
     can_shard: ClassVar[bool] = False
     state_bytes: ClassVar[float] = 0.0
-    """Two vectors a matrix."""
+    """Two vectors per matrix."""
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        # Without elements there is no root mean square: torch would divide by their number.
+        # Empty parameters have no root mean square: torch would divide by zero.
         groups = [
             {**group, "params": [parameter for parameter in group["params"] if parameter.numel()]}
             for group in self.groups(model)

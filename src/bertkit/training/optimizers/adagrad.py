@@ -1,7 +1,7 @@
 """Adagrad: each weight's step is divided by the root of the sum of all its squared gradients.
 
-Duchi et al. 2011, JMLR 12:2121, as torch.optim.Adagrad has it; ELMo's released code (Peters et al. 2018,
-arXiv:1802.05365) trains with a sum that begins at 1. Siblings forget old gradients; this one does not.
+Duchi et al. 2011, JMLR 12:2121, as in torch.optim.Adagrad; ELMo's released code (Peters et al. 2018,
+arXiv:1802.05365) trains with a sum that starts at 1. Siblings forget old gradients; this one does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adam with decoupled weight decay (adamw), and with L2 in the gradient (adam).
 
-Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2 has both: the decay beside the update, or in the gradient,
-where the second moment divides it away on the weights with large gradients. Kingma and Ba 2015, arXiv:1412.6980 (Adam).
-The missing bias correction is that of BERT's released optimization.py. Both are torch's fused kernels.
+Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2 has both: the decay separate from the update, or in the
+gradient, where the second moment divides it away for weights with large gradients. Kingma and Ba 2015, arXiv:1412.6980
+(Adam). Training without bias correction is BERT's released optimization.py. Both use torch's fused kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from bertkit.training.optimizers.base import Betas, OptimizerConfig
 
 _LONG_AGO = 1 << 20
-"""A step count at which both bias corrections have become exactly 1 in double precision."""
+"""A step count at which both bias corrections are exactly 1 in double precision."""
 
 
 class _AdamLike(OptimizerConfig):
@@ -40,8 +40,8 @@ class _AdamLike(OptimizerConfig):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """torch's fused kernel over the model's parameters, decayed ones first.
 
-        Without bias correction the update is that of a run in which the correction has long worn off, so the step count
-        starts high: torch's fused kernel has no switch for it. With beta = 0.999, 1 - beta^(2^20) rounds to 1.
+        Without bias correction, the update is that of a run in which the correction has long worn off, so the step
+        count starts high: torch's fused kernel has no switch for it. With beta = 0.999, 1 - beta^(2^20) rounds to 1.
         """
         optimizer = self._kernel(self.groups(model))
         if not self.bias_correction:
@@ -64,7 +64,7 @@ class AdamWConfig(_AdamLike):
 
 
 class AdamConfig(_AdamLike):
-    """Adam with coupled weight decay: L2 regularisation, as papers mean that write "Adam" and "L2 weight decay"."""
+    """Adam with coupled weight decay: L2 regularisation, which papers call "Adam" with "L2 weight decay"."""
 
     name: Literal["adam"] = "adam"
     decay_is_decoupled: ClassVar[bool] = False

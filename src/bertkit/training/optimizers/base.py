@@ -1,7 +1,7 @@
-"""The base of all optimisers: common settings, groups of weight decay, and state as tensors for a checkpoint.
+"""The base of all optimisers: common settings, weight-decay groups, and state as tensors for a checkpoint.
 
 The exclusions from weight decay are those of BERT's released optimization.py (Devlin et al. 2019, arXiv:1810.04805).
-Siblings hold one update rule each.
+Siblings contain one update rule each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Betas = tuple[_Decay, _Decay]
 
 
 class OptimizerConfig(Settings, ABC):
-    """An update rule. The step sets the schedule's learning rate in each group before every update."""
+    """An update rule. Before every update, the step sets the schedule's learning rate in each group."""
 
     weight_decay: float = Field(0.01, ge=0, description="Weight decay per step, times the learning rate.")
     decay_biases_and_norms: bool = Field(
@@ -39,24 +39,22 @@ class OptimizerConfig(Settings, ABC):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"decay_biases_and_norms", "decay_per_step"})
     decay_is_decoupled: ClassVar[bool] = True
-    """Whether the decay is a share of the weight alone, and so can be given per step."""
+    """Whether the decay is a share of the weight only, and so can be given per step."""
 
     @model_validator(mode="after")
     def _decay_has_an_effect(self) -> Self:
         if self.decay_per_step and not self.decay_is_decoupled:
-            raise ValueError(
-                "decay_per_step goes with a decay beside the update, as adamw's; leave it out, or take adamw"
-            )
+            raise ValueError("decay_per_step needs decoupled weight decay, as in adamw; leave it out, or use adamw")
         return self
 
     def for_peak(self, peak: float) -> Self:
-        """The same rule with a weight decay that is multiplied by the learning rate, whatever the recipe's is.
+        """The same rule with a weight decay that is multiplied by the learning rate, regardless of the recipe's.
 
-        Fully decoupled decay as in Composer's DecoupledAdamW and in optimi (decouple_lr): an update takes
+        Fully decoupled decay as in Composer's DecoupledAdamW and in optimi (decouple_lr): an update subtracts
         weight_decay * lr / peak of a weight.
 
         Args:
-            peak: the schedule's.
+            peak: the schedule's peak.
         """
         if not self.decay_per_step:
             return self
@@ -69,22 +67,22 @@ class OptimizerConfig(Settings, ABC):
 
     @property
     def width_power(self) -> float | None:
-        """The power of the width by which the rate of a layer's matrices falls as a model gets wider (training/
-        width_transfer.py); None: no rule is known."""
+        """The power of the width by which the learning rate of a layer's matrices falls as a model gets wider
+        (training/width_transfer.py); None: no rule is known."""
         return None
 
     can_shard: ClassVar[bool] = True
-    """Whether the rule works on parameters that are spread over ranks (`engine.shard`)."""
+    """Whether the rule works on parameters that are sharded over ranks (`engine.shard`)."""
     state_bytes: ClassVar[float] = 8.0
-    """Of a parameter that the rule keeps between two updates, for `--plan`: two moments in float32, at most."""
+    """Bytes per parameter that the rule keeps between updates, for `--plan`: two moments in float32, at most."""
 
     def update_flops(self, model: nn.Module) -> float:
-        """Floating-point operations of the matrix products in one update, for `--plan`; those of each weight by itself
-        are too few to count."""
+        """Floating-point operations of the matrix products in one update, for `--plan`; element-wise operations are too
+        few to count."""
         return 0.0
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """torch's groups: first matrices and embeddings, then biases and norms, each with its weight decay."""
+        """Parameter groups for torch: matrices and embeddings, then biases and norms, each with its weight decay."""
         decayed, others = decay_groups(model)
         return [
             {"params": decayed, "weight_decay": self.weight_decay},
@@ -100,12 +98,12 @@ class OptimizerConfig(Settings, ABC):
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The rule over all of the model's parameters, at a learning rate of 0.
 
-        A group may have `lr_scale`, a factor of its learning rate.
+        A group can have `lr_scale`, a factor of its learning rate.
         """
 
 
 def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices and embeddings, and biases and norms, which BERT's weight decay leaves out."""
+    """Matrices and embeddings, and biases and norms, which BERT excludes from weight decay."""
     norms = {name for name, part in model.named_modules() if isinstance(part, NORMS)}
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
@@ -116,7 +114,7 @@ def decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as `parameter:entry` to tensor, for a checkpoint."""
+    """The optimiser's state as a mapping from `parameter:entry` to tensor, for a checkpoint."""
     return {
         f"{name}:{entry}": value
         for name, parameter in model.named_parameters()
@@ -134,7 +132,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def loss_of(closure: Callable[[], float] | None) -> float | None:
-    """What torch's `step` returns: the loss that a closure computes anew, with its gradients; None without one."""
+    """The return value of torch's `step`: the loss recomputed by a closure, with its gradients; None without one."""
     if closure is None:
         return None
     with torch.enable_grad():

@@ -1,8 +1,8 @@
-"""LAMB: Adam's update, made as long as the weights that it changes.
+"""LAMB: Adam's update, scaled to the norm of the weights.
 
-You et al. 2020, arXiv:1904.00962, Algorithm 2, with the identity for its scaling function. What the released code of
-LAMB and of ALBERT (Lan et al. 2020, arXiv:1909.11942; lamb_optimizer.py) does differently from the paper is a setting
-each: no bias correction, and no trust ratio where there is no decay. Sibling adam.py has the update without the ratio.
+You et al. 2020, arXiv:1904.00962, Algorithm 2, with the identity as its scaling function. The differences between the
+paper and the released code of LAMB and of ALBERT (Lan et al. 2020, arXiv:1909.11942; lamb_optimizer.py) are settings:
+no bias correction, and no trust ratio if there is no decay. Sibling adam.py has the update without the ratio.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class LambConfig(OptimizerConfig):
 
 
 class Lamb(torch.optim.Optimizer):
-    """One update of a parameter x with gradient g, with c1 and c2 the bias corrections (1 where there are none):
+    """One update of a parameter x with gradient g and bias corrections c1 and c2 (1 if disabled):
 
         m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
         u = (m / c1) / (sqrt(v / c2) + eps) + weight_decay x
         x = x - lr * |x| / |u| * u
 
-    where both norms are positive and the group is adapted; else the ratio is 1. A layer is one tensor.
+    if both norms are positive and the group is adapted; otherwise the ratio is 1. A layer is one tensor.
 
     Args:
-        groups: torch's, each with `weight_decay` and `adapted`.
+        groups: parameter groups, each with `weight_decay` and `adapted`.
         betas: of m and v.
         eps: added to the root.
         bias_correction: whether c1 and c2 are 1 - beta^t.
@@ -96,7 +96,7 @@ class Lamb(torch.optim.Optimizer):
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            # Double, since 1 - beta^t is a small difference, and beside the parameter, so that no device is waited for.
+            # Double, since 1 - beta^t is a small difference; on the parameter's device, to avoid synchronising.
             state["step"] = torch.zeros((), dtype=torch.float64, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
@@ -104,5 +104,5 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """|x| / |u|, and 1 where either is zero: a weight that starts at zero must be able to leave it."""
+    """|x| / |u|, and 1 if either is zero, so that a weight that starts at zero can change."""
     return torch.where((weight_norm > 0) & (update_norm > 0), weight_norm / update_norm, 1.0)

@@ -1,8 +1,8 @@
-"""Muon: momentum whose singular values are all made about one, on the layers' matrices; AdamW on all the rest.
+"""Muon: momentum with all singular values close to one for the layers' matrices; AdamW for the rest.
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (the rule; embeddings, heads, norms and biases go by
-AdamW). Liu et al. 2025, arXiv:2502.16982, section 2.2 (weight decay, and updates of the size of AdamW's). Both rules
-are torch's, `torch.optim.Muon` (stacked_muon.py) and `torch.optim.AdamW`; here they are made one optimiser.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/ (the rule; AdamW for embeddings, heads, norms and
+biases). Liu et al. 2025, arXiv:2502.16982, section 2.2 (weight decay, and updates of the size of AdamW's). Both rules
+are torch's, `torch.optim.Muon` (stacked_muon.py) and `torch.optim.AdamW`; here they are combined into one optimiser.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MuonConfig(OptimizerConfig):
         return 0.5 if self.adjustment == "match_rms_adamw" else 0.0
 
     def update_flops(self, model: nn.Module) -> float:
-        """Of the iterations, each with three products of m x n and m x m matrices (m <= n)."""
+        """Operations of the iterations, each with three products of m x n and m x m matrices (m <= n)."""
         sides = [sorted(matrix.shape) for matrix in hidden_matrices(model)]
         return self.iterations * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
 
@@ -57,15 +57,15 @@ class MuonConfig(OptimizerConfig):
         """Three groups: matrices, other decayed parameters, and those without decay.
 
         Raises:
-            UsageError: if the model has no layers with matrices.
+            UsageError: the model has no layers with matrices.
         """
         hidden = {id(matrix) for matrix in hidden_matrices(model)}
         decayed, kept = decay_groups(model)
         matrices = [parameter for parameter in decayed if id(parameter) in hidden]
         if not matrices:
             raise UsageError(
-                "optimisation.optimizer.name muon needs an encoder with linear maps in its layers, and this model has"
-                " none; take adamw"
+                "optimisation.optimizer.name: muon needs an encoder with linear maps in its layers, but this model has"
+                " none; use adamw"
             )
         others = [parameter for parameter in decayed if id(parameter) not in hidden]
         muon = StackedMuon(
@@ -90,7 +90,7 @@ class MuonConfig(OptimizerConfig):
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The linear maps in the layers of the model's encoders: neither embeddings and their projections, nor heads."""
+    """The linear maps in the layers of the model's encoders, without embeddings and their projections and heads."""
     encoders = [part for part in model.modules() if isinstance(part, Encoder)]
     stacks = [part for encoder in encoders for part in encoder.modules() if isinstance(part, nn.ModuleList)]
     maps = [part for stack in stacks for part in stack.modules() if isinstance(part, nn.Linear)]
@@ -98,10 +98,10 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Several optimisers over disjoint parameters, seen as one: it has their groups, and one state for all of them.
+    """Several optimisers over disjoint parameters, combined into one, with all their groups and a single state.
 
-    A group's `part` is the number of its optimiser. The parts get groups and state at each step, so that changes here
-    (a learning rate is set, a group is split, a state is loaded) hold there.
+    A group's `part` is the number of its optimiser. The parts get groups and state at each step, so that changes made
+    here (setting a learning rate, splitting a group, loading a state) apply to them.
     """
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:

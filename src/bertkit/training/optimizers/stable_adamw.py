@@ -1,7 +1,7 @@
-"""StableAdamW: AdamW whose learning rate falls, tensor by tensor, where the second moment lags behind the gradient.
+"""StableAdamW: AdamW that lowers the learning rate of a tensor when its second moment lags behind the gradient.
 
 Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: AdamW with the update clipping of Adafactor (Shazeer and Stern
-2018, arXiv:1804.04235, section 5), which takes the place of clipping the gradient. ModernBERT's optimiser (Warner et
+2018, arXiv:1804.04235, section 5), which replaces gradient clipping. ModernBERT's optimiser (Warner et
 al. 2024, arXiv:2412.13663, section 2.2), there from the library optimi. Sibling adam.py has no such bound.
 """
 
@@ -39,16 +39,16 @@ class StableAdamWConfig(OptimizerConfig):
 
 
 class StableAdamW(torch.optim.Optimizer):
-    """Update t of a parameter x with gradient g, with b = beta (1 - beta^(t-1)) / (1 - beta^t) of either beta:
+    """Update t of a parameter x with gradient g, with b = beta (1 - beta^(t-1)) / (1 - beta^t) for each beta:
 
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
         RMS = sqrt(mean(g^2 / max(v, eps^2))),  r = lr / max(1, RMS)
         x = x - r (m / (sqrt(v) + eps) + weight_decay x)
 
-    The moments are corrected for their start in this form; RMS is that of a whole tensor.
+    This form includes the bias correction of the moments; RMS is over a whole tensor.
 
     Args:
-        groups: torch's, each with `weight_decay`.
+        groups: parameter groups, each with `weight_decay`.
         betas: of m and v.
         eps: added to the root.
     """
@@ -85,11 +85,11 @@ class StableAdamW(torch.optim.Optimizer):
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _count(self, parameter: Tensor) -> int:
-        """The number of this update of a parameter, from 1; its state is made at the first."""
+        """The number of this update of a parameter, from 1; its state is created at the first."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float64)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] = state["step"].cpu() + 1  # the host reads it in every update
+        state["step"] = state["step"].cpu() + 1  # the host reads it at every update
         return int(state["step"])

@@ -1,9 +1,9 @@
-"""`torch.optim.Muon` that computes small matrices of one shape in a stack.
+"""`torch.optim.Muon` that computes small matrices of the same shape as a stack.
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. torch makes one matrix after another orthogonal, in
-fifteen products each: at 64 x 64 a product takes less time than its call. A stack needs as many calls as one matrix
-does. On a processor with bfloat16 instructions 24 matrices of a model of 64 wide take a fifth of the time, at 128 wide
-two thirds, at 256 as long; the results are the same bits, which tests/training/test_stacked_muon.py checks.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. torch orthogonalises one matrix after the other, in
+fifteen products each: at 64 x 64 a product takes less time than its call. A stack needs as many calls as a single
+matrix. On a processor with bfloat16 instructions, 24 matrices of a model of width 64 take a fifth of the time, at width
+128 two thirds, at 256 the same; the results are bit-identical, as tests/training/test_stacked_muon.py checks.
 
 Shapes: N matrices of A rows and B columns.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bertkit.training.optimizers.base import loss_of
 
 LARGEST_STACKED = 256
-"""Smaller side of a matrix up to which it is computed in a stack: products of larger ones keep a processor busy."""
+"""Maximum smaller side of a matrix to compute it in a stack: products of larger ones keep a processor busy."""
 
 
 class StackedMuon(torch.optim.Muon):
@@ -41,7 +41,7 @@ class StackedMuon(torch.optim.Muon):
         return loss
 
     def _update(self, parameters: Sequence[nn.Parameter], group: Mapping[str, Any]) -> None:
-        """Update parameters of one shape."""
+        """Update parameters of the same shape."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
@@ -60,7 +60,7 @@ class StackedMuon(torch.optim.Muon):
 
 
 def rate_factor(shape: torch.Size, adjustment: str) -> float:
-    """What a matrix's learning rate is multiplied by: see `MuonConfig.adjustment`."""
+    """The factor of a matrix's learning rate: see `MuonConfig.adjustment`."""
     rows, columns = shape
     if adjustment == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -68,7 +68,7 @@ def rate_factor(shape: torch.Size, adjustment: str) -> float:
 
 
 def _orthogonal(update: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Newton and Schulz's iterations in bfloat16 on a matrix, or on each of a stack of at least two.
+    """Newton-Schulz iterations in bfloat16 on a matrix, or on each matrix of a stack of at least two.
 
     Args:
         update: [A, B], or [N, A, B].
@@ -81,7 +81,7 @@ def _orthogonal(update: Tensor, group: Mapping[str, Any]) -> Tensor:
     product = torch.addmm if update.ndim == 2 else torch.baddbmm
     is_tall = update.shape[-2] > update.shape[-1]
     found = update.bfloat16()
-    # As torch does: a matrix is transposed, not copied, and has the norm of its own elements.
+    # As in torch: a matrix is transposed, not copied, and normalised by its own norm.
     norms = torch.stack([each.norm() for each in found.unbind()])[:, None, None] if found.ndim == 3 else found.norm()
     found = (found.mT if is_tall else found) / norms.clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
