@@ -75,6 +75,7 @@ def always_1(score: float = 0.6, standard_error: float = 0.0) -> ConstantBaselin
         ([1.5, 2.5, 2.5], [1.0, 2.0, 3.0], 0.9, None, None),
         ([11.0, 12.0, 13.0], [1.0, 2.0, 3.0], 1.0, None, "the labels' variance, 0.6667"),
         ([1.0, 2.0], [2.0, 2.0], 0.1, None, None),
+        ([3, 0, 2, 1], [0, 3, 2, 1], 0.5, None, None),  # whole numbers are labels, such as the index of a choice
         (["1"], ["1"], 1.0, always_1(1.0), None),
         (["O", "O", "O"], ["O", "B-PER", "O"], 0.0, None, "always predicting 'O'"),
     ],

@@ -215,7 +215,7 @@ def predict(
         raise UsageError(f"--question: {name} does not answer questions; it is a model for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
     if form in ("conll", "conllu") and not common.as_json:
-        _print_columns(predictor, path, form, side_by_side.settings)
+        _print_columns(predictor, path, replace(reading, format=form), side_by_side.settings)
         return
     if reading.question is not None and form == "text":
         form = "document"
@@ -276,6 +276,8 @@ def _items(
         sentences = column_sentences(input_lines(path, sys.stdin.buffer, reading.settings), str(path or "stdin"), form)
         return (each.example for each in sentences if each.example is not None)
     if form == "squad":
+        if reading.settings.encoding is not None:
+            raise UsageError("--encoding: JSON is UTF-8; convert the file, or leave the option out")
         return questions_of(path)
     rows = open_input(path, sys.stdin.buffer, form, columns, reading.settings, left_out)
     return examples_of(rows, predictor.kind, columns, left_out)
@@ -289,7 +291,7 @@ def _windows(path: Path | None) -> dict[str, int]:
     return {"first": 1, "largest": 1}
 
 
-def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm, executor: ExecutorSettings) -> None:
+def _print_columns(predictor: Predictor, path: Path | None, reading: Input, executor: ExecutorSettings) -> None:
     """The lines of a file of columns on stdout, with their tags."""
     from collections import deque
 
@@ -297,9 +299,11 @@ def _print_columns(predictor: Predictor, path: Path | None, form: ColumnForm, ex
     from bertkit.inference.predict_input import input_lines
 
     waiting: deque[ColumnSentence] = deque()
+    form: ColumnForm = "conllu" if reading.format == "conllu" else "conll"
 
     def examples() -> Iterable[Item | None]:
-        for sentence in column_sentences(input_lines(path, sys.stdin.buffer), str(path or "stdin"), form):
+        lines = input_lines(path, sys.stdin.buffer, reading.settings)
+        for sentence in column_sentences(lines, str(path or "stdin"), form):
             waiting.append(sentence)
             yield sentence.example
 

@@ -8,7 +8,7 @@ used unchanged: nothing is tuned on the new file. Sibling tasks.py evaluates on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE
-from bertkit.tasks.examples import Example, Split, TaggedExample, TextExample
+from bertkit.tasks.examples import Split, TaggedExample, spelt_as
 from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.load import READERS
 from bertkit.tasks.readers.reading import LeftOut, TableReading
@@ -201,6 +201,14 @@ def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReading) ->
     return Columns(text=named(texts), text_pair=named(pairs) if is_pair else None, label=named(labels))
 
 
+def _labels_of(example: Any) -> tuple[str, ...]:
+    """The names of an example's labels or tags."""
+    given = example.tags if isinstance(example, TaggedExample) else getattr(example, "label", None)
+    if isinstance(given, str):
+        return (given,)
+    return tuple(each for each in given if isinstance(each, str)) if isinstance(given, tuple) else ()
+
+
 def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: str) -> list[Any]:
     """The examples with their labels as the model spells them, ignoring case.
 
@@ -208,24 +216,12 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
         DataError: there are labels that the model does not have; all are listed.
     """
     names = task.labels.names if task.head in ("sequence_classification", "token_classification") else ()
-    spelled = {name.casefold(): name for name in names} | {name: name for name in names}
+    found = spelt_as(examples, names)
     unknown: dict[str, list[str]] = {}
-
-    def known(label: str, example: Example) -> str:
-        found = spelled.get(label, spelled.get(label.casefold()))
-        if found is None:
-            unknown.setdefault(label, []).append(example.id)
-        return found or label
-
-    found: list[Any] = []
-    for example in examples:
-        if isinstance(example, TaggedExample) and example.tags is not None:
-            example = replace(example, tags=tuple(known(tag, example) for tag in example.tags))
-        elif isinstance(example, TextExample) and isinstance(example.label, str):
-            example = replace(example, label=known(example.label, example))
-        elif isinstance(example, TextExample) and isinstance(example.label, tuple):
-            example = replace(example, label=tuple(known(each, example) for each in example.label))
-        found.append(example)
+    for example in found:
+        for label in _labels_of(example):
+            if label not in names:
+                unknown.setdefault(label, []).append(example.id)
     if unknown:
         shown = ", ".join(
             f"{label!r} ({len(ids)} times, first in example {ids[0]})" for label, ids in list(unknown.items())[:_SHOWN]

@@ -43,7 +43,7 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.tasks.examples import Split
+from bertkit.tasks.examples import Split, spelt_as
 from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.readers.labels import label_order
@@ -187,6 +187,11 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
             log.log(level, "%s, %s: %s: %d (%s)", spec.name, name, what, count, named)
     scored = {name: splits[name].examples for name in watched}
     names_of_labels = preparation.labels(_label_names(spec, whole.examples, train.examples, scored))
+    if names_of_labels is not None:
+        train = replace(train, examples=spelt_as(train.examples, names_of_labels))
+        splits = {
+            name: replace(each, examples=spelt_as(each.examples, names_of_labels)) for name, each in splits.items()
+        }
     recipe = with_start(recipe, names_of_labels, directory)
     others = [split.examples for split in splits.values()]
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory, others=others)

@@ -146,6 +146,11 @@ class FinetuneRecipe(FinetuneInputs):
             raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} uses {read}")
         if self.method.name == "setfit" and [spec.kind for spec in self.specs] != ["classification"]:
             raise ValueError("method: setfit works only with one task of kind classification")
+        if self.method.name == "setfit" and self.optimisation.ema is not None:
+            raise ValueError(
+                "method: setfit fits its classifier on the encoder's last weights, not on their average; leave"
+                " optimisation.ema out"
+            )
         if "embedding" in own and self.kind != "finetune":
             raise ValueError("task: distil an embedding model with `bertkit finetune` and embedding.teacher")
         if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:

@@ -56,6 +56,11 @@ def sweep_runs(
         )
     if "task.split.fold" in grid and folds_of(recipe) != [None]:
         raise UsageError("--grid task.split.fold: a cross-validation has one run per fold anyway; leave it out")
+    if others := sorted(key for key in grid if key.startswith(_EXAMPLES) and key != "task.split.fold"):
+        raise UsageError(
+            f"--grid {others[0]}: the settings of a suite are compared on the same examples; give it with --set, in one"
+            " command per value"
+        )
     settings = settings_of(grid, trials, seed=seeds[0])
     count = len(settings) * len(seeds)
     if count > MOST_RUNS:
@@ -69,6 +74,10 @@ def sweep_runs(
                 SweepRun(changed(with_setting, [Override("seed", seed), *of_fold]), setting, fold) for seed in seeds
             ]
     return found
+
+
+_EXAMPLES = ("task.train", "task.dev", "task.test", "task.split.", "task.columns.", "task.reading.")
+"""Beginnings of keys that decide which examples are trained on and evaluated."""
 
 
 def folds_of(recipe: FinetuneRecipe) -> list[int | None]:

@@ -282,6 +282,10 @@ def id_of(row: Mapping[str, Any], number: int) -> str:
 def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TextExample | None:
     text = string_of(row, columns.first(row, "text"), where)
     pair = columns.second(row, "text_pair")
+    if pair is None and columns.text_pairs and len(row.keys() - {"id"}) > 1:  # a row with one field is a line of text
+        missing = columns.text_pairs[0]
+        if field(row, missing, where) is None:
+            raise DataError(f"{where}, {missing}: found null, but the model reads pairs of texts; fill it in")
     second = None if pair is None else string_of(row, pair, where)
     return TextExample(name, text, second) if (text + (second or "")).strip() else None
 

@@ -108,13 +108,18 @@ class ClassCounts(Additive):
 
 
 class MacroF1(ClassCounts):
-    """The unweighted mean of the classes' F1."""
+    """The unweighted mean of the classes' F1: of `classes`, or by default of those that occur."""
 
     name = "macro_f1"
 
     def value(self, totals: Floats) -> Floats:
         right_C, predicted_C, gold_C, _ = self.counts(totals)
-        return np.asarray(ratio(2 * right_C, predicted_C + gold_C).mean(axis=-1))
+        f1_C = ratio(2 * right_C, predicted_C + gold_C)
+        if self.classes is not None:
+            return np.asarray(f1_C.mean(axis=-1))
+        # A resample of the examples may lack a class that the others have.
+        found_C = predicted_C + gold_C > 0
+        return ratio(f1_C.sum(axis=-1), found_C.sum(axis=-1).astype(float))
 
 
 class MicroF1(ClassCounts):

@@ -11,8 +11,11 @@ Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U d
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -113,7 +116,7 @@ def no_better_than_constant(
         return "the model's score is undefined"
     if _constant(references):
         return None
-    if _numbers(predictions) and _numbers(references):
+    if _quantities(predictions):
         reference_N = np.asarray(references, dtype=float)
         error = float(np.square(np.asarray(predictions, dtype=float) - reference_N).mean())
         variance = float(reference_N.var())
@@ -132,8 +135,32 @@ def no_better_than_constant(
     return None
 
 
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in values)
+def most_common_baseline(
+    predictions: Sequence[Any],
+    references: Sequence[Any],
+    metric: str,
+    score: Callable[[list[Any], list[Any]], float | None],
+) -> ConstantBaseline | None:
+    """The baseline of always predicting the most common reference; None if its score is undefined.
+
+    Args:
+        predictions: the model's.
+        references: one per prediction.
+        metric: the score's name.
+        score: of predictions and references.
+    """
+    label = Counter(references).most_common(1)[0][0]
+    found = score([label] * len(references), list(references))
+    if found is None:
+        return None
+    accuracy = sum(map(eq, predictions, references)) / len(references)
+    error = math.sqrt(accuracy * (1 - accuracy) / len(references)) if metric == "accuracy" else 0.0
+    return ConstantBaseline(str(label), metric, found, error)
+
+
+def _quantities(values: Sequence[Any]) -> bool:
+    """Whether these are the numbers of a regression. Whole numbers are labels, such as the index of a choice."""
+    return all(isinstance(value, float | np.floating) for value in values)
 
 
 def _shown(value: Any) -> str:
@@ -141,7 +168,7 @@ def _shown(value: Any) -> str:
 
 
 def _constant(values: Sequence[Any]) -> bool:
-    if all(isinstance(value, float | np.floating) for value in values):
+    if _quantities(values):
         array = np.asarray(values, dtype=float)
         return bool(np.ptp(array) <= 1e-6 * max(1.0, float(np.abs(array).max())))
     return all(value == values[0] for value in values)

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -108,6 +109,12 @@ class Choice(Task):
             Prediction(example.id, int(logits_C.argmax()), torch.softmax(torch.from_numpy(logits_C), 0).tolist())
             for example, logits_C in zip(examples, outputs, strict=True)
         ]
+
+    def constant_baseline(
+        self, metric: str, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]
+    ) -> ConstantBaseline | None:
+        guesses, gold = self.comparable(predictions, examples)
+        return most_common_baseline(guesses, gold, metric, lambda one, other: self.own_scores(one, other)[metric])
 
 
 def completed(question: str, ending: str) -> str:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import eq
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,7 +26,7 @@ from torch.nn import functional
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
-from bertkit.metrics.statistics import ConstantBaseline
+from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -290,13 +288,7 @@ class Classification(TextTask):
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
     ) -> ConstantBaseline | None:
         guesses, gold = self.comparable(predictions, examples)
-        commonest = Counter(gold).most_common(1)[0][0]
-        score = self.own_scores([commonest] * len(gold), gold)[metric]
-        if score is None:
-            return None
-        accuracy = sum(map(eq, guesses, gold)) / len(gold)
-        error = math.sqrt(accuracy * (1 - accuracy) / len(gold)) if metric == "accuracy" else 0.0
-        return ConstantBaseline(str(commonest), metric, score, error)
+        return most_common_baseline(guesses, gold, metric, lambda one, other: self.own_scores(one, other)[metric])
 
 
 class VectorClassification(Classification):

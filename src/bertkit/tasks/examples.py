@@ -8,7 +8,7 @@ order is read correctly. A label, tags or answers that the file does not contain
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -90,6 +90,26 @@ class SentenceExample:
 
 
 Example = TextExample | TaggedExample | QuestionExample | ChoiceExample | SentenceExample
+
+
+def spelt_as(examples: Iterable[Any], names: Iterable[str]) -> list[Any]:
+    """The examples, with each label that differs only in case from one of these names written like it."""
+    exact = frozenset(names)
+    by_case = {name.casefold(): name for name in exact}
+
+    def spelt(label: str) -> str:
+        return label if label in exact else by_case.get(label.casefold(), label)
+
+    found: list[Any] = []
+    for example in examples:
+        if isinstance(example, TaggedExample) and example.tags is not None:
+            example = replace(example, tags=tuple(map(spelt, example.tags)))
+        elif isinstance(example, TextExample) and isinstance(example.label, str):
+            example = replace(example, label=spelt(example.label))
+        elif isinstance(example, TextExample) and isinstance(example.label, tuple):
+            example = replace(example, label=tuple(map(spelt, example.label)))
+        found.append(example)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

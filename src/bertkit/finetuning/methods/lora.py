@@ -54,12 +54,13 @@ class Lora(Method):
 
     def _targets(self, model: HeadedModel) -> list[nn.Linear]:
         linear = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
-        found = [part for name, part in linear.items() if name.rpartition(".")[2] in self.targets]
-        if not found:
-            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-            wanted = " or ".join(self.targets)
-            raise UsageError(f"method.targets: the encoder has no linear map named {wanted}; it has {known}")
-        return found
+        known = {name.rpartition(".")[2] for name in linear}
+        if unknown := [name for name in self.targets if name not in known]:
+            raise UsageError(
+                f"method.targets: the encoder has no linear map named {' or '.join(unknown)}; it has"
+                f" {', '.join(sorted(known))}"
+            )
+        return [part for name, part in linear.items() if name.rpartition(".")[2] in self.targets]
 
 
 class LowRankUpdate(nn.Module):

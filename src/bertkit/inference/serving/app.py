@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from bertkit import __version__
 from bertkit.errors import DataError
+from bertkit.files import finite
 from bertkit.inference.serving.errors import RequestError, internal_error
 from bertkit.inference.serving.guard import Application, Guard
 from bertkit.inference.serving.metrics import CONTENT_TYPE
@@ -139,7 +140,7 @@ def _add_answers(api: FastAPI, service: Service) -> None:
 
     @api.post("/predict", summary="Labels, entities or answers, as from `bertkit predict`", responses=_REFUSALS)
     async def predict(request: PredictRequest) -> JSONResponse:
-        return JSONResponse(await service.predictions(request))
+        return JSONResponse(finite(await service.predictions(request)))
 
     @api.post("/rerank", summary="Rank documents by their relevance to a query", responses=_REFUSALS)
     @api.post("/v1/rerank", include_in_schema=False)
