@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from tests.models.cases.gpt import CASES
 from tests.models.oracle import LENGTHS, Case, make_inputs, make_oracle, make_twins
 from tests.models.test_families import TOLERANCE, assert_gradients_equal, read_back
+from tests.tasks.tiny_task import tiny_tokenizer
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
+from bertkit.models.hub import config_json, load_model, save_model
 
 pytest.importorskip("transformers")
 
@@ -121,3 +122,11 @@ def test_initial_weights_of_gpt2_are_narrower_where_they_add_to_the_residual_str
         "layers.0.feed_forward.outer": 0.02 / math.sqrt(16),
     }.items():
         assert parameters[f"encoder.{name}.weight"].std().item() == pytest.approx(std, rel=0.03)
+
+
+def test_a_gpt2_with_a_vocabulary_of_its_own_names_the_ends_of_its_texts() -> None:
+    """Else the Hub's class would take GPT-2's, which are beyond this vocabulary."""
+    tokenizer = tiny_tokenizer()
+    config = Gpt2Config(hidden_size=12, num_hidden_layers=1, num_attention_heads=2)
+    contents = config_json(HeadedModel(config.build(tokenizer.vocab_size), ("causal_lm",)), tokenizer)
+    assert (contents["bos_token_id"], contents["eos_token_id"]) == (tokenizer.cls_id, tokenizer.sep_id)

@@ -85,6 +85,35 @@ def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path) -> None:
     assert list(opened(tmp_path, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
+def test_a_parquet_file_without_rows_has_no_documents(tmp_path: Path, cache: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    empty = pyarrow.table({"body": pyarrow.array([], pyarrow.string())})
+    pyarrow.parquet.write_table(empty, tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").write_bytes(records("parquet"))
+    assert list(opened(tmp_path, cache=cache, text_field="body").documents()) == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            ("manifest.json", "tokenizer.json", "vocab.txt"),
+            "is a directory of token shards, which cannot be",
+        ),
+        (("run.json", "recipe.yaml", "log.txt"), "is a run directory, not text"),
+    ],
+)
+def test_directories_of_other_things_are_no_text(
+    tmp_path: Path, cache: Path, files: tuple[str, ...], words: str
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("[PAD]")
+    with pytest.raises(UsageError, match=words):
+        opened(tmp_path, cache=cache)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
 def test_chunks_of_any_size_give_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     text = "\ufeffone\r\ntwo\n\n中文 three\u2028not a line end\nno end"

@@ -29,6 +29,7 @@ from bertkit.models.products import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed
+from bertkit.text.tokenizer import Tokenizer
 
 _FEED_FORWARD_FACTOR = 4
 LAYER_NAMES = {
@@ -81,6 +82,12 @@ class GptLikeConfig(TransformerConfig):
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Normal, as in the released code."""
         nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The ends of a text as ids of a vocabulary trained here; else the Hub's classes would take GPT-2's."""
+        if not {"cls", "sep"} <= set(tokenizer.roles):
+            return {}
+        return {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
 
     def heads(self) -> dict[str, HeadPlan]:
         return {

@@ -106,6 +106,7 @@ class PretrainArguments(RunArguments[Recipe]):
             recipe = with_overrides(recipe, [Override("init_decoder", _recorded_name(recipe.init_decoder, directory))])
         if (path := recipe.tokenizer.path) is not None and (place := Path(path).expanduser()).exists():
             recipe = with_overrides(recipe, [Override("tokenizer.path", str(place.absolute()))])
+        recipe = with_overrides(recipe, _full_paths(recipe))
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         recipe = completed(recipe, self.max_steps)
@@ -361,10 +362,20 @@ def source_overrides(sources: Sequence[str]) -> list[Override]:
     """Overrides that replace the recipe's text, with full paths so that the recorded recipe works from anywhere."""
     if not sources:
         return []
-    paths = [
-        source
-        if source.startswith(("hub:", "builtin:")) or has_scheme(source)
-        else str(Path(source).expanduser().absolute())
-        for source in sources
-    ]
-    return overrides_of({"data.sources": paths, "data.languages": {}})
+    return overrides_of({"data.sources": list(map(_full_path, sources)), "data.languages": {}})
+
+
+def _full_path(source: str) -> str:
+    if source.startswith(("hub:", "builtin:")) or has_scheme(source):
+        return source
+    return str(Path(source).expanduser().absolute())
+
+
+def _full_paths(recipe: Recipe) -> list[Override]:
+    """Overrides that give the recipe's own sources full paths, likewise."""
+    data = recipe.data
+    if data.languages:
+        languages = {name: list(map(_full_path, own)) for name, own in data.languages.items()}
+        return overrides_of({"data.languages": languages}) if languages != dict(data.languages) else []
+    sources = list(map(_full_path, data.sources))
+    return overrides_of({"data.sources": sources}) if sources != list(data.sources) else []

@@ -141,6 +141,8 @@ class TableReader(Reader):
 
         try:
             self._check(pyarrow.parquet.read_schema(self.path).names)
+            if not pyarrow.parquet.read_metadata(self.path).num_rows:
+                return iter(())  # `datasets` fails on a file without rows
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
         columns = [self.text_field, *self.span_fields]

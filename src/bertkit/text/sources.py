@@ -204,6 +204,10 @@ def _opened_pairs(
         )
 
 
+_SHARD_FILES = frozenset({"manifest.json", "tokenizer.json"})
+_RUN_FILES = frozenset({"run.json", "recipe.yaml"})
+
+
 def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
     """Files of a path, directory or glob, ordered by name; for a store, their copies in the cache."""
     if is_url(source):
@@ -215,6 +219,7 @@ def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
         )
     path = Path(source).expanduser()
     if path.is_dir():
+        _require_text(path, source)
         files = sorted(p for p in path.rglob("*") if p.is_file())
         found = [p for p in files if kind_of_file(p)]
         if not found:
@@ -236,6 +241,22 @@ def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
     raise DataError(
         f"{source}: no such file or directory" + (f"; did you mean {path.parent / near[0]}?" if near else "")
     )
+
+
+def _require_text(directory: Path, source: str) -> None:
+    """Refuse directories whose text files are no text to train on.
+
+    Raises:
+        UsageError: token shards, or a run.
+    """
+    names = {path.name for path in directory.iterdir()}
+    if names >= _SHARD_FILES:
+        raise UsageError(
+            f"{source}: is a directory of token shards, which cannot be read as text or combined with other sources;"
+            " give it alone to `bertkit pretrain --data`, or give the texts that it was made from"
+        )
+    if names >= _RUN_FILES:
+        raise UsageError(f"{source}: is a run directory, not text; give the texts that it was trained on")
 
 
 def _file_reader(path: Path, options: SourceOptions) -> Reader:
