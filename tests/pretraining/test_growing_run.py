@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
@@ -68,3 +69,21 @@ def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -
     assert rates[6:] == pytest.approx([2e-3 * part / 7 for part in (3, 2, 1)])
     tokens = [line["tokens"] for line in lines if "lr" in line]
     assert tokens[2] <= 3 * 3 * 24
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("family: bert", "family: modernbert"), r"model\.family 'modernbert' cannot be stacked"),
+        (("num_hidden_layers: 2,", "num_hidden_layers: 6,"), r"can grow during a run \(6 to 4 here\)"),
+    ],
+)
+def test_a_growth_that_cannot_be_is_refused_before_the_first_step(
+    recipe: Path, changed: tuple[str, str], words: str
+) -> None:
+    path = recipe.with_name("grown.yaml")
+    path.write_text(RECIPE.replace(*changed).replace("num_attention_heads: 3", "num_attention_heads: 2"))
+    run = f"refused-{changed[1].strip(',').split()[-1]}"
+    with pytest.raises(UsageError, match=words):
+        run_pretraining(request(path, run), progress=silent_progress)
+    assert not recipe.with_name(run).joinpath("metrics.jsonl").exists()

@@ -125,7 +125,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
-        """Raise UsageError if the model would grow together with a companion that cannot."""
+        """Raise UsageError if the model cannot grow as the stages have it, or a companion cannot."""
         if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
             leaders = (each for stage_run in self.stages for each in stage_run.objectives)
             leader = next(each for each in leaders if isinstance(each, CompanionObjective))
@@ -134,6 +134,12 @@ class Pretrainer(Trainer[PackedBatch]):
                 f" {leader.companion.replace('_', ' ')} would keep its size; leave model.num_hidden_layers out of the"
                 " stages"
             )
+        first, *later = [each.stage.recipe.model for each in self.stages]
+        if any(config != first for config in later):
+            with torch.device("meta"):
+                model = pretraining_model(first, self.stages[0].objectives, self.vocabulary.size)
+                for config in later:
+                    model = grown(model, config)
 
     def _check_groups(self) -> None:
         """Raise UsageError if a stage's groups do not match the parameters of its model."""
