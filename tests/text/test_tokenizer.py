@@ -14,7 +14,7 @@ import pytest
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
-from bertkit.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+from bertkit.text.vocabulary import SPECIAL_TOKENS, _with_short_words, train_tokenizer
 from tests.text.corpora import AWKWARD, english
 
 KINDS = ("wordpiece", "bpe", "byte-bpe", "unigram")
@@ -192,3 +192,15 @@ def test_damaged_tokenizers_are_named(tmp_path: Path, name: str, content: str, f
 def test_an_absent_tokenizer_is_a_data_fault(name: str) -> None:
     with pytest.raises(DataError, match=r"not found|no file or directory"):
         load_tokenizer(name, offline=True)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram"])
+def test_a_vocabulary_is_trained_in_time_on_a_word_of_a_million_characters(kind: str) -> None:
+    """The trainers' time grows with the square of a word's length; some languages write lines without a space."""
+    config = TokenizerConfig.model_validate({"type": kind, "vocab_size": 320, "min_frequency": 1})
+    tokenizer = train_tokenizer(config, ["abc" * 350_000, "a cat reads a list"])
+    assert tokenizer.vocab_size > 5
+    assert _with_short_words("ab " * 5000) == "ab " * 5000
+    long = _with_short_words("é" * 9000 + " b")
+    assert [len(word) for word in long.split()] == [4096, 4096, 808, 1]
+    assert long.replace(" ", "") == "é" * 9000 + "b"

@@ -10,6 +10,7 @@ Whole words are for word vectors and the BiLSTM of Tang et al. 2019, arXiv:1903.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -43,6 +44,17 @@ _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|
 _TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template}
 
 
+_LONGEST_WORD = 4096
+"""Characters. The time of the trainers of `tokenizers` grows with the square of a word's length."""
+
+
+def _with_short_words(text: str) -> str:
+    """The text with a space after every 4,096 characters of a longer word."""
+    if len(text) <= _LONGEST_WORD or max(map(len, text.split()), default=0) <= _LONGEST_WORD:
+        return text
+    return re.sub(rf"\S{{{_LONGEST_WORD}}}(?=\S)", r"\g<0> ", text)
+
+
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Train a vocabulary; the same texts in the same order give the same tokenizer.json, byte for byte.
 
@@ -70,7 +82,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     _check_size(config, len(alphabet), len(continuing))
     if config.type == "unigram":
         texts = _without_rare_characters(backend, texts, alphabet)
-    backend.train_from_iterator(iter(texts), _trainer(config, alphabet, continuing))
+    backend.train_from_iterator(map(_with_short_words, texts), _trainer(config, alphabet, continuing))
     return _finished(backend, config)
 
 
