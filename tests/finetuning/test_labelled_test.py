@@ -78,7 +78,7 @@ def test_of_several_tasks_each_predicts_its_own_test_file_and_none_its_training_
     both = FinetuneArguments(task=[task, tested], model="m").requested()
     assert [each.data.predict for each in both.alone] == [(), ("test",)]
     learnt = FinetuneArguments(task=task, model="m", overrides=parsed(['data.predict=["train"]']))
-    with pytest.raises(UsageError, match=r"data.predict has no effect: train is among these splits, and is learnt"):
+    with pytest.raises(UsageError, match=r"data.predict has no effect: train is used for training"):
         learnt.new_recipe()
 
 

@@ -61,7 +61,8 @@ class DataConfig(Settings):
         0.01,
         gt=0,
         lt=1,
-        description="Share of the text that is held out: never trained on, used for the held-out metrics.",
+        description="Share of the text that is held out, approximately: never trained on, used for the held-out"
+        " metrics. Whole documents are held out.",
     )
     held_out_tokens: int = Field(
         10_000,

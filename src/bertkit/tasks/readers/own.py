@@ -77,14 +77,13 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
 
 
 def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReading) -> bool:
-    """Whether a table has a column of labels; CoNLL columns always contain the tags."""
+    """Whether any row of a table has a label; CoNLL columns always contain the tags."""
     assert columns.label is not None
     if kind == "tagging" and _bare(path).suffix != ".jsonl":
         return True
     rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
-    first = next((row for _, row in rows if row is not None), dict[str, Any]())
     names = _preferred(columns.label, "label", _TAGS) if kind == "tagging" else (columns.label,)
-    return any(name in first for name in names)
+    return any(name in row for _, row in rows if row is not None for name in names)
 
 
 def _bare(path: Path) -> Path:

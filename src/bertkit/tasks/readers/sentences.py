@@ -76,8 +76,7 @@ def _label(value: Any, where: str) -> str | float | tuple[float, ...]:
 
 def _has_column(path: Path, name: str | None, reading: TableReading) -> bool:
     rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
-    first = next((row for _, row in rows if row is not None), dict[str, Any]())
-    return name in first
+    return any(name in row for _, row in rows if row is not None)
 
 
 def _lines(path: Path, reading: TableReading) -> Split:
