@@ -243,10 +243,10 @@ def test_a_language_without_text_is_named(home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n \n")
     languages = {"aa": [str(home / "aa-1.txt")], "xx": [str(tmp_path / "empty.txt")], "cc": [str(home / "cc-1.txt")]}
     corpus = open_languages(data_config(home, languages=languages))
-    with pytest.raises(DataError, match=r"data\.languages\.xx: no text"):
+    with pytest.raises(DataError, match=r"data\.languages\.xx: its sources contain no text"):
         prepare_shards(corpus, TOKENIZER, cache=tmp_path, workers=1)
     given = prepare_shards(open_languages(data_config(home)), TOKENIZER, cache=home / "cache", workers=1).directory
-    with pytest.raises(DataError, match=r"data\.languages\.xx: no text"):
+    with pytest.raises(DataError, match=r"data\.languages\.xx: its sources contain no text"):
         prepare_shards(corpus, TokenizerConfig(path=str(given)), cache=tmp_path, workers=1)
 
 

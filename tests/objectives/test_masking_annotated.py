@@ -147,7 +147,7 @@ def test_causal_sequences_keep_their_spans() -> None:
 def test_a_field_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> None:
     objective = MaskedLM(units=AnnotatedSpans(field="names"))
     (fault,) = objective.errors(_reading("spans"), BertConfig())
-    assert "units.field is 'names', and data.reading.span_fields has spans; " in fault
+    assert "units.field is 'names', but data.reading.span_fields has spans; " in fault
     assert "data.reading.span_fields: [spans]" in fault
     assert objective.errors(_reading("spans", "names"), BertConfig()) == []
     assert MaskedLM().errors(_reading(), BertConfig()) == []

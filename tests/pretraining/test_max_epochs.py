@@ -61,5 +61,5 @@ def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Pa
     check(epochs * 1.001)
     with pytest.raises(DataError, match=r"--max-steps 59 or less, or give more text"):
         check(epochs * 0.999)
-    with pytest.raises(DataError, match=r"allows 0\.01; give more text"):
+    with pytest.raises(DataError, match=r"allows only 0\.01; give more text"):
         check(0.01)

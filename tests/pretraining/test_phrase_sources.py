@@ -147,7 +147,7 @@ def test_annotated_units_without_a_field_are_a_fault_of_the_recipe(lexicon: Path
     units = ["--set", "objective.masked_lm.units={name: annotated, field: verbs}"]
     done = bertkit("pretrain", home / "recipe.yaml", "--data", write_annotated(home / "corpus.jsonl"), *units)
     assert done.code == 2
-    assert "units.field is 'verbs', and data.reading.span_fields has none" in done.stderr
+    assert "units.field is 'verbs', but data.reading.span_fields has none" in done.stderr
     done = bertkit(
         *("pretrain", home / "recipe.yaml", "--data", home / "text.txt", *units),
         *("--set", "data.reading.span_fields=[verbs]"),
