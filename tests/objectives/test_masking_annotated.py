@@ -152,7 +152,7 @@ def test_a_field_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> N
     assert objective.errors(_reading("spans", "names"), BertConfig()) == []
     assert MaskedLM().errors(_reading(), BertConfig()) == []
     tokenizer = with_roles("pad", "cls", "sep", "mask", continuing="##c")
-    with pytest.raises(UsageError, match=r"'names', and the token shards .* have none"):
+    with pytest.raises(UsageError, match=r"'names', but the token shards .* have none"):
         objective.prepared(tokenizer, write_shards(tmp_path, [[3, 4]]))
 
 
