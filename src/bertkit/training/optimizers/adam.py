@@ -2,7 +2,7 @@
 
 Loshchilov and Hutter 2019, arXiv:1711.05101, Algorithm 2 has both: the decay separate from the update, or in the
 gradient, where the second moment divides it away for weights with large gradients. Kingma and Ba 2015, arXiv:1412.6980
-(Adam). Training without bias correction is BERT's released optimization.py. Both use torch's fused kernels.
+(Adam). Bias correction can be left out, as in BERT's released optimization.py. Both use torch's fused kernels.
 """
 
 from __future__ import annotations
