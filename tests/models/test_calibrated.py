@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.models.test_quantised import IDS, logits, small_model
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
@@ -25,6 +26,7 @@ from bertkit.models.calibrated import (
 )
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
+from bertkit.models.int8 import QuantisedLinear
 from bertkit.models.layers import FeedForward
 from bertkit.models.projection import project_separately
 from bertkit.models.quantised import quantise, replace_parts
@@ -232,3 +234,16 @@ def test_maps_without_ranges_quantise_each_row() -> None:
     quantise(model, {})
     assert not any(isinstance(part, CalibratedLinear) for part in model.modules())
     assert all(part.attention.projection is not project_separately for part in model.encoder.layers)
+
+
+def test_forward_derivatives_are_those_of_floats() -> None:
+    """Integers have none: a product that is differentiated forwards must not be computed on bytes."""
+    linear, generator = nn.Linear(32, 16), torch.Generator().manual_seed(0)
+    states, direction = (torch.randn(4, 32, generator=generator) for _ in range(2))
+    ranged = InputRange(states.amin(0), states.amax(0))
+    for quantised in (QuantisedLinear.of(linear), CalibratedLinear.calibrated(linear, ranged, torch.ones(32))):
+        with forward_ad.dual_level(), torch.no_grad():
+            found = forward_ad.unpack_dual(quantised(forward_ad.make_dual(states, direction))).tangent
+        expected = direction @ linear.weight.T
+        assert found is not None
+        assert (found - expected).norm() < 0.02 * expected.norm()

@@ -24,6 +24,7 @@ from bertkit.models.pruning import (
     prunable_maps,
     prune_heads,
     pruned_heads,
+    require_equal_heads,
     restore_heads,
     smallest_to_zero,
     sparsity,
@@ -320,3 +321,16 @@ def test_a_copy_knows_which_heads_it_lacks() -> None:
     model = small_bert()
     prune_heads(model, CHOSEN)
     assert pruned_heads(copy.deepcopy(model).encoder) == {0: (0, 4), 2: (3,)}
+
+
+def test_layers_with_different_numbers_of_heads_are_refused_where_heads_are_compared() -> None:
+    config = BertConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=30)
+    model = HeadedModel(config.build(31))
+    require_equal_heads(model.encoder)
+    prune_heads(model, {0: (1,), 1: (3,)})
+    require_equal_heads(model.encoder)
+    prune_heads(model, {1: (0,)})
+    with pytest.raises(DataError, match=r"heads were pruned, .*; use the model in its dense form: bertkit export"):
+        require_equal_heads(model.encoder)
+    with pytest.raises(DataError, match="heads were pruned"):
+        Heads.of(model)

@@ -121,13 +121,19 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         result(f"{name:<12}{value}")
 
 
+def _with_spread(score: Mapping[str, Any]) -> str:
+    """The mean and standard deviation over seeds; of one seed the score alone."""
+    spread = "" if score["std"] is None else f" ± {score['std']:.4f}"
+    return f"{score['mean']:.4f}{spread}"
+
+
 def _print_results(results: Mapping[str, Any]) -> None:
     """Scores over seeds, and the verdicts."""
     names = list(results["measures"])
     rows = [
         (
             arm,
-            *("-" if own[name] is None else f"{own[name]['mean']:.4f} ± {own[name]['std'] or 0:.4f}" for name in names),
+            *("-" if own[name] is None else _with_spread(own[name]) for name in names),
         )
         for arm, own in results["scores"].items()
     ]

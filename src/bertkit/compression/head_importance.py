@@ -31,6 +31,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
+from bertkit.models.pruning import require_equal_heads
 from bertkit.models.recorder import Recorder
 
 Floats = NDArray[np.float64]
@@ -126,6 +127,7 @@ class Heads:
         Raises:
             DataError: the model has no heads that can be gated individually.
         """
+        require_equal_heads(model.encoder)
         shapes = point_shapes(model, _LENGTHS)
         points = of_layers(shapes, HEAD_OUTPUTS)
         found = {shapes[point][:2] for point in points}

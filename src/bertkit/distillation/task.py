@@ -269,8 +269,8 @@ def comparison(distilled: DistilledTask, splits: Mapping[str, Scores], teacher: 
 
 
 def retained(student: float | None, teacher: float | None) -> float | None:
-    """The student's score as a share of its teacher's; None if one of them is undefined or the teacher's is 0."""
-    return None if student is None or not teacher else student / teacher
+    """The student's score as a share of its teacher's; None if one is undefined or the teacher's is not above 0."""
+    return None if student is None or teacher is None or teacher <= 0 else student / teacher
 
 
 def count_parameters(model: HeadedModel) -> int:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.int8 import QuantisedLinear, WeightCache, quantise_rows
+from bertkit.models.int8 import QuantisedLinear, WeightCache, is_differentiated, quantise_rows
 from bertkit.models.layers import ACTIVATIONS, FeedForward
 from bertkit.models.products import linear
 from bertkit.models.projection import project_separately
@@ -267,6 +267,4 @@ _BYTE_PRODUCTS = _has_byte_products()
 
 def multiplies_bytes(input: Tensor) -> bool:
     """Whether the product of this input can be computed on bytes."""
-    return (
-        _BYTE_PRODUCTS and input.is_cpu and input.numel() > 0 and not (torch.is_grad_enabled() and input.requires_grad)
-    )
+    return _BYTE_PRODUCTS and input.is_cpu and input.numel() > 0 and not is_differentiated(input)

@@ -32,6 +32,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from bertkit.errors import DataError
@@ -390,4 +391,9 @@ _FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 def is_fast(input: Tensor) -> bool:
     """Whether the product can be computed with integers."""
-    return _FBGEMM and input.is_cpu and not (torch.is_grad_enabled() and input.requires_grad)
+    return _FBGEMM and input.is_cpu and not is_differentiated(input)
+
+
+def is_differentiated(input: Tensor) -> bool:
+    """Whether a derivative is taken with respect to this input, backwards or forwards: integers have none."""
+    return (torch.is_grad_enabled() and input.requires_grad) or forward_ad._current_level >= 0

@@ -77,6 +77,20 @@ def pruned_heads(encoder: Encoder) -> dict[int, tuple[int, ...]]:
     return {number: heads for number, heads in gone.items() if heads}
 
 
+def require_equal_heads(encoder: Encoder) -> None:
+    """Refuse an encoder of which some layers have lost more heads than others.
+
+    Raises:
+        DataError: for what compares the heads of all layers.
+    """
+    gone = pruned_heads(encoder)
+    if len({len(gone.get(number, ())) for number in range(len(_layers(encoder)))}) > 1:
+        raise DataError(
+            "heads were pruned, so the layers have different numbers of them, which this cannot compare; use the model"
+            " in its dense form: bertkit export RUN --to DIR"
+        )
+
+
 def pruned_to_hub(encoder: Encoder) -> dict[str, Any]:
     """The entry of pruned heads in config.json; empty if there are none."""
     gone = {str(layer): list(heads) for layer, heads in pruned_heads(encoder).items()}

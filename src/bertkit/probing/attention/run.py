@@ -18,6 +18,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import write_text
 from bertkit.models.headed import HeadedModel
+from bertkit.models.pruning import require_equal_heads
 from bertkit.probing.annotated import drawn, hashes_of
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances
@@ -66,6 +67,7 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
         DataError: unreadable text or model, an invalid tree, or a model without attention maps.
     """
     subject = request.subject()
+    require_equal_heads(subject.model.encoder)
     layers = len(pattern_points(subject.model))
     inputs = read_input(request, settings, subject)
     if not inputs.sentences:

@@ -28,6 +28,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, point_shapes
+from bertkit.models.pruning import require_equal_heads
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
@@ -46,6 +47,7 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
     Raises:
         DataError: the family does not have one of the points.
     """
+    require_equal_heads(model.encoder)
     shapes, device = point_shapes(model), device_of(model)
     for layer in range(layers):
         for name in (VALUES, MIXED, ATTENDED):
