@@ -83,13 +83,11 @@ def generate(
     from bertkit.training.engine import resolve_engine
 
     texts = _prompts(prompts, file)
-    tokens = "auto" if batch_tokens is None else batch_tokens
-    engine = resolve_engine(EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens))
+    config = EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=batch_tokens or "auto")
+    engine = resolve_engine(config)
     loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
     reads_source = loaded.encoder.config.is_encoder_decoder
-    is_shown = sys.stdout.isatty() and not common.as_json and len(texts) == settings.samples == 1
-    is_streamed = is_shown and settings.method in STREAMED and settings.beam is None
-    stream = _Stream("" if reads_source else texts[0]) if is_streamed else None
+    stream = _Stream("" if reads_source else texts[0]) if _can_stream(texts, settings) and not common.as_json else None
     if engine.bf16:
         keep_in_bf16(loaded, words=True)
     with engine.autocast():
@@ -109,10 +107,14 @@ def generate(
         _add_perplexities(documents, judge, engine.device, reads_source=reads_source, offline=common.offline)
     if common.as_json:
         result(documents, as_json=True)
-    elif stream is not None and stream.is_used:
-        stream.finish(documents[0]["outputs"][0]["text"])
     else:
-        _print(documents, reads_source=reads_source)
+        _print(documents, stream, reads_source=reads_source)
+
+
+def _can_stream(texts: list[str], settings: GenerationSettings) -> bool:
+    """Whether a person sees a single output grow from left to right."""
+    is_alone = sys.stdout.isatty() and len(texts) == settings.samples == 1
+    return is_alone and settings.method in STREAMED and settings.beam is None
 
 
 def _loaded(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
@@ -143,8 +145,14 @@ def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     return texts
 
 
-def _print(documents: list[dict[str, Any]], *, reads_source: bool) -> None:
-    """Each prompt with its outputs, a blank line between two; of a source the outputs alone, one a line."""
+def _print(documents: list[dict[str, Any]], stream: _Stream | None, *, reads_source: bool) -> None:
+    """Print each prompt with its outputs and a blank line between two; for sources only the outputs, one per line.
+
+    What a stream has printed already is completed.
+    """
+    if stream is not None and stream.is_used:
+        stream.finish(documents[0]["outputs"][0]["text"])
+        return
     number = 0
     for document in documents:
         for output in document["outputs"]:

@@ -180,18 +180,10 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
     whole = splits.pop("train")
     train = fewer(whole, recipe.data.train_examples, recipe.seed)
-    for name, split in {"train": train, **splits}.items():
-        for what, count in split.notes.items():
-            level = logging.INFO if what == NOT_IOB2 else logging.WARNING
-            named = ", ".join(split.named.get(what, ())[:3])
-            log.log(level, "%s, %s: %s: %d (%s)", spec.name, name, what, count, named)
+    _log_notes(spec.name, {"train": train, **splits})
     scored = {name: splits[name].examples for name in watched}
     names_of_labels = preparation.labels(_label_names(spec, whole.examples, train.examples, scored))
-    if names_of_labels is not None:
-        train = replace(train, examples=spelt_as(train.examples, names_of_labels))
-        splits = {
-            name: replace(each, examples=spelt_as(each.examples, names_of_labels)) for name, each in splits.items()
-        }
+    train, splits = _spelt(train, names_of_labels), {k: _spelt(each, names_of_labels) for k, each in splits.items()}
     recipe = with_start(recipe, names_of_labels, directory)
     others = [split.examples for split in splits.values()]
     task = build_task(recipe, train.examples, names_of_labels, config, contents, directory, others=others)
@@ -239,6 +231,19 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
         label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
+
+
+def _log_notes(task: str, splits: Mapping[str, Split]) -> None:
+    """Log what was noted while the splits were read."""
+    for name, split in splits.items():
+        for what, count in split.notes.items():
+            level = logging.INFO if what == NOT_IOB2 else logging.WARNING
+            log.log(level, "%s, %s: %s: %d (%s)", task, name, what, count, ", ".join(split.named.get(what, ())[:3]))
+
+
+def _spelt(split: Split, names: tuple[str, ...] | None) -> Split:
+    """The split with its labels spelt like these names; unchanged if the task has none."""
+    return split if names is None else replace(split, examples=spelt_as(split.examples, names))
 
 
 def _label_names(

@@ -17,6 +17,7 @@ from bertkit.models.headed import HeadedModel
 
 _KEY = "dropout"
 _TRIED = (0.25, 0.75)
+"""Two rates that show whether anything reads a key."""
 
 
 def with_dropout(config: EncoderConfig, rates: Mapping[str, float], heads: Collection[str]) -> EncoderConfig:

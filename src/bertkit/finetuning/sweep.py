@@ -37,6 +37,10 @@ class SweepRun:
         return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
 
 
+_EXAMPLES = ("task.train", "task.dev", "task.test", "task.split.", "task.columns.", "task.reading.")
+"""Beginnings of keys that decide which examples are trained on and evaluated."""
+
+
 def sweep_runs(
     recipe: FinetuneRecipe, seeds: Sequence[int], grid: Mapping[str, Sequence[str]], trials: int | None = None
 ) -> list[SweepRun]:
@@ -74,10 +78,6 @@ def sweep_runs(
                 SweepRun(changed(with_setting, [Override("seed", seed), *of_fold]), setting, fold) for seed in seeds
             ]
     return found
-
-
-_EXAMPLES = ("task.train", "task.dev", "task.test", "task.split.", "task.columns.", "task.reading.")
-"""Beginnings of keys that decide which examples are trained on and evaluated."""
 
 
 def folds_of(recipe: FinetuneRecipe) -> list[int | None]:

@@ -7,6 +7,7 @@ order is read correctly. A label, tags or answers that the file does not contain
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,9 +94,10 @@ Example = TextExample | TaggedExample | QuestionExample | ChoiceExample | Senten
 
 
 def spelt_as(examples: Iterable[Any], names: Iterable[str]) -> list[Any]:
-    """The examples, with each label that differs only in case from one of these names written like it."""
+    """The examples, with each label that differs only in case from exactly one of these names written like it."""
     exact = frozenset(names)
-    by_case = {name.casefold(): name for name in exact}
+    alike = Counter(name.casefold() for name in exact)
+    by_case = {name.casefold(): name for name in exact if alike[name.casefold()] == 1}
 
     def spelt(label: str) -> str:
         return label if label in exact else by_case.get(label.casefold(), label)

@@ -1,0 +1,27 @@
+"""Labels that differ only in case are one label, unless several names differ only in case themselves."""
+
+from __future__ import annotations
+
+from bertkit.tasks.examples import TaggedExample, TextExample, spelt_as
+
+
+def labelled(label: str | float | tuple[str, ...] | None) -> TextExample:
+    return TextExample("0", "text", None, label)
+
+
+def test_labels_are_written_like_the_known_one() -> None:
+    names = ("pos", "Neg")
+    given = ["POS", "pos", "neg", "other", None, 2.5, ("NEG", "other")]
+    found = [example.label for example in spelt_as(map(labelled, given), names)]
+    assert found == ["pos", "pos", "Neg", "other", None, 2.5, ("Neg", "other")]
+    (tagged,) = spelt_as([TaggedExample("0", ("a", "b"), ("b-PER", "o"))], ("B-PER", "O"))
+    assert tagged.tags == ("B-PER", "O")
+
+
+def test_names_that_differ_only_in_case_are_different_labels() -> None:
+    names = ("Polish", "polish")
+    assert [example.label for example in spelt_as(map(labelled, ["polish", "Polish", "POLISH"]), names)] == [
+        "polish",
+        "Polish",
+        "POLISH",
+    ]
