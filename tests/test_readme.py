@@ -33,7 +33,8 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
     """Pretraining is shrunk as the shipped recipes are; RUN stands for the run that the first command leaves."""
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path / "my.txt", documents=300)
-    own_words = text.read_text()
+    new_words = "\n\nThe zebrafish and the nebula saw a quasar." * 8
+    (tmp_path / "new.txt").write_text(text.read_text() + new_words)
     for name in ("train.csv", "dev.csv"):
         rows = [f"the {noun} reads a list,{stars}" for noun, stars in (("cat", 5), ("word", 1)) for _ in range(6)]
         (tmp_path / name).write_text("\n".join(["review,stars", *rows]) + "\n")
@@ -48,8 +49,6 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
             shrunk = [word for each in shrunk for word in ("--set", each)]
             words = [*words, *shrunk, *([] if "--max-steps" in words else ["--max-steps", "5"])]
             words = ["3" if word in ("500", "2000") else word for word in words]
-        new_words = "\n\nThe zebrafish and the nebula saw a quasar." * 8 if "--add-tokens" in words else ""
-        text.write_text(own_words + new_words)
         if words[:2] == ["pretrain", "--resume"]:
             stopped = bertkit(
                 "pretrain",

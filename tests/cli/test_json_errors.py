@@ -77,7 +77,7 @@ def test_a_stop_is_told_without_a_number_that_the_user_did_not_give(bertkit: Ber
     document = json.loads(stopped.stdout)
     assert document["code"] == 75
     assert document["error"].startswith(
-        "stopped by the time limit at step 1 of 60, checkpoint saved; go on with `bertkit"
+        "stopped by the time limit at step 1 of 60, checkpoint saved; continue with `bertkit"
     )
     assert "error:" not in stopped.stderr
 

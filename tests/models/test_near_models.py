@@ -84,6 +84,6 @@ def test_a_run_without_a_model_is_told_by_its_status(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, RunIdentity("pretrain", "bert", "name: bert\n", "0" * 64, 3, ["test"]))
     with pytest.raises(StoppedError), run.recording():
         raise StoppedError("stopped by the time limit")
-    expected = f"a run of `bertkit pretrain` that is stopped; go on with `bertkit pretrain --resume {run.path}`"
+    expected = f"a run of `bertkit pretrain` that is stopped; continue with `bertkit pretrain --resume {run.path}`"
     with pytest.raises(DataError, match=re.escape(expected)):
         find_model(str(run.path))

@@ -48,7 +48,7 @@ def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_p
     (tmp_path / "empty").mkdir()
     for name in ("new/deep", "empty"):
         assert RunDirectory.create(tmp_path, identity(), tmp_path / name).path == tmp_path / name
-    with pytest.raises(UsageError, match=r"holds a run already.*--resume"):
+    with pytest.raises(UsageError, match=r"already contains a run.*--resume"):
         RunDirectory.create(tmp_path, identity(), tmp_path / "empty")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")

@@ -315,7 +315,7 @@ def test_a_place_that_is_taken_is_told(
 ) -> None:
     assert stopped_at(4, pretrain).code == 75
     taken = pretrain("--run-dir", PLACE)
-    assert (taken.code, f"go on with `--resume {PLACE}`" in taken.stderr) == (2, True)
+    assert (taken.code, f"continue with `--resume {PLACE}`" in taken.stderr) == (2, True)
     s3.put("notes/x.txt", b"")
     other = pretrain("--run-dir", f"s3://{BUCKET}/notes")
     assert (other.code, "contains other files (x.txt)" in other.stderr) == (2, True)

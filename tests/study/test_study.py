@@ -120,7 +120,7 @@ def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(h
             stops.append(str(stopped))
             assert RunDirectory.open(home / "stopped").status == "stopped"
     assert len(stops) > 3
-    assert all(f"go on with `bertkit study --resume {home / 'stopped'}`" in stop for stop in stops)
+    assert all(f"continue with `bertkit study --resume {home / 'stopped'}`" in stop for stop in stops)
     assert results(home, "stopped") == results(home, "straight")
 
 
@@ -137,7 +137,7 @@ def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
         done.append(study_run.name)  # type: ignore[attr-defined]  # a StudyRun
 
     monkeypatch.setattr(study_workplace.Workplace, "carry_out", until_the_fifth)
-    with pytest.raises(StoppedError, match="interrupted; go on with"):
+    with pytest.raises(StoppedError, match="interrupted; continue with"):
         run_study(arguments(home, "between"), progress=silent_progress)
     monkeypatch.undo()
     records = [home / "between" / "runs" / name / "run.json" for name in done]
@@ -178,7 +178,7 @@ def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(home: Path) -> N
         process.send_signal(signal.SIGINT)
         _, story = process.communicate()
     assert process.returncode == 75, story
-    assert "go on with `bertkit study --resume signalled`" in story
+    assert "continue with `bertkit study --resume signalled`" in story
     resumed = subprocess.run(
         [*command, "--resume", "signalled"], cwd=home, env=environment, capture_output=True, text=True, check=False
     )

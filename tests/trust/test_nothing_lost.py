@@ -106,7 +106,7 @@ def test_a_run_goes_on_elsewhere_only_where_it_can(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains other files"):
         continued_in(run, tmp_path / "full")
     other = RunDirectory.create(tmp_path, identity(what_hash="f" * 64))
-    with pytest.raises(UsageError, match="holds another run"):
+    with pytest.raises(UsageError, match="contains another run"):
         continued_in(run, other.path)
 
 

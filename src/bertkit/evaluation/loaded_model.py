@@ -211,7 +211,7 @@ def _tokenizer_of(run: RunDirectory) -> Tokenizer:
             return load_tokenizer(directory)
     raise DataError(
         f"{run.path}: the run is not finished and its token shards are missing, so its tokenizer is not known;"
-        f" go on with `bertkit pretrain --resume {run.path}`"
+        f" continue with `bertkit pretrain --resume {run.path}`"
     )
 
 

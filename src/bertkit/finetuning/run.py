@@ -180,7 +180,7 @@ class _Runs:
         try:
             return self.train(recipe, run).run
         except StoppedError as stopped:
-            remedy = f"go on with `bertkit {arguments.kind} --resume {path_of(whole)}`"
+            remedy = f"continue with `bertkit {arguments.kind} --resume {path_of(whole)}`"
             raise type(stopped)(stopped.reason, remedy) from stopped
 
     def finished_alike(self, recipe: FinetuneRecipe, identity: RunIdentity) -> FinishedRun | None:
@@ -267,7 +267,7 @@ class _Runs:
         try:
             run_jobs(engine, jobs(), suite.path, minutes_left=minutes)
         except StoppedError as stopped:
-            remedy = f"go on with `bertkit {arguments.kind} --resume {suite.path}`"
+            remedy = f"continue with `bertkit {arguments.kind} --resume {suite.path}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
 

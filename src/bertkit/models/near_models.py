@@ -55,7 +55,9 @@ def unfinished_run(path: Path) -> str:
         run = RunDirectory.open(path)
     except DataError:
         return ""
-    on = f"; go on with `bertkit {run.record['kind']} --resume {path}`" if run.status in ("stopped", "failed") else ""
+    on = (
+        f"; continue with `bertkit {run.record['kind']} --resume {path}`" if run.status in ("stopped", "failed") else ""
+    )
     return f": a run of `bertkit {run.record['kind']}` that is {run.status}{on}"
 
 

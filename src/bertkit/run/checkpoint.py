@@ -391,7 +391,7 @@ def _write_failure(directory: Path, final: Path, error: Exception) -> str:
         free = f"{shutil.disk_usage(directory).free // 2**20} MiB are free there; "
     except OSError:
         free = ""
-    return f"cannot write the checkpoint {final}: {error}; {previous}. {free}free some space and go on with --resume"
+    return f"cannot write the checkpoint {final}: {error}; {previous}. {free}free some space and continue with --resume"
 
 
 def _check_json(value: Any, key: str) -> None:

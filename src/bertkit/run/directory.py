@@ -336,12 +336,14 @@ def _held_remedy(place: Path, status: Any) -> str:
     """What to do if a new run would overwrite another."""
     if status == "done":
         return f"it is done: name another --run-dir, or delete it with `bertkit runs delete {place}`"
-    return f"go on with `--resume {place}`, or name another --run-dir"
+    return f"continue with `--resume {place}`, or name another --run-dir"
 
 
 def _claim(path: Path) -> None:
     if (path / RECORD).exists():
-        raise UsageError(f"{path}: holds a run already; {_held_remedy(path, read_json(path / RECORD).get('status'))}")
+        raise UsageError(
+            f"{path}: already contains a run; {_held_remedy(path, read_json(path / RECORD).get('status'))}"
+        )
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
     path.mkdir(parents=True, exist_ok=True)

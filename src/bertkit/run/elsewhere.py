@@ -66,5 +66,5 @@ def _same_run(run: RunDirectory, directory: Path) -> RunDirectory:
     found = RunDirectory.open(directory)
     same = ("kind", "what_hash", "seed", "started")
     if any(found.record.get(key) != run.record.get(key) for key in same):
-        raise UsageError(f"--run-dir {directory}: holds another run; go on with it by `--resume {directory}`")
+        raise UsageError(f"--run-dir {directory}: contains another run; continue it with `--resume {directory}`")
     return found

@@ -125,7 +125,7 @@ class StoredRun:
         """Raise UsageError if a new run would overwrite an unfinished one."""
         if expected == "new" and _parsed(record, self.url).get("status") != "done":
             raise UsageError(
-                f"{self.url}: holds a run already; go on with `--resume {self.url}`, or name another --run-dir"
+                f"{self.url}: already contains a run; continue with `--resume {self.url}`, or name another --run-dir"
             )
 
     def _set_aside(self) -> None:

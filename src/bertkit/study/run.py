@@ -146,7 +146,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
             results = StudyWork(planned, workplace, costs, progress, on_start).results()
             write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
-            raise StoppedError("interrupted", f"go on with `bertkit study --resume {run.path}`") from interrupt
+            raise StoppedError("interrupted", f"continue with `bertkit study --resume {run.path}`") from interrupt
         run.write_results(results)
         totals = {key: sum(each[key] or 0 for each in results["runs"]) for key in ("steps", "tokens", "flops")}
         run.update(seconds=round(time.monotonic() - started, 1), **totals)

@@ -96,7 +96,7 @@ class StudyWork:
                 self._announce(study_run, steps)
                 self.workplace.carry_out(study_run, steps, progress=self.progress, on_start=self.on_start)
         except StoppedError as stopped:
-            remedy = f"go on with `bertkit study --resume {self.workplace.directory}`"
+            remedy = f"continue with `bertkit study --resume {self.workplace.directory}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
     def _jobs(self, left: Sequence[tuple[StudyRun, int]]) -> Iterator[Job]:

@@ -185,7 +185,7 @@ class Trainer(TrainerHooks[Batch]):
                 raise  # an evaluation is incomplete, or a stage with another model has begun
             self.save_checkpoint()
             when = f"at step {self.step} of {self.steps}"
-            remedy = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`"
+            remedy = f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`"
             raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", remedy) from lost
 
     def _reason_to_stop(self) -> str | None:
@@ -395,7 +395,9 @@ class Trainer(TrainerHooks[Batch]):
         try:
             yield
         except (DataError, OSError):
-            go_on = f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
+            go_on = (
+                f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
+            )
             if self.placement.is_sharded or self._versions() != before:
                 log.warning("the run stays at its last checkpoint; %s", go_on)
                 raise
@@ -426,7 +428,7 @@ class Trainer(TrainerHooks[Batch]):
     def _stopped(self, reason: str, when: str) -> StoppedError:
         return StoppedError(
             f"stopped by {reason} {when}, checkpoint saved",
-            f"go on with `bertkit {self.recipe.kind} --resume {self.run.path}`",
+            f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`",
         )
 
     @contextmanager
