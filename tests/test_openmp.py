@@ -1,4 +1,4 @@
-"""Threads of OpenMP sleep while they wait where other processes take cores, unless the environment decides it."""
+"""Waiting OpenMP threads sleep if other processes take cores, else spin briefly, unless the environment decides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertkit import openmp
-from bertkit.openmp import sleep_where_cores_are_shared
+from bertkit.openmp import limit_spinning
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +28,28 @@ def test_more_threads_than_cores_sleep(
 ) -> None:
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    sleep_where_cores_are_shared(lambda: others)
+    limit_spinning(lambda: others)
     assert os.environ.get("OMP_WAIT_POLICY") == policy
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "rounds"), [(2, 0, "400"), (4, 0, "400"), (5, 0, None), (2, 1, None), (1, 0, None)]
+)
+def test_few_threads_spin_briefly(monkeypatch: pytest.MonkeyPatch, cores: int, others: int, rounds: str | None) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    limit_spinning(lambda: others)
+    assert os.environ.get("GOMP_SPINCOUNT") == rounds
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "active")
-    sleep_where_cores_are_shared(lambda: 3)
-    assert os.environ.get("OMP_WAIT_POLICY") == ("active" if name == "OMP_WAIT_POLICY" else None)
+    limit_spinning(lambda: 3)
+    assert {key: os.environ.get(key) for key in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")} == {
+        "GOMP_SPINCOUNT": None,
+        "OMP_WAIT_POLICY": None,
+        name: "active",
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,5 +63,5 @@ def test_others_are_counted_by_the_system(
     if load is not None:
         file.write_text(load, encoding="ascii")
     monkeypatch.setattr(openmp, "LOAD", file)
-    sleep_where_cores_are_shared()
+    limit_spinning()
     assert os.environ.get("OMP_WAIT_POLICY") == policy

@@ -2,9 +2,10 @@
 
 Not from a paper. A waiting thread spins on its core for a while before it sleeps, since waking takes longer than most
 waits. GNU's library, which torch uses on Linux, spins for milliseconds: if another process has taken the core of one
-thread, the others keep theirs busy, although that thread could continue there. Threads that sleep at once lose a fifth
-of the speed on a quiet machine, so they are used only if other processes are computing when a command starts
-(benchmarks/shared_cores.py measures both).
+thread, the others keep theirs busy, although that thread could continue there. With two threads, 400 rounds of spinning
+cost 2 to 3% of the speed on a quiet machine and keep 54 to 59% of it next to a process that computes, where the
+library's own bound of 300,000 keeps 34%. Threads that sleep at once lose 6 to 10% on a quiet machine, so they are used
+only if other processes are computing when a command starts (benchmarks/shared_cores.py measures all three).
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ LOAD = Path("/proc/loadavg")
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _SAMPLES = 5
 _PAUSE_SECONDS = 0.002
+_SPIN_ROUNDS = 400
+_MOST_BOUNDED_THREADS = 4
+"""More threads wait for one another more often, and each takes its time to wake: there the cost was not measured."""
 
 
-def sleep_where_cores_are_shared(running: Callable[[], int] | None = None) -> None:
-    """Let waiting threads sleep if there are fewer cores than threads and currently computing processes, unless the
-    environment decides how they wait. Has an effect only before torch is imported.
+def limit_spinning(running: Callable[[], int] | None = None) -> None:
+    """Let waiting threads sleep if there are fewer cores than threads and currently computing processes, and let a few
+    threads spin briefly otherwise, unless the environment decides how they wait. Has an effect only before torch is
+    imported.
 
     Args:
         running: returns how many other threads of the machine compute now; None: read from `LOAD`.
@@ -34,6 +39,8 @@ def sleep_where_cores_are_shared(running: Callable[[], int] | None = None) -> No
         return
     if threads + (running or _others_running)() > cores:
         os.environ["OMP_WAIT_POLICY"] = "passive"
+    elif threads <= _MOST_BOUNDED_THREADS:
+        os.environ["GOMP_SPINCOUNT"] = str(_SPIN_ROUNDS)
 
 
 def _others_running() -> int:

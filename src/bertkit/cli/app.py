@@ -29,7 +29,7 @@ from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.openmp import sleep_where_cores_are_shared
+from bertkit.openmp import limit_spinning
 from bertkit.ranks import leave
 from bertkit.run import NEWEST
 
@@ -146,7 +146,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
-    """The exit code, and what went wrong; None where nothing did."""
+    """The exit code and the error, which is None if there was none."""
     if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
         return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
     if not arguments and COMPLETION not in os.environ:
@@ -193,7 +193,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether `--json` is among the options, also where they could not be parsed."""
+    """Whether `--json` is among the options, even if they could not be parsed."""
     words = list(arguments)
     return "--json" in words[: words.index("--") if "--" in words else None]
 
@@ -208,7 +208,7 @@ def _is_unicode(text: str) -> bool:
 
 def main() -> None:
     """The console entry point."""
-    sleep_where_cores_are_shared()
+    limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -216,11 +216,11 @@ def main() -> None:
 
 
 def one_value_each(arguments: list[str]) -> list[str]:
-    """Bring `--resume [RUN]` and `--data SOURCE...` into the one form that the parser knows: an option with one value.
+    """Rewrite `--resume [RUN]` and `--data SOURCE...` as options with one value, which the parser can read.
 
     A word after a bare `--resume` is its RUN unless it begins with `-` or names a YAML file, which is a recipe. Words
-    after the first of `--data` are further sources as long as they look like one: `hub:` or `builtin:`, a `/`, `.` or
-    `*` in it, or an existing path; so `--data a.txt quickstart` still ends in a recipe's name.
+    after the first of `--data` are further sources if they look like one: `hub:` or `builtin:`, a `/`, `.` or `*`, or
+    an existing path. In `--data a.txt quickstart` the last word is therefore still a recipe's name.
     """
     found: list[str] = []
     words = list(arguments)
@@ -269,8 +269,8 @@ def _report_usage(error: TyperException) -> tuple[int, str]:
 
 
 def _with_value(text: str, cause: BaseException | None) -> str:
-    """A message about an option's value without the words of the library that checks it, with the value that was given,
-    and where it is a name the nearest one."""
+    """A message about an option's value without the validation library's wording, with the given value and, for a name,
+    the nearest valid one."""
     given, choice, known = text.partition(" is not one of ")
     if choice:
         near = get_close_matches(given.split("'")[-2], re.findall(r"'([^']*)'", known), n=1)
@@ -300,7 +300,7 @@ def _report_bug(bug: Exception) -> tuple[int, str]:
 
 
 def _open_log() -> Path | None:
-    """The log file of the run in progress; None where there is none."""
+    """The log file of the run in progress; None if there is none."""
     for handler in logging.getLogger("bertkit").handlers:
         if isinstance(handler, logging.FileHandler):
             return Path(handler.baseFilename)
