@@ -1,7 +1,7 @@
-"""How far every family and head is from `transformers`: the tables of docs/models.md.
+"""Differences from `transformers` for every family and head: the tables of docs/models.md.
 
-Two-layer models with odd sizes and random weights, the cases of tests/models/cases; unequal lengths up to the longest,
-packed here and padded there. Run from the checkout: `python -m benchmarks.agreement` (a minute).
+Two-layer models with odd sizes and random weights, as in tests/models/cases; sequences of unequal lengths up to the
+longest, packed here and padded there. Run from the checkout: `python -m benchmarks.agreement` (a minute).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bertkit.models.registry import FAMILIES
 
 @dataclass
 class Row:
-    """A family's line of the table; differences are the largest over all of its cases."""
+    """A family's line of the table; differences are maxima over all of its cases."""
 
     classes: set[str] = field(default_factory=set)
     largest: dict[str, float] = field(default_factory=lambda: {"states": 0.0, "logits": 0.0, "gradients": 0.0})
@@ -44,7 +44,7 @@ class Row:
 
 
 def measure(case: Case, head: str, architecture: str, rows: defaultdict[str, Row]) -> None:
-    """Compare one head, for the row of its family."""
+    """Compare one head and return its entry in the family's row."""
     with tempfile.TemporaryDirectory() as directory:
         twins = make_twins(case, architecture, Path(directory))
     row = rows[twins.model.encoder.config.model_type]

@@ -1,18 +1,18 @@
-"""Does `bertkit eval babylm` count as the official BabyLM pipeline does? Both score one model on the same items.
+"""Compare `bertkit eval babylm` with the official BabyLM pipeline: both score one model on the same items.
 
     git clone https://github.com/babylm-org/babylm-eval
     python -m benchmarks.babylm_official --official babylm-eval/strict --data-dir evaluation_data --model RUN/model \
         --backend causal --items 6 --work compared
 
-The official code runs as it is, in processes of its own (`--python`: an interpreter with its requirements: torch,
-transformers, datasets, pandas, statsmodels, aiohttp), and so does `bertkit`. Compared are the answer to every item, the
-probabilities of the WUG tasks, the surprisal of every word, and the scores that are reported.
+The official code runs unchanged, in separate processes (`--python`: an interpreter with its requirements: torch,
+transformers, datasets, pandas, statsmodels, aiohttp), and so does `bertkit`. The answer to every item, the
+probabilities of the WUG tasks, the surprisal of every word and the reported scores are compared.
 
-COMPS is not in every copy of the data. Where it is absent, items of its form are made from a few words, so that the
-counting is compared and no score is claimed.
+COMPS is not in every copy of the data. If it is missing, items of its form are built from a few words, which compares
+the counting only.
 
-Where the tokenizer puts an end token behind a text (as [SEP]) and the model is causal, the official reading times are
-computed from the state behind that token. The official code then gets a copy of the model whose tokenizer puts none.
+If the tokenizer appends an end token such as [SEP] and the model is causal, the official reading times are computed
+from the state after that token. The official code then gets a copy of the model with a tokenizer that appends none.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CHOICES = {
     "wug_adj": ("wug_adj", "wug_adj_nominalization"),
     "wug_past": ("wug_past", "wug_past_tense"),
 }
-"""Of each task its official name and its folder."""
+"""The official name and the folder of each task."""
 READING = "reading/reading_data.csv"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the two found on one task."""
+    """Both results on one task."""
 
     task: str
     items: int
@@ -54,7 +54,7 @@ class Row:
     ours: float
     shared: float
     farthest: float
-    """The greatest difference of a subset's score in percent points, or of a surprisal in nats."""
+    """The largest difference of a subset's score in percentage points, or of a surprisal in nats."""
 
     def line(self) -> str:
         """A line of the table."""
@@ -63,7 +63,7 @@ class Row:
 
 
 def write_sample(data: Path, out: Path, items: int, words: int) -> None:
-    """Lines at even distances from each file, with each folder as the challenge has it."""
+    """Evenly spaced lines of each file, with the challenge's folder structure."""
     for _, folder in CHOICES.values():
         beside = data / f"{folder}.jsonl"
         files = sorted((data / folder).glob("*.jsonl")) or ([beside] if beside.exists() else [])
@@ -98,7 +98,7 @@ def write_made_comps(folder: Path) -> None:
 
 
 def without_end_token(model: Path, out: Path) -> Path:
-    """The model with a tokenizer that puts nothing behind a text."""
+    """The model with a tokenizer that appends no end token."""
     shutil.copytree(model, out, dirs_exist_ok=True)
     file = out / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def without_end_token(model: Path, out: Path) -> Path:
 
 
 def run_official(arguments: argparse.Namespace, model: Path, sample: Path, out: Path) -> Path:
-    """The official code on all tasks; returns its folder of results."""
+    """Run the official code on all tasks; returns its folder of results."""
     results = out / model.stem / "main" / "zero_shot" / arguments.backend
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.environ.get("OFFICIAL_PYTHONPATH", "")}
     common = ["--model_path_or_name", str(model.resolve()), "--backend", arguments.backend, "--output_dir", str(out)]
@@ -128,12 +128,12 @@ def run_official(arguments: argparse.Namespace, model: Path, sample: Path, out: 
 
 
 def run_ours(arguments: argparse.Namespace, sample: Path, out: Path) -> Path:
-    """`bertkit eval babylm` on the same files; returns its run directory."""
+    """Run `bertkit eval babylm` on the same files; returns its run directory."""
     rule = arguments.rule or RULES[arguments.backend]
     only = [part for task in arguments.only for part in ("--only", task)]
     command = [sys.executable, "-m", "bertkit", "eval", "babylm", "--model", str(arguments.model), "--data-dir"]
     command += [str(sample), "--rule", rule, *only, "--run-dir", str(out), "--fresh", "--device", "cpu"]
-    shutil.rmtree(out, ignore_errors=True)  # of a comparison before
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier comparison
     subprocess.run(command, check=True, stdout=sys.stderr)
     return out
 
@@ -146,7 +146,7 @@ def reported(path: Path) -> tuple[dict[str, float], float]:
 
 
 def compare_choices(task: str, official: Path, ours: dict[str, Any], submitted: dict[str, Any]) -> Row:
-    """One task of choices."""
+    """One multiple-choice task."""
     theirs = json.loads((official / "predictions.json").read_text(encoding="utf-8"))
     own = submitted[task]
     assert theirs.keys() == own.keys(), (task, theirs.keys() ^ own.keys())
@@ -182,7 +182,7 @@ def compare_reading(official: Path, ours: dict[str, Any], submitted: dict[str, A
         for key in ("pred", "prev_pred")
     ]
     alone = sum(math.isnan(a) != math.isnan(b) for a, b in pairs)
-    if alone:  # pandas takes the context "None" for an empty cell
+    if alone:  # pandas reads the context "None" as an empty cell
         print(f"differs: reading: {alone} surprisals that only one of the two has", file=sys.stderr)
     gaps = [abs(a - b) for a, b in pairs if not math.isnan(a) and not math.isnan(b)]
     scores, _ = reported_reading(official / "report.txt")
@@ -196,7 +196,7 @@ def compare_reading(official: Path, ours: dict[str, Any], submitted: dict[str, A
 
 
 def reported_reading(path: Path) -> tuple[dict[str, float], None]:
-    """The two scores of the official report on reading times."""
+    """The two reading-time scores of the official report."""
     lines = [line.rpartition(": ") for line in path.read_text(encoding="utf-8").splitlines()]
     return {name: float(value) for name, _, value in lines}, None
 

@@ -1,15 +1,16 @@
-"""On paper: days, and the share of a cluster's rate, that a recipe takes on 8, 64 and 512 GPUs.
+"""Estimates the training days of a recipe on 8, 64 and 512 GPUs, and the share of the cluster's throughput that it
+uses.
 
     python -m benchmarks.cluster_cost roberta modernbert
 
-FLOPs and parameters are those of `--plan`. The model is data parallelism as bertkit does it: each GPU computes its
-share of a batch, then gradients are summed once, behind the backward pass, so that nothing overlaps:
+FLOPs and parameters are those of `--plan`. The cost model is bertkit's data parallelism: each GPU computes its share of
+a batch, then gradients are summed once, after the backward pass, without overlap:
 
     seconds of an update = FLOPs / (GPUs x rate x share) + 2 (n - 1) / n x bytes / bandwidth + 2 (n - 1) x latency
 
 The sum goes around a ring (Patarasu and Yuan 2009): first over the GPUs of a machine, then over machines, each link
-with its own bandwidth. `share` is what one GPU reaches of its dense bf16 rate by itself; it is an assumption, as are
-the other constants below, which are those of an H100 with NVLink (450 GB/s one way) and one 400 Gbit/s adapter a GPU.
+with its own bandwidth. `share` is the fraction of its dense bf16 throughput that a single GPU reaches. It is an
+assumption, as are the other constants below: an H100 with NVLink (450 GB/s one way) and one 400 Gbit/s adapter per GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GPUS_OF_A_MACHINE = 8
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs and the links between them; bandwidths in bytes a second, one way."""
+    """GPUs and the links between them; bandwidths in bytes per second, one way."""
 
     rate: float = 989e12
     share: float = 0.4
@@ -35,7 +36,7 @@ class Cluster:
     latency: float = 10e-6
 
     def exchange_seconds(self, gpus: int, size: float) -> float:
-        """To sum `size` bytes over all GPUs."""
+        """Seconds to sum `size` bytes over all GPUs."""
         inner, outer = min(gpus, GPUS_OF_A_MACHINE), -(-gpus // GPUS_OF_A_MACHINE)
         # Each GPU of a machine exchanges its own eighth with the other machines.
         rings = ((inner, size, self.inside), (outer, size / inner, self.outside))
@@ -47,7 +48,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe's cost."""
+    """The cost of a recipe."""
 
     flops: float
     steps: int
@@ -55,7 +56,7 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: str) -> Plan:
-        """As `bertkit pretrain RECIPE --plan` has it."""
+        """The plan of `bertkit pretrain RECIPE --plan`."""
         words = [sys.executable, "-m", "bertkit", "pretrain", recipe, "--plan", "--json", "-q"]
         found = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
         return cls(found["flops"], found["steps"], found["parameters"]["total"])

@@ -1,19 +1,19 @@
 """Half the layers with and without their teacher: all-MiniLM-L6-v2 fine-tuned on a task, its student, several seeds.
 
-The student has three of the teacher's six layers, its embeddings and its head. In every arm it is trained by the same
-rate, epochs and batch as its teacher was; what differs is what it learns from:
+The student has three of the teacher's six layers, its embeddings and its head. In every arm it is trained with the same
+learning rate, epochs and batch size as its teacher; only the training signal differs:
 
     alone      the labels (`--control`)
-    teacher    labels and soft targets: recipes/distil-task.yaml as it is shipped
-    layers     besides these, the states behind the teacher's layers: TinyBERT's map, no learnt projection
+    teacher    labels and soft targets: recipes/distil-task.yaml unchanged
+    layers     also the states after the teacher's layers: TinyBERT's map, no trained projection
     pkd        recipes/pkd.yaml with its terms, the student's layers as here
-    lstm-alone, lstm-teacher    a BiLSTM with a vocabulary of 3,000 words, its labels or its teacher's logits alone
+    lstm-alone, lstm-teacher    a BiLSTM with a vocabulary of 3,000 words, trained on labels or on the teacher's logits
 
     python -m benchmarks.distil_results train SETTING ARM --teacher RUN --tasks DATA --out DIR
     python -m benchmarks.distil_results table --teacher RUN... --out DIR
 
-DATA is a folder with GLUE's official files; RUN a finished `bertkit finetune` of the task. What was broken off goes on;
-what is finished is not repeated. DIR/SETTING-ARM is the suite of all seeds.
+DATA is a folder with GLUE's official files; RUN a finished `bertkit finetune` of the task. Interrupted runs continue;
+finished runs are not repeated. DIR/SETTING-ARM is the suite of all seeds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ SETTINGS: dict[str, tuple[str, list[str]]] = {
     "sst2": ("sst2", ["epochs=1", "batch=32", "data.train_examples=20000"]),
     "sst2-few": ("sst2", ["epochs=4", "batch=32", "data.train_examples=5000"]),
 }
-"""Tasks, and how their examples are read: as in benchmarks/finetune_results.py, whose runs are the teachers; of SST-2 a
-part of the examples, another one for each seed: as many passes over many as that one has, or more passes over few."""
+"""Tasks and how their examples are read, as in benchmarks/finetune_results.py, whose runs are the teachers. SST-2 uses
+a different subset of the examples for each seed: the same number of passes over many examples, or more passes over
+few."""
 _COMMON = ["lr=5e-5", "warmup=0.1", "optimisation.weight_decay=0.01", "optimisation.select=last", "data.max_length=128"]
 
 
@@ -81,7 +82,7 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
 
 
 def table(teachers: Sequence[Path], out: Path) -> str:
-    """A markdown row for each arm: mean and spread over the seeds, and the share of the teacher's score."""
+    """A Markdown row per arm: mean and spread over the seeds, and the share of the teacher's score."""
     lines = ["| task | student learns from | score | seeds | of the teacher's |", "|---|---|---|---|---|"]
     for teacher in teachers:
         own = read_json(teacher / "results.json")
@@ -104,7 +105,7 @@ def table(teachers: Sequence[Path], out: Path) -> str:
 
 
 def main() -> None:
-    """See the file's docstring."""
+    """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "table"])
     parser.add_argument("setting", nargs="?", choices=list(SETTINGS))

@@ -1,16 +1,16 @@
 """DistilBERT's ablation at small scale: each of its three losses left out, and random initial weights.
 
 Sanh et al. 2019, arXiv:1910.01108, table 4, whose figures are differences of the GLUE score (no ce -2.96, no cos -1.46,
-no mlm -0.31, random weights -3.69). Here the student has half of a small teacher's layers, all arms take the same steps
-over the same batches, and what is compared is the masked LM on held-out text. `control` is the student without its
-teacher, which begins with the teacher's layers; an arm without the masked LM's loss still has it measured.
+no mlm -0.31, random weights -3.69). Here the student has half the layers of a small teacher, all arms run the same
+steps on the same batches, and the masked LM on held-out text is compared. `control` is the student trained without a
+teacher but initialised from its layers; the masked-LM loss is also measured in arms that do not train on it.
 
     python -m benchmarks.distilbert_ablation train full 0 --teacher MODEL --data TEXT --out DIR
     python -m benchmarks.distilbert_ablation table --out DIR           table into DIR and onto the screen
 
-A step of 16 sequences of 128 tokens takes about 1.2 CPU seconds beside a teacher of 4 layers of 256 with 8,192 words
-(`control` 0.3), so that the 1,000 steps of an arm take about 21 minutes. What was broken off goes on; what is finished
-is not repeated. DIR/ARM-SEED is the run.
+A step of 16 sequences of 128 tokens takes about 1.2 CPU seconds with a teacher of 4 layers of width 256 and 8,192
+tokens (`control` 0.3), so the 1,000 steps of an arm take about 21 minutes. Interrupted runs continue; finished runs are
+not repeated. DIR/ARM-SEED is the run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 
 COMMON = [
-    # A model without a family is the teacher's with fewer layers; a recipe's list gives way to a name of layers.
+    # The student is the teacher's family with fewer layers; a named choice of layers replaces the recipe's list.
     *("model={}", "student.layers=uniform", "frozen=[]"),
     *("data.layout={name: doc-sentences}", "data.sequence_length=128", "optimisation.batch_sequences=16"),
-    # Every token is as likely to be masked, so that the accuracies compare with those of other runs.
+    # All tokens have the same masking probability, so accuracies are comparable with those of other runs.
     "objective.masked_lm.units={name: pieces}",
     *("engine.log_every_steps=25", "engine.evaluate_every_steps=250", "engine.evaluation_sequences=512"),
     *("engine.pseudo_perplexity_sequences=0", "engine.examples=[]"),
@@ -45,7 +45,7 @@ ARMS = {
     "random": ["student=null"],
     "control": ["control=true"],
 }
-"""What is left out, in a recipe's words."""
+"""The ablated part, as recipe keys."""
 PUBLISHED = {"full": 0.0, "no ce": -2.96, "no mlm": -0.31, "no cos": -1.46, "random": -3.69}
 """Differences of the GLUE score in the paper's table 4."""
 COLUMNS = ("accuracy/masked_lm", "loss/masked_lm")
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 
 def train(options: argparse.Namespace) -> None:
-    """One arm with one seed, or go on with it."""
+    """Train or resume one arm with one seed."""
     run = options.out / f"{options.arm.replace(' ', '-')}-{options.seed}"
     command = ["distilbert_ablation", options.arm, str(options.seed)]
     if (run / "run.json").is_file():
@@ -96,7 +96,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def table(out: Path) -> None:
-    """Every arm's mean and standard deviation over its seeds, beside the full loss and the teacher."""
+    """Every arm's mean and standard deviation over its seeds, next to the full loss and the teacher."""
     results: dict[str, list[dict[str, Any]]] = {
         arm: [json.loads(path.read_text()) for path in sorted(out.glob(f"{arm.replace(' ', '-')}-*/results.json"))]
         for arm in ARMS

@@ -1,14 +1,14 @@
-"""Sentences a second: bertkit's vectors beside sentence-transformers', on the same real sentences.
+"""Sentences per second of bertkit's embeddings and of sentence-transformers', on the same real sentences.
 
     bertkit export MODEL --format int8 --to INT8
     bertkit export MODEL --format int8 --calibrate TEXT --to CALIBRATED
     python -m benchmarks.embed_speed --model MODEL --text wiki.txt [--lengths 16 64 256 --plot speed.svg] \
         [--int8 INT8] [--calibrated CALIBRATED]
 
-Each side encodes the same sentences in turn, round by round, so that a drift of the machine meets all of them; the
-median ratio to sentence-transformers' default (fp32, batches of 32) is what counts. Processor time stands beside wall
-time: on a machine that is not quiet, only the ratio of the former means something. Every side's vectors are compared
-with that default's by their cosine. `--lengths` times texts of one length each, in tokens.
+The sides encode the same sentences one after the other, round by round, so that a drift of the machine affects all of
+them. The result is the median ratio to sentence-transformers' default (fp32, batches of 32), in wall time and in
+processor time; on a busy machine only the latter is meaningful. Every side's vectors are compared with the default's by
+their cosine. `--lengths` times texts of one length each, in tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sentences_of(path: Path, count: int) -> list[str]:
 
 
 def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str, Encode]:
-    """The named ways to encode, each ready; `own` has the directories of bertkit's int8 models by name."""
+    """The named ways to encode, ready for use; `own` contains the directories of bertkit's int8 models by name."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -67,7 +67,7 @@ def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str,
         try:
             found[name] = makers[name]()
             found[name](["a sentence to begin with"] * 3)
-        except (ImportError, OSError, ValueError, Exception) as error:  # an optional backend that is not there
+        except (ImportError, OSError, ValueError, Exception) as error:  # an optional backend that is not installed
             found.pop(name, None)
             print(json.dumps({"side": name, "left_out": f"{type(error).__name__}: {str(error).splitlines()[0]}"}))
     return found
@@ -109,7 +109,7 @@ def main() -> None:
     words = " ".join(texts).split()
     by_length: dict[int, dict[str, float]] = {}
     for length in arguments.lengths:
-        # About as many tokens; the same texts for every side.
+        # About this many tokens; the same texts for every side.
         count = max(16, 20_000 // length)
         size = max(1, round(length * 0.75))
         cut = [" ".join(words[(n * size) % len(words) :][:size]) for n in range(count)]
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _compare(what: str, ready: dict[str, Encode], base: str, texts: Sequence[str], rounds: int) -> dict[str, float]:
-    """Print a line for each side; returns texts a second."""
+    """Print a line per side; returns texts per second."""
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
     vectors: dict[str, Any] = {}
     for _ in range(rounds):

@@ -1,11 +1,12 @@
-"""SetFit against plain fine-tuning with a few examples of each label, over seeds, by bertkit's own commands.
+"""SetFit and plain fine-tuning with a few examples per label, over seeds, with bertkit's own commands.
 
-Tunstall et al. 2022, SetFit, arXiv:2209.11055, section 4: 8 and 64 examples a class, the whole test data. Two real data
+Tunstall et al. 2022, SetFit, arXiv:2209.11055, section 4: 8 and 64 examples per class, the whole test data. Two real
+data
 sets: sentiment (SST-2, two labels, GLUE's dev) and the genre of a sentence (English Web Treebank, five labels: weblog,
 newsgroup, email, reviews, answers; from its own sentence ids; dev). Each seed draws other examples. Arms from one
 embedder: `--method setfit`, plain fine-tuning, and with --arms also the frozen encoder with a trained head. The last
-weights are measured, once, on data that the training never reads: a user with eight examples has no dev set. Goes on
-where it was broken off.
+weights are measured once, on data that training never reads, since a user with eight examples has no dev set. An
+interrupted benchmark continues when run again.
 
     python -m benchmarks.few_labels --model EMBEDDER --data DATA --out OUT --seeds 5
 """
@@ -29,11 +30,11 @@ ARMS: dict[str, list[str]] = {
     "full": ["--lr", "5e-5", "--batch", "16"],
     "frozen": ["--method", "frozen", "--lr", "1e-2", "--batch", "16"],
 }
-"""Options of each arm; SetFit's are those of its code."""
+"""Options of each arm; SetFit's are those of its published code."""
 EPOCHS = {8: 25, 64: 10}
-"""Of the arms that are not SetFit, by the examples of a label: some 13 updates for each label, and 40."""
+"""Epochs of the arms other than SetFit, by examples per label: some 13 updates for each label, and 40."""
 ITERATIONS = {8: 20, 64: 5}
-"""Pairs of either kind that SetFit makes of an example: 20 in the paper; fewer of many examples, for the time."""
+"""Pairs of either kind that SetFit builds per example: 20 in the paper; fewer for many examples, to save time."""
 Row = tuple[str, str]
 
 
@@ -47,7 +48,7 @@ def sst2(data: Path, split: str) -> Iterator[Row]:
 
 
 def genres(data: Path, split: str) -> Iterator[Row]:
-    """A sentence of six words and more, and the genre that its id begins with."""
+    """A sentence of at least six words, and the genre at the start of its id."""
     (path,) = (data / "ud-english-ewt").glob(f"*{split}.conllu")
     genre = None
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -61,7 +62,7 @@ SETS = {"sst2": sst2, "genres": genres}
 
 
 def drawn(rows: list[Row], shots: int, seed: int) -> list[Row]:
-    """So many rows of each label, in an order that is drawn."""
+    """This many rows of each label, in random order."""
     generator = np.random.default_rng(seed)
     chosen = []
     for label in sorted({label for _, label in rows}):
@@ -77,7 +78,7 @@ def write(path: Path, rows: list[Row]) -> Path:
 
 
 def accuracy(arm: str, shots: int, train: Path, test: Path, seed: int, given: argparse.Namespace) -> float:
-    """On the test file, after `bertkit finetune`, whose dev is the training file."""
+    """Score on the test file after `bertkit finetune` with the training file as dev."""
     own = ["--set", f"method.iterations={ITERATIONS[shots]}"] if arm == "setfit" else ["--epochs", str(EPOCHS[shots])]
     words = [sys.executable, "-m", "bertkit", "finetune", "--train", str(train), "--dev", str(train), "--text", "text"]
     words += ["--test", str(test), "--label", "label", "--model", str(given.model), "--seed", str(seed)]
@@ -126,7 +127,7 @@ def main() -> None:
 
 
 def report(figures: dict[tuple[str, int, str, int], float], given: argparse.Namespace) -> None:
-    """Mean and standard deviation over seeds, and SetFit's difference to plain fine-tuning seed by seed."""
+    """Mean and standard deviation over seeds, and SetFit's difference from plain fine-tuning per seed."""
     for name in SETS:
         for shots in given.shots:
             own = {arm: [figures[name, shots, arm, seed] for seed in range(given.seeds)] for arm in given.arms}

@@ -1,7 +1,7 @@
-"""Is it the same? Steps of fine-tuning beside a plain `transformers` loop: the losses, then what both predict on dev.
+"""Compare fine-tuning with a plain `transformers` loop step by step: the losses, then both sides' predictions on dev.
 
-Both start from one checkpoint with one head, see the same batches at the same rates, and compute without dropout, in
-fp32. One packs its sequences, the other pads them; nothing else should differ but the order of float sums.
+Both start from the same checkpoint and head, use the same batches and learning rates, and compute in fp32 without
+dropout. One packs its sequences, the other pads them; only the order of float sums should differ.
 
     python -m benchmarks.finetune_oracle --tasks DATA          200 steps of 16 RTE pairs of at most 128 tokens
 
@@ -38,7 +38,7 @@ _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours and theirs: one loss a step, one label an example of dev."""
+    """bertkit's and the peer's results: one loss per step, one label per dev example."""
 
     losses: tuple[list[float], list[float]]
     labels: tuple[list[str], list[str]]
@@ -46,12 +46,12 @@ class Comparison:
 
     @property
     def largest_loss_difference(self) -> float:
-        """Relative to theirs."""
+        """The difference relative to the peer's."""
         return max(abs(a - b) / b for a, b in zip(*self.losses, strict=True))
 
 
 def starting_point(source: Path, labels: tuple[str, ...], directory: Path) -> Path:
-    """A copy of a model without dropout, and with a head."""
+    """A copy of a model without dropout and with a head."""
     calm = directory / "calm"
     shutil.copytree(source, calm)
     config = json.loads((calm / "config.json").read_text())
@@ -67,12 +67,12 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     """Train both sides.
 
     Args:
-        task: a GLUE task of labels.
+        task: a GLUE classification task.
         tasks: GLUE's folder.
-        batch: sequences of an update.
+        batch: sequences per update.
         max_length: tokens of the longest sequence.
         steps: updates.
-        directory: an empty one, for model and run.
+        directory: an empty directory for model and run.
     """
     spec = find_task(task)
     assert spec.labels is not None
@@ -100,7 +100,7 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     order = EpochOrder(len(features), batch, seed=0)
     losses = [loop.step(peer.batch([features[i] for i in order.items(step)]), step) for step in range(steps)]
     logits: NDArray[np.float32] = np.stack(peer.predict(loop, peer.features(dev)))
-    # Saved probabilities are at the temperature that dev has set.
+    # Saved probabilities use the temperature fitted on dev.
     temperature = (ours.results or {}).get("tuned", {}).get("temperature", 1.0)
     probabilities = torch.softmax(torch.from_numpy(logits) / temperature, dim=-1).tolist()
     return Comparison(

@@ -1,8 +1,8 @@
-"""Fine-tuning as one writes it with `transformers`: the other side of the fine-tuning benchmarks and of an oracle test.
+"""Fine-tuning as one writes it with `transformers`: the peer of the fine-tuning benchmarks and of an oracle test.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 and appendix A.3, by the library's own classes: its tokenizer, its
-padded batches in random order, its models with SDPA, torch's fused AdamW (biases and norms undecayed), linear warm-up
-and decay, the norm clipped. Of bertkit it takes what is not measured: the readers of the files, the metrics.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 4 and appendix A.3, with the library's own classes: its tokenizer,
+its padded batches in random order, its models with SDPA, torch's fused AdamW (biases and norms without decay), linear
+warm-up and decay, gradient clipping. From bertkit it uses only what is not measured: the file readers and the metrics.
 
 Shapes: B examples of a batch, S its longest sequence.
 """
@@ -38,7 +38,7 @@ from bertkit.tasks.tagging import Tagging, TaggingSettings
 _IGNORED = -100
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Feature = dict[str, Any]
-"""What the tokenizer made of a sequence, with its labels."""
+"""The tokenizer's output for a sequence, with its labels."""
 
 
 def minilm() -> Path:
@@ -50,7 +50,7 @@ def minilm() -> Path:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How the weights are adapted, over so many updates."""
+    """How the weights are trained, and for how many updates."""
 
     learning_rate: float
     steps: int
@@ -61,7 +61,7 @@ class LoopSettings:
     bf16: bool = False
 
     def rate(self, step: int) -> float:
-        """Up to the peak over the warm-up, then down to zero; the first update has a rate above zero."""
+        """Linear warm-up to the peak, then linear decay to zero; the first update has a learning rate above zero."""
         warmup_steps = min(math.ceil(self.warmup_share * self.steps), self.steps - 1)
         if step < warmup_steps:
             return self.learning_rate * (step + 1) / (warmup_steps + 1)
@@ -84,7 +84,7 @@ class Loop:
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.settings.bf16)
 
     def step(self, batch: dict[str, Tensor], number: int) -> float:
-        """Update number `number`, from 0; its loss."""
+        """Run update `number`, counted from 0; returns its loss."""
         with self.autocast():
             loss: Tensor = self.model(**batch).loss
         loss.backward()
@@ -97,7 +97,7 @@ class Loop:
 
     @torch.no_grad()
     def outputs(self, batch: dict[str, Tensor]) -> Any:
-        """What the model gives for a batch, without dropout."""
+        """The model's output for a batch, without dropout."""
         with self.autocast():
             found = self.model.eval()(**{name: batch[name] for name in _INPUTS if name in batch})
         self.model.train()
@@ -109,8 +109,8 @@ class PeerTask(ABC):
 
     Args:
         model: directory to start from.
-        labels: names of the outputs; empty where they are positions or a number.
-        scorer: bertkit's task, for its metrics alone.
+        labels: names of the outputs; empty if they are positions or a number.
+        scorer: bertkit's task, used only for its metrics.
         max_length: tokens of the longest sequence.
     """
 
@@ -124,14 +124,14 @@ class PeerTask(ABC):
         self.tokenizer = AutoTokenizer.from_pretrained(model)
 
     def build(self) -> nn.Module:
-        """The model; what it lacks is drawn by torch's generator."""
+        """The model; missing weights are initialised with torch's generator."""
         outputs = {"num_labels": len(self.labels)} if self.labels else {}
         model: nn.Module = self.auto_class.from_pretrained(self.directory, **outputs, attn_implementation="sdpa")
         return model
 
     @abstractmethod
     def features(self, examples: Sequence[Any]) -> list[Feature]:
-        """One for each sequence; of each example at least one, in their order."""
+        """The sequences in the order of the examples, at least one per example."""
 
     def batch(self, features: Sequence[Feature], *, length: int | None = None) -> dict[str, Tensor]:
         """Sequences padded to the longest of them, or to `length`."""
@@ -142,11 +142,11 @@ class PeerTask(ABC):
         return padded | self.targets(features, padded["input_ids"].shape[1])
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, Tensor]:
-        """The labels, padded where they are the tokens'."""
+        """The labels, padded if there is one per token."""
         return {"labels": torch.tensor([each["label"] for each in features])}
 
     def predict(self, loop: Loop, features: Sequence[Feature], batch_sequences: int = 32) -> list[Any]:
-        """What the model gives for each sequence, computed in batches of equal lengths."""
+        """The model's output for each sequence, computed in batches of equal lengths."""
         order = sorted(range(len(features)), key=lambda i: len(features[i]["input_ids"]))
         found: list[Any] = [None] * len(features)
         for first in range(0, len(order), batch_sequences):
@@ -157,14 +157,14 @@ class PeerTask(ABC):
         return found
 
     def row(self, output: Any, row: int) -> Any:
-        """What a batch's output says of one sequence."""
+        """One sequence's part of a batch's output."""
         return output.logits[row].float().numpy()
 
     @abstractmethod
     def predictions(
         self, examples: Sequence[Any], features: Sequence[Feature], found: Sequence[Any]
     ) -> list[Prediction]:
-        """One for each example."""
+        """One prediction per example."""
 
     def score(self, loop: Loop, examples: Sequence[Any], features: Sequence[Feature]) -> Scores:
         """The task's metrics."""
@@ -204,7 +204,7 @@ class PeerClassification(PeerTask):
 
 
 class PeerTagging(PeerTask):
-    """A tag for the first piece of every word; a word that is cut away counts as O."""
+    """A tag for the first token of every word; truncated words count as O."""
 
     auto_class = AutoModelForTokenClassification
 
@@ -246,7 +246,7 @@ class PeerTagging(PeerTask):
 
 
 class PeerSpan(PeerTask):
-    """Start and end in overlapping pieces of the context, or neither: the library's own example of SQuAD 2.0."""
+    """Start and end in overlapping windows of the context, or neither: the library's own example of SQuAD 2.0."""
 
     auto_class = AutoModelForQuestionAnswering
     n_best, longest_answer = 20, 30
@@ -304,7 +304,7 @@ class PeerSpan(PeerTask):
 
 
 def _answer_places(example: QuestionExample, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
-    """The tokens of the first answer; the first token, twice, where this piece does not hold all of it."""
+    """The tokens of the first answer, or the first token twice if this window does not contain the whole answer."""
     own = [place for place, offset in enumerate(offsets) if offset is not None]
     if not example.answers or not own:
         return 0, 0

@@ -1,18 +1,19 @@
-"""Results beside `transformers`: all-MiniLM-L6-v2 fine-tuned on a task by both sides, several seeds each, dev scores.
+"""Fine-tuning results of bertkit and `transformers`: all-MiniLM-L6-v2 on a task, dev scores over several seeds per
+side.
 
-Both have the same model, data, rate, schedule, epochs, batch, dropout, decay, clipping and longest sequence; each
-draws its own head, order and dropout by the seed, as one does who compares two programs and not two streams of random
-numbers. So the two means over seeds should differ by no more than their standard errors. The other side's loop is
-finetune_peer.py's. SQuAD 2.0 is part of the official dev set, split by article; both tune the threshold of no answer on
-dev. Scores are those of the last epoch.
+Both use the same model, data, learning rate, schedule, epochs, batch size, dropout, weight decay, clipping and maximum
+length. Each draws its own head, order and dropout from the seed, because two programs are compared and not two streams
+of random numbers. The two means over seeds should therefore differ by no more than their standard errors. The peer's
+loop is in finetune_peer.py. SQuAD 2.0 is part of the official dev set, split by article; both tune the no-answer
+threshold on dev. Scores are those of the last epoch.
 
     python -m benchmarks.finetune_results bertkit rte 0 --tasks DATA --out DIR
     python -m benchmarks.finetune_results transformers rte 0 --tasks DATA --out DIR
     python -m benchmarks.finetune_results table --out DIR
 
-DATA is a folder with `glue/`, `conll2003/` and `squad/`. What was broken off goes on (the peer from its last finished
-epoch); what is finished is not repeated. OUT/SIDE-TASK-SEED.json holds the scores, the CPU seconds of
-the whole unit (null where it was broken off) and the settings.
+DATA is a folder with `glue/`, `conll2003/` and `squad/`. Interrupted runs continue (the peer from its last finished
+epoch); finished runs are not repeated. OUT/SIDE-TASK-SEED.json contains the scores, the CPU seconds of the whole unit
+(null if it was interrupted) and the settings.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ SIDES = ("bertkit", "transformers")
 
 @dataclass(frozen=True)
 class Settings:
-    """What both sides are given."""
+    """Arguments of both sides."""
 
     epochs: int
     batch_sequences: int = 32
@@ -68,12 +69,13 @@ TASKS = {
     "conll2003": Settings(epochs=2),
     "squad2part": Settings(epochs=2, batch_sequences=16, max_length=256),
 }
-"""Settings that a CPU can bear; the rate is the upper end of BERT's grid, for a model this small learns slowly."""
+"""Settings that are feasible on a CPU. The learning rate is the upper end of BERT's grid because such a small model
+trains slowly."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work."""
+    """One unit of work."""
 
     side: str
     task: str
@@ -92,7 +94,7 @@ class Unit:
 
     @property
     def given(self) -> str | OwnTask:
-        """The task as bertkit takes it."""
+        """The task's overrides for bertkit."""
         if self.task != "squad2part":
             return self.task
         files = {split: str(self.tasks / "squad" / f"squad2-part-{split}.json") for split in ("train", "dev")}
@@ -113,7 +115,7 @@ class Unit:
 
 
 def bertkit_scores(unit: Unit) -> tuple[Scores, bool]:
-    """Dev scores with bertkit, and whether the run was begun before."""
+    """Dev scores of bertkit, and whether the run had been started before."""
     settings = unit.settings
     run_dir = unit.out / unit.name
     overrides = [
@@ -145,7 +147,7 @@ def bertkit_scores(unit: Unit) -> tuple[Scores, bool]:
 
 
 def peer_task(unit: Unit, train: list[Any], dev: list[Any]) -> PeerTask:
-    """The task as the other side has it."""
+    """The task for the peer."""
     spec, length = unit.spec, unit.settings.max_length
     if spec.kind == "span":
         return PeerSpan.of(spec, minilm(), length)
@@ -155,7 +157,7 @@ def peer_task(unit: Unit, train: list[Any], dev: list[Any]) -> PeerTask:
 
 
 def peer_scores(unit: Unit) -> tuple[Scores, bool]:
-    """Dev scores with a plain loop, and whether it was begun before."""
+    """Dev scores of a plain loop, and whether it had been started before."""
     settings = unit.settings
     train, dev = unit.examples("train"), unit.examples("dev")
     torch.manual_seed(unit.seed)
@@ -184,7 +186,7 @@ def _save(loop: Loop, path: Path, epoch: int) -> None:
 
 
 def _restore(loop: Loop, path: Path) -> int:
-    """How many epochs are finished."""
+    """The number of finished epochs."""
     if not path.exists():
         return 0
     state = torch.load(path)
@@ -195,7 +197,7 @@ def _restore(loop: Loop, path: Path) -> int:
 
 
 def run(unit: Unit) -> None:
-    """Do it, unless it is done."""
+    """Run it, unless it is finished."""
     path = unit.out / f"{unit.name}.json"
     if path.exists():
         print(f"{path} is there already")
@@ -217,7 +219,7 @@ def run(unit: Unit) -> None:
 
 
 def table(out: Path) -> str:
-    """Markdown: each metric's mean and standard deviation over the seeds of both sides, in percent."""
+    """A Markdown table: each metric's mean and standard deviation over the seeds of both sides, in percent."""
     found = [json.loads(path.read_text()) for path in sorted(out.glob("*-*-*.json"))]
     lines = ["| task | metric | bertkit | transformers | difference | CPU minutes |", "|---|---|---|---|---|---|"]
     for task in TASKS:
@@ -233,7 +235,7 @@ def table(out: Path) -> str:
 
 
 def _minutes(units: Sequence[dict[str, Any]]) -> str:
-    """CPU minutes of a unit that ran in one go, everything included."""
+    """CPU minutes of a unit that ran without interruption, everything included."""
     seconds = [each["cpu_seconds"] for each in units if each["cpu_seconds"] is not None]
     return f"{statistics.mean(seconds) / 60:.1f}" if seconds else "-"
 

@@ -1,18 +1,18 @@
-"""Fine-tuning speed beside plain `transformers` loops: examples a second on the same SST-2 batches, alternating.
+"""Fine-tuning speed of bertkit and of plain `transformers` loops: examples per second on the same SST-2 batches.
 
 The peers are what one writes with the library (finetune_peer.py): all-MiniLM-L6-v2, SDPA, fused AdamW, clipping,
 batches of 32 in random order; one pads to the limit of 128 tokens, as the library's GLUE example does by default, one
-to the longest of each batch. All three take the same examples, in one process, step about, so that a machine that slows
-down slows all; texts are tokenised before, and making a batch counts. `cpu_ratio` compares processor time, which does
-not count what other programs take, and is the better figure on a machine that is busy.
+to the longest of each batch. All three process the same examples in one process, alternating step by step, so a
+slowdown of the machine affects all of them. Texts are tokenised in advance; building a batch is timed. `cpu_ratio`
+compares processor time, which excludes other programs and is the better figure on a busy machine.
 
 One thread, fp32, four steps on a busy machine: 10.8 times the examples of padding to 128, 3.2 times those of padding to
-the longest (processor time: 11.6 and 3.2). Of 550 ms of our step 93% are forward and backward, most of it matrix
-products, 6% AdamW, 1% clipping; the batch takes 1.5 ms, in a thread where `bertkit finetune` makes it. What
-gave what:
+the longest (processor time: 11.6 and 3.2). Of the 550 ms of bertkit's step, 93% are forward and backward, most of it
+matrix products, 6% AdamW, 1% clipping; building the batch takes 1.5 ms, which `bertkit finetune` does in a thread.
+Contributions:
 
-- no padding: 426 tokens a step where padding to the longest has 1,284
-- the last layer asked for [CLS] alone (`Encoder.forward_summary_token`): 14% fewer operations
+- no padding: 426 tokens per step instead of 1,284 with padding to the longest
+- the last layer computes only [CLS] (`Encoder.forward_summary_token`): 14% fewer operations
 - the table's gradient by rows (training/clipping.py): dense, its zeros alone cost as much as AdamW's whole update
 
     python -m benchmarks.finetune_speed --tasks DATA                 as many threads as OMP_NUM_THREADS says
@@ -93,7 +93,7 @@ class Ours:
 
 
 def peers(task: str, examples: list[Any], *, bf16: bool) -> dict[str, Callable[[Any], object]]:
-    """Both other sides, each with its own weights."""
+    """Both peers, each with its own weights."""
     made: dict[str, Callable[[Any], object]] = {}
     for name, length in (("padded to 128", LIMIT), ("padded to the longest", None)):
         peer = PeerClassification.of(find_task(task), minilm(), LIMIT)
@@ -114,14 +114,14 @@ def peers(task: str, examples: list[Any], *, bf16: bool) -> dict[str, Callable[[
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that it takes, and seconds of processor time."""
+    """Seconds of wall time, and seconds of processor time."""
     started, used = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - started, time.process_time() - used
 
 
 def parts_of(ours: Ours, orders: Iterator[Any], steps: int) -> dict[str, float]:
-    """Median milliseconds of processor time of the parts of our step."""
+    """Median milliseconds of processor time for the parts of bertkit's step."""
     training_step, found = ours.training_step, []
     clip, update, clear = training_step.clipping.clip, training_step.optimizer.step, training_step.clipping.clear
     seconds: dict[str, float] = {}
@@ -151,7 +151,7 @@ def parts_of(ours: Ours, orders: Iterator[Any], steps: int) -> dict[str, float]:
 
 
 def show_profile(ours: Ours, orders: Iterator[Any], steps: int) -> None:
-    """The operators of our step by their own time."""
+    """The operators of bertkit's step by their own time."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=False) as found:
         for _ in range(steps):
             ours.step(next(orders))
@@ -184,7 +184,7 @@ def main() -> None:
         flops.append(task_flops(ours.model, ours.task.head, ours.batches(items)))
 
     def ratios(kind: int) -> dict[str, list[float]]:
-        """Theirs over ours, step by step."""
+        """The peer's time divided by bertkit's, per step."""
         own = [each[kind] for each in seconds["bertkit"]]
         return {
             name: [theirs[kind] / mine for theirs, mine in zip(spent, own, strict=True)]

@@ -1,11 +1,11 @@
-"""Generation beside `transformers.generate`: the same random GPT-2, greedy, alternating in one process.
+"""Generation speed of bertkit and `transformers.generate`: the same random GPT-2, greedy, alternating in one process.
 
     python -m benchmarks.generate_speed                    batch 1 and 16, 124M parameters, 128 new tokens
     python -m benchmarks.generate_speed --bf16             beside `transformers` in both precisions
     python -m benchmarks.generate_speed --uncached         with and without the cache, 256 new tokens
 
-Reported are ratios of the fastest of each side's rounds; run it on a machine that does nothing else, or with
-`--clock processor --threads 1`, which other processes change less.
+Reports ratios of each side's fastest rounds. Run it on an idle machine, or with `--clock processor --threads 1`, which
+is less affected by other processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = {
 
 
 def models(size: str) -> tuple[Any, HeadedModel]:
-    """One model, as a class of `transformers` and here."""
+    """One model, as a class of `transformers` and of bertkit."""
     import transformers
 
     config = transformers.GPT2Config(**SIZES[size], bos_token_id=0, eos_token_id=0, pad_token_id=0)
@@ -44,14 +44,14 @@ def models(size: str) -> tuple[Any, HeadedModel]:
 
 
 def in_bf16(model: HeadedModel) -> HeadedModel:
-    """A copy as `bertkit generate --precision bf16` has it."""
+    """A copy as used by `bertkit generate --precision bf16`."""
     reduced = copy.deepcopy(model)
     keep_in_bf16(reduced, words=True)
     return reduced
 
 
 def written_in_bf16(model: HeadedModel, ids: list[list[int]], tokens: int) -> list[list[int]]:
-    """New tokens of each prompt."""
+    """The new tokens of each prompt."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return own_tokens(model, ids, tokens)
 
@@ -94,7 +94,7 @@ def main() -> None:
             sides["bertkit, uncached"] = lambda: own_tokens(model, ids, tokens, cached=False)  # noqa: B023
         else:
             sides["transformers"] = lambda: peer_tokens(oracle, ids, tokens)  # noqa: B023
-        outputs = [run() for run in sides.values()]  # warms up, too
+        outputs = [run() for run in sides.values()]  # also warms up
         agreeing = sum(a == b for a, b in zip(outputs[0], outputs[1], strict=True))
         times = dict.fromkeys(sides, float("inf"))
         for _ in range(chosen.rounds):

@@ -46,8 +46,8 @@ GROUPS = {
     "tiny": "--data text.txt $own",
     "several": "'data.languages={en: [text.txt], simple: [simple.txt]}' optimisation.stages=[]",
     "student": "--data text.txt $width model.num_hidden_layers=2 $steps",
-    "tune": "--data-dir tasks batch=8 lr=1e-3 max_length=64 optimisation.max_steps=4 engine.log_every_steps=1"
-    " engine.save_every_steps=1",
+    "few": "batch=8 lr=1e-3 max_length=64 optimisation.max_steps=4 engine.log_every_steps=1 engine.save_every_steps=1",
+    "tune": "--data-dir tasks $few",
     "bert": "$tune --model runs/bert",
     "mrpc": "finetune --task mrpc $bert",
     "read": "--json --run-dir runs",
@@ -68,10 +68,11 @@ CASES = {
     "babylm": "pretrain babylm-strict-small $tiny 'optimisation.stages=[{share: 0.5, set: {data.sequence_length: 32,"
     " objective.masked_next_token.rate: 0.2875, optimisation.batch_sequences: 4}}, {share: 0.34}, {share: 0.16, set:"
     " {optimisation.schedule: {name: linear, peak: 7.0e-4}}}]'",
-    "modernbert": "pretrain modernbert $tiny model.local_attention=16 optimisation.schedule.warmup_steps=null"
-    " optimisation.schedule.warmup_share=0.34 'optimisation.stages=[{share: 0.5, set:"
-    " {optimisation.batch_sequences: 4}}, {share: 0.5, set: {data.sequence_length: 128, optimisation.schedule:"
-    " {name: warmup-stable-decay, peak: 3.0e-4, stable_share: 0.0, decay: 1-sqrt}}}]'",
+    "modernbert": "pretrain modernbert $tiny model.local_attention=16 optimisation.batch_ramp=null"
+    " optimisation.schedule.warmup_steps=null optimisation.schedule.warmup_share=0.34"
+    " 'optimisation.stages=[{share: 0.5, set: {optimisation.batch_sequences: 4}}, {share: 0.5, set:"
+    " {data.sequence_length: 128, optimisation.schedule: {name: warmup-stable-decay, peak: 3.0e-4,"
+    " stable_share: 0.0, decay: 1-sqrt}}}]'",
     "structbert": "pretrain structbert $tiny optimisation.stages=[]",
     "domain-adapt": "pretrain domain-adapt --init runs/bert --data simple.txt $steps",
     "bert-bf16": "pretrain bert $tiny optimisation.stages=[] --precision bf16",
@@ -93,7 +94,7 @@ CASES = {
     "features": "finetune conll2003-features $bert method.lstm_width=16",
     "multi-task": "finetune --task rte,mrpc,stsb $bert optimisation.max_steps=6 optimisation.task_smoothing=0.5",
     "suite": "$mrpc --seeds 0-1 --grid=lr=2e-3,3e-3",
-    "own-table": "finetune --train reviews-train.csv --dev reviews-dev.csv --text review --label stars $tune --model"
+    "own-table": "finetune --train reviews-train.csv --dev reviews-dev.csv --text review --label stars $few --model"
     " runs/modernbert optimisation.layer_decay=0.9 text.class_weights=balanced text.label_smoothing=0.1",
     "mrpc-bf16": "$mrpc --precision bf16",
     "q8bert": "finetune q8bert $bert",

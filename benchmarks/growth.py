@@ -1,9 +1,9 @@
-"""What an update costs against batch, length, width and depth: tokens/s, share of the product rate, peak memory.
+"""Cost of an update by batch size, length, width and depth: tokens/s, share of the matrix-product rate, peak memory.
 
     python -m benchmarks.growth --out growth [--precision bf16] [--axes batch,length]
 
-Each point is a run of `bertkit pretrain` in a process of its own, whose first log line is left out. All points of an
-axis have the same recipe but for that axis. Writes growth.csv and growth.svg, and prints the table.
+Each point is a run of `bertkit pretrain` in a separate process; its first log line is skipped. All points of an axis
+have the same recipe except for that axis. Writes growth.csv and growth.svg, and prints the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ engine: {device: cpu, evaluate_every_steps: 100000, save_every_steps: 100000, ps
          evaluation_sequences: 1, keep_checkpoints: 0}
 """
 TOKENS = 8192
-"""Of an update, where the batch is not the axis."""
+"""Tokens of an update, unless the batch is the axis."""
 AXES: dict[str, list[int]] = {
     "batch": [4, 8, 16, 32, 64, 128, 256],
     "length": [64, 128, 256, 512, 1024, 2048, 4096, 8192],
@@ -45,7 +45,7 @@ TITLES = {"batch": "sequences of 128 tokens", "length": "tokens of a sequence", 
 
 
 def settings(axis: str, value: int) -> dict[str, Any]:
-    """What differs from the recipe at a point."""
+    """The overrides of a point."""
     if axis == "batch":
         return {"optimisation.batch_sequences": value}
     own: dict[str, Any] = {"optimisation.batch_sequences": TOKENS // 128}
@@ -79,7 +79,7 @@ def measured(directory: Path, axis: str, value: int, arguments: argparse.Namespa
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens/s against each axis, both logarithmic."""
+    """Tokens/s against each axis, both on log scales."""
     import matplotlib
 
     matplotlib.use("agg")

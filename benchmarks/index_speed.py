@@ -1,10 +1,10 @@
-"""A million vectors: build time, memory, recall@10 against the exact search, queries a second, for each kind of index.
+"""Build time, memory, recall@10 against exact search and queries per second of each kind of index on a million vectors.
 
     python -m benchmarks.index_speed --vectors sentences.npy [--count 1000000] [--kinds exact ivf hnsw]
 
-The vectors are derived from real ones (`bertkit embed --normalise --out sentences.npy`): each is a random mixture of
-two of them and noise, at length one, so that they lie as sentence vectors do and as many are there as wanted. Queries
-are such mixtures, too, and not among them.
+The vectors are derived from real ones (`bertkit embed --normalise --out sentences.npy`): each is a unit-length random
+mixture of two of them and noise. They are therefore distributed like sentence vectors, in any number. Queries are
+further such mixtures.
 """
 
 from __future__ import annotations

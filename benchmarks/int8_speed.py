@@ -1,15 +1,14 @@
-"""int8 beside floats at batch 1, in bertkit and in ONNX Runtime: sentences a second in one process, and a task's score.
+"""int8 and float models at batch 1, in bertkit and in ONNX Runtime: milliseconds per sentence and the score on a task.
 
     python -m benchmarks.int8_speed RUN --threads 1 --lengths 16 32 64 128
     python -m benchmarks.int8_speed RUN --threads 1 --task sst2 --data-dir DATA/glue
     python -m benchmarks.int8_speed RUN --threads 1 --texts sentences.txt
 
-RUN is any model or run directory; with --task one that was fine-tuned on that task, which classifies. It is exported as
-int8 and as both graphs into a temporary directory; then the four take turns, one sentence at a time, and what is
-printed is the median over the rounds of milliseconds a sentence and of the ratio to bertkit's floats in the same round,
-with the 10th and 90th percentile. Token ids are drawn at random, or are those of the texts, one a line, or of the first
-examples of the task's dev split, all of which are then scored. Another process on the same cores spoils the figures:
-run it alone.
+RUN is any model or run directory; with --task, one fine-tuned on that classification task. It is exported as int8 and
+as both graphs into a temporary directory. The four alternate, one sentence at a time; printed are the medians over the
+rounds of milliseconds per sentence and of the ratio to bertkit's float model in the same round, with the 10th and 90th
+percentile. Token ids are random, or from the texts (one per line), or from the first examples of the task's dev split,
+which is then scored in full. Other processes on the same cores distort the figures.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from bertkit.training.engine import resolve_engine
 Sentence = tuple[list[int], list[int]]
 """Token ids and segments."""
 Answer = Callable[[Sentence], NDArray[np.float32]]
-"""The first head's logits, or all states where the model has no head; of one sequence."""
+"""The first head's logits for one sequence, or all states if the model has no head."""
 
 
 def of_bertkit(directory: Path) -> Answer:
@@ -79,7 +78,7 @@ def of_graph(path: Path, threads: int) -> Answer:
 
 
 def compare(answers: dict[str, Answer], sentences: Sequence[Sentence], rounds: int) -> None:
-    """Print milliseconds a sentence, and the ratio to the first."""
+    """Print milliseconds per sentence, and the ratio to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in answers}
     for number in range(rounds + 2):
         for name, answer in answers.items():

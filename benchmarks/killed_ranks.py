@@ -1,9 +1,10 @@
-"""A rank of two is killed by SIGKILL, and another number of ranks goes on: losses beside an undisturbed run.
+"""One of two ranks is killed by SIGKILL and another number of ranks continues; losses are compared with an undisturbed
+run.
 
     python -m benchmarks.killed_ranks [--times 10] [--data builtin:pydocs] [--shard]
 
-Each time a run of two ranks begins anew, one of them (the first and the second in turn) is killed soon after the first
-checkpoint, and `--resume` goes on by 1, 4 and 3 ranks in turn, in fp32 without dropout. Prints the largest difference
+Each time a new run of two ranks starts, one of them (alternately the first and the second) is killed soon after the
+first checkpoint, and `--resume` continues with 1, 4 or 3 ranks, in fp32 without dropout. Prints the largest difference
 of any logged loss.
 """
 
@@ -46,20 +47,20 @@ def command(ranks: int, *words: str) -> list[str]:
 
 
 def losses(run: Path) -> dict[int, float]:
-    """By step."""
+    """Losses by step."""
     path = run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line}
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The training processes that torchrun's agent has started, in their order."""
+    """The training processes started by torchrun's agent, in order."""
     found = [child for child in psutil.Process(process.pid).children(recursive=True) if "RANK" in child.environ()]
     return sorted(found, key=lambda child: int(child.environ()["RANK"]))
 
 
 def killed(begin: list[str], run: Path, victim: int, delay: float) -> int:
-    """Begin a run and kill a rank after its first checkpoint; returns the exit code."""
+    """Start a run and kill a rank after its first checkpoint; returns the exit code."""
     process = subprocess.Popen(begin, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
     while not list(run.glob("checkpoints/*")) and process.poll() is None:
         time.sleep(0.1)

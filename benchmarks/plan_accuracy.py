@@ -1,11 +1,11 @@
-"""`--plan` beside the run that it plans: parameters, FLOPs, and the peak of the resident size, of ten short runs.
+"""Compare `--plan` with the planned run: parameters, FLOPs and peak resident memory of ten short runs.
 
     python -m benchmarks.plan_accuracy --text TEXT --data DATA --model MODEL --out FOLDER [--only NAME ...]
 
 TEXT is a plain text file of about a megabyte, DATA the folder of the tasks' official files (`glue/`, `conll2003/`),
-MODEL a BERT of some 20 M parameters that is fine-tuned. Each plan and each run is a process of its own; what the
-operating system reports as a run's peak is compared with `memory_mb`, what its steps counted with `flops`, and the
-weights in its last checkpoint with `parameters`. A table in Markdown is printed.
+MODEL a BERT of some 20 M parameters that is fine-tuned. Each plan and each run is a separate process. The peak reported
+by the operating system is compared with `memory_mb`, the operations counted in the steps with `flops`, and the weights
+in the last checkpoint with `parameters`. A table in Markdown is printed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HEADER = ["run", "parameters", "planned", "FLOPs", "planned", "ratio", "peak MB"
 
 
 def counted(arguments: list[str]) -> int:
-    """In a run's own process: the command, with the operations of its steps written down."""
+    """Run the command, in the process of the run, and record the operations of its steps."""
     from bertkit.cli.app import run
     from bertkit.training.meters import WindowMeter
 
@@ -91,7 +91,7 @@ def measured(name: str, words: list[str], out: Path) -> list[str]:
 
 
 def weights_of(checkpoint: Path) -> int:
-    """Numbers in the weights of a checkpoint."""
+    """Number of elements in a checkpoint's weights."""
     from safetensors import safe_open
 
     with safe_open(str(checkpoint / "weights.safetensors"), "np") as file:

@@ -1,8 +1,8 @@
-"""Entities of plain text and answers with their places, measured on real data.
+"""Entities in plain text, and answers with their positions, measured on real data.
 
-Trains nothing. Entities are compared by type and characters, so that other words than the gold ones can be right. Needs
+Trains nothing. Entities are compared by type and characters, so a different word segmentation can be correct. Needs
 finished runs of `bertkit finetune --task conll2003` and of a span task with impossible questions, and the folder of the
-corpora: conll2003/, squad/, text/. A line of JSON for each measurement.
+corpora: conll2003/, squad/, text/. Prints a line of JSON per measurement.
 
     python -m benchmarks.predict_text --data DATA --tagger RUN --reader RUN
 """
@@ -37,7 +37,7 @@ _NO_SPACE_BEHIND = frozenset("$([{#")
 
 
 def joined(words: Sequence[str], *, natural: bool) -> tuple[str, list[tuple[int, int]]]:
-    """A sentence and the place of each word: by single spaces, or as it would be printed."""
+    """A sentence and the position of each word: joined by single spaces, or detokenised."""
     text, places, quoted, glue = "", list[tuple[int, int]](), False, True
     for word in words:
         closes = word == '"' and quoted
@@ -103,7 +103,7 @@ def measure_entities(predictor: Predictor, data: Path, most: int | None) -> Iter
 
 
 def measure_long_document(predictor: Predictor, data: Path, separator: str) -> dict[str, Any]:
-    """Articles, whose paragraphs are lines, labelled one by one, and all in one document with this between them."""
+    """Articles with one paragraph per line, labelled one by one and all in one document with this separator."""
     with lzma.open(data / "text" / "wikipedia-dev.txt.xz", "rt", encoding="utf-8") as file:
         articles = file.read().split("\n\n")
     chapters, words = list[str](), 0
@@ -139,7 +139,7 @@ def measure_long_document(predictor: Predictor, data: Path, separator: str) -> d
 
 
 def measure_answers(predictor: Predictor, data: Path) -> dict[str, Any]:
-    """Places and scores of the answers to all questions of the dev part of SQuAD 2.0."""
+    """Positions and scores of the answers to all questions of the dev part of SQuAD 2.0."""
     examples: list[Any] = read_squad(data / "squad" / "squad2-part-dev.json").examples
     contexts = {example.id: example.context for example in examples}
     rows = {document["id"]: document for _, document in documents(predictor, examples)}
@@ -169,7 +169,7 @@ def measure_answers(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 
 def measure_long_context(predictor: Predictor, data: Path, copies: int = 40) -> dict[str, Any]:
-    """Questions asked of a text in which their paragraph is one of many: is the same answer found?"""
+    """Whether the same answer is found if a question's paragraph is one of many in a text."""
     examples: list[Any] = [
         each for each in read_squad(data / "squad" / "squad2-part-dev.json").examples if each.answers
     ]

@@ -1,11 +1,11 @@
 """Two ranks of one thread against one rank of two threads: tokens per second, alternating, and the ratio of medians.
 
-Pretraining 256 x 4, length 128, without dropout, so that the losses can be compared too. On a quiet machine, from the
+Pretraining 256 x 4, length 128, without dropout so that losses are comparable, too. On an idle machine, from the
 checkout:
 
     python -m benchmarks.ranks_speed --rounds 5 --steps 60 [--precision bf16] [--shard]
 
-Two ranks against one are to reach 0.95 or more. With --shard, a third form gathers the weights in each pass.
+Two ranks should reach a ratio of 0.95 or more. With --shard, a third form gathers the weights in each pass.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ engine:
   pseudo_perplexity_sequences: 0
 """
 SKIPPED_LINES = 1
-"""Of each run: the first updates compile products and fill caches."""
+"""Skipped updates of each run: the first ones compile products and fill caches."""
 
 
 FORMS = {"one": (1, False), "two": (2, False), "sharded": (2, True)}
-"""Ranks, and whether weights and moments are spread over them."""
+"""Ranks, and whether weights and moments are sharded over them."""
 
 
 def measured(

@@ -1,4 +1,4 @@
-"""A multi-label set out of SemCor: the WordNet classes of the words of a sentence, such as noun.person and verb.motion.
+"""Build a multi-label data set from SemCor: WordNet classes of a sentence's words, such as noun.person and verb.motion.
 
     python -m benchmarks.sense_classes SEMCOR --out FOLDER
     bertkit finetune --train FOLDER/train.csv --dev FOLDER/dev.csv --kind multi_label --text text --label senses \
@@ -7,7 +7,7 @@
 
 SEMCOR is `semcor.jsonl.xz` with `tokens` and `senses` (token, lemma, part of speech, WordNet 3.0 sense key). Classes
 are the lexicographer files of WordNet 3.0 (lexnames(5WN)), here twelve common ones; a sentence has at least eight
-tokens and one of them. docs/results.md has what comes out.
+tokens and one of them. Results are in docs/results.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSES = {
     38: "verb.motion",
     41: "verb.social",
 }
-"""By the number of the lexicographer file, the second field of a sense key behind `%`."""
+"""By the number of the lexicographer file, the second field of a sense key after `%`."""
 SPLITS = {"train": 6_000, "dev": 1_500, "new": 2_000}
 
 

@@ -1,10 +1,11 @@
-"""What Sentence-BERT's and SimCSE's papers claim of training, on small models: dev Spearman on STS-B over seeds.
+"""Claims of the Sentence-BERT and SimCSE papers about training, tested on small models: dev Spearman on STS-B over
+seeds.
 
 Reimers and Gurevych 2019, arXiv:1908.10084: untrained mean pooling against the average of word vectors (table 1), and
 against training; (u, v, |u-v|) against (u, v) (table 6); a cross-encoder against a bi-encoder (table 2). Gao et al.
-2021, arXiv:2104.08821: SimCSE against no training. Seed i starts from the i-th --model (from the first where there are
-fewer), so that models of several pretraining seeds give the figures without training a spread, too. The last weights
-are measured, never the best on dev. A run that is broken off goes on behind its last arm with the same command.
+2021, arXiv:2104.08821: SimCSE against no training. Seed i starts from the i-th --model (from the first if there are
+fewer), so models from several pretraining seeds also give the untrained figures a spread. The last weights are
+measured, never the best on dev. With the same command, an interrupted benchmark continues after its last finished arm.
 
 Needs --data with glue/STS-B, nli/mnli-part-train.jsonl and text/wikipedia-train.txt.xz (or --texts).
 
@@ -48,7 +49,7 @@ CLAIMS = (
     ("STS-B cross-encoder", "STS-B bi-encoder"),
     (SIMCSE, UNTRAINED),
 )
-"""Of each two arms the papers find the first better."""
+"""Pairs of arms of which the papers find the first better."""
 
 
 def first_layers(source: Path, target: Path, layers: int) -> Path:
@@ -71,7 +72,7 @@ def first_layers(source: Path, target: Path, layers: int) -> Path:
 
 
 def with_dropout(source: Path, target: Path) -> Path:
-    """A model directory whose encoder has BERT's dropout, which SimCSE's two readings of a text differ by."""
+    """A model directory whose encoder has BERT's dropout, which makes SimCSE's two readings of a text differ."""
     shutil.copytree(source, target, dirs_exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     names = [name for name in config if "dropout" in name and not name.startswith("classifier")]
@@ -91,14 +92,14 @@ def dev_spearman(vectors: Any, data: Path) -> float:
 
 
 def of_word_vectors(path: Path, data: Path) -> float:
-    """As `bertkit eval sts --word-vectors`, on dev."""
+    """As in `bertkit eval sts --word-vectors`, on dev."""
     first, second, scores = dev_pairs(data)
     source = word_source(path, VectorSettings(), lambda: [*first, *second])
     return float(spearman(cosines(*encoded_once(source, first, second)).tolist(), scores)["spearman"] or 0.0)
 
 
 def word_average(model: Path) -> Any:
-    """Each text's mean over the rows of the embedding table, special tokens left out."""
+    """Each text's mean over the rows of the embedding table, without special tokens."""
     from bertkit.models.hub import load_model
     from bertkit.text.tokenizer_files import load_tokenizer
 
@@ -114,7 +115,7 @@ def word_average(model: Path) -> Any:
 
 
 def sentences(corpus: Path) -> Iterator[str]:
-    """The sentences of a compressed text of six words and more, the first of each paragraph."""
+    """The sentences of at least six words in a compressed text, the first of each paragraph."""
     with lzma.open(corpus, "rt", encoding="utf-8") as lines:
         for line in lines:
             found = split_sentences(line.strip())
@@ -224,7 +225,7 @@ def main() -> None:
 
 
 def report(figures: dict[tuple[str, int], float]) -> None:
-    """Means with their spread, and of each claim the differences seed by seed."""
+    """Means with their spread, and for each claim the differences per seed."""
     arms_found = {arm: [x for (name, _), x in sorted(figures.items()) if name == arm] for arm, _ in figures}
     for name, values in arms_found.items():
         spread = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "-"

@@ -1,17 +1,17 @@
-"""`bertkit serve` under load, beside a plain server of FastAPI and sentence-transformers with the same model.
+"""`bertkit serve` under load, compared with a plain FastAPI and sentence-transformers server of the same model.
 
-N clients, each with one connection that is kept, ask for the vector of one real sentence again and again, as fast as
-they are answered. The servers are processes of their own, one at a time and in turn, each after a warm-up that is not
-counted. Reported: answers a second, milliseconds to an answer, processor time of the server for one (which other work
-on the machine disturbs least), resident memory in the course of it, and the greatest difference between the vectors of
-the two. Then bertkit's gets SIGTERM under the same load, and what becomes of each request that was sent is counted.
+N clients, each with one persistent connection, request the vector of one real sentence after another, each as soon as
+the previous response has arrived. The servers are separate processes that run alternately, each after an uncounted
+warm-up. Reported: responses per second, latency in milliseconds, the server's processor time per response (least
+affected by other work on the machine), resident memory over time, and the largest difference between the two servers'
+vectors. Then bertkit's server gets SIGTERM under the same load, and the outcome of each sent request is counted.
 
     python -m benchmarks.serve_load --seconds 60
     python -m benchmarks.serve_load --seconds 600 --rounds 1      # memory over ten minutes
 
-The plain server is what the libraries' documentation leads to: a `def` endpoint, which FastAPI runs in its threads, and
-`model.encode` of what came. With `--peer locked` one thread at a time encodes. The clients are a third process, which
-takes its part of the processor from both servers alike.
+The plain server follows the libraries' documentation: a `def` endpoint, which FastAPI runs in its threads, that calls
+`model.encode` on the request. With `--peer locked` one thread at a time encodes. The clients are a third process, which
+uses the same share of the processor with both servers.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ COMPARED = 32
 
 @dataclass
 class Load:
-    """What clients saw.
+    """The clients' measurements.
 
     Attributes:
-        milliseconds: to each answer.
-        lost: what became of requests that had no answer, or another than 200.
-        sent: requests that were sent whole.
-        memory_mb: resident, of the server, once a second.
-        cpu_seconds: of the server, while the load lasted.
+        milliseconds: latency of each response.
+        lost: outcomes of requests without a response or with a status other than 200.
+        sent: requests that were sent completely.
+        memory_mb: resident memory of the server, once per second.
+        cpu_seconds: processor time of the server under load.
     """
 
     milliseconds: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Load:
 
 
 class KeptConnection:
-    """A client's connection; HTTP by hand, so that the clients cost little."""
+    """A client's connection, with hand-written HTTP so that clients cost little."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -102,7 +102,7 @@ class KeptConnection:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
 
     async def post(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+        """Status and body of the response."""
         head = (
             "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -119,12 +119,12 @@ class KeptConnection:
 
 
 def body_of(sentence: str) -> bytes:
-    """One sentence, its vector as a list of numbers: what both servers can write."""
+    """One sentence with its vector as a list of numbers, which both servers can send."""
     return json.dumps({"model": NAME, "input": [sentence]}).encode()
 
 
 async def load(port: int, sentences: Sequence[str], clients: int, seconds: float, server: psutil.Process) -> Load:
-    """Ask with all clients for so long; until they are told to close, where `seconds` is infinite."""
+    """Send requests from all clients for this long, or until the clients are closed if `seconds` is infinite."""
     found, bodies = Load(), [body_of(each) for each in sentences]
     before = sum(server.cpu_times()[:2])
     end = time.monotonic() + seconds
@@ -167,7 +167,7 @@ async def load(port: int, sentences: Sequence[str], clients: int, seconds: float
 def running(
     side: str, model: Path, peer: str, folder: Path, precision: str
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """One of the two servers, once it answers."""
+    """Start one of the two servers and wait until it responds."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if side == "bertkit":
@@ -195,7 +195,7 @@ def running(
 
 
 async def vectors(port: int, sentences: Sequence[str]) -> np.ndarray[Any, Any]:
-    """Of sentences, one request each."""
+    """Request bodies, one sentence each."""
     connection = KeptConnection(port)
     await connection.open()
     answers = [json.loads((await connection.post(body_of(each)))[1]) for each in sentences]
@@ -204,7 +204,7 @@ async def vectors(port: int, sentences: Sequence[str]) -> np.ndarray[Any, Any]:
 
 
 def real_sentences(path: Path | None, count: int, seed: int) -> list[str]:
-    """Sentences of 3 to 60 words of a text, or of the documentation of this Python."""
+    """Sentences of 3 to 60 words from a text or from the documentation of this Python."""
     file = harvest(cache_directory()) if path is None else path
     with file.open(encoding="utf-8") as lines:
         found = [each for line in lines for each in split_sentences(line.strip()) if 3 <= len(each.split()) <= 60]
@@ -213,7 +213,7 @@ def real_sentences(path: Path | None, count: int, seed: int) -> list[str]:
 
 
 def summary(found: Load, seconds: float) -> dict[str, Any]:
-    """Figures of one side's turn."""
+    """Figures of one side's round."""
     p50, p95, p99 = np.percentile(found.milliseconds, [50, 95, 99]).round(1).tolist()
     return {
         "answers_per_second": round(len(found.milliseconds) / seconds, 1),
@@ -227,7 +227,7 @@ def summary(found: Load, seconds: float) -> dict[str, Any]:
 
 
 def stop_under_load(model: Path, sentences: Sequence[str], clients: int, folder: Path) -> dict[str, Any]:
-    """SIGTERM in the middle of a load of five seconds and more."""
+    """Send SIGTERM in the middle of a load of at least five seconds."""
     with running("bertkit", model, "", folder, "fp32") as (port, process):
 
         async def run() -> Load:

@@ -1,13 +1,13 @@
 """Pretraining on two threads while another process computes on one of two cores, for several bounds of spinning.
 
-Threads of OpenMP that wait for one another spin before they sleep (GOMP_SPINCOUNT of the GNU library). One that spins
-keeps its core from the one it waits for, where another process has taken that one's. On a machine that is quiet but for
-this, from the checkout:
+OpenMP threads that wait for one another spin before they sleep (GOMP_SPINCOUNT of the GNU library). If another process
+has taken the core of the awaited thread, the spinning thread keeps the remaining core from it. On an otherwise idle
+machine, from the checkout:
 
     python -m benchmarks.shared_cores --spins default,1000,10000,100000,passive --rounds 3 [--precision fp32]
 
-Prints tokens/s alone and beside a process that computes without end, each the median over rounds that alternate, and
-their ratios to the library's own bound.
+Prints tokens/s alone and next to a process that computes endlessly, each the median over alternating rounds, and their
+ratios to the library's default bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OTHER = "while True: pass"
 
 
 def tokens_per_second(precision: str, seconds: float) -> float:
-    """Of updates of BERT at 256 x 4, as `bertkit bench pretrain` makes them; in the process that is measured."""
+    """Rate of updates of BERT at 256 x 4, as in `bertkit bench pretrain`; runs in the measured process."""
     from bertkit.bench.pretrain import pretraining
     from bertkit.bench.settings import BenchSettings
     from bertkit.bench.workload import OWN
@@ -50,7 +50,7 @@ def tokens_per_second(precision: str, seconds: float) -> float:
 
 
 def measured(spins: str, arguments: argparse.Namespace, *, shared: bool) -> float:
-    """Tokens a second of a process with this bound of spinning."""
+    """Tokens per second of a process with this spin bound."""
     environment = {name: value for name, value in os.environ.items() if name not in SPINNING}
     environment["OMP_NUM_THREADS"] = "2"
     if spins == "passive":

@@ -1,11 +1,11 @@
 """A run under load for minutes or hours: killed every few minutes, resumed, and watched.
 
     python -m benchmarks.soak --minutes 120 --out soak        # two hours, the figures of docs/reliability.md
-    python -m benchmarks.soak --files 50000 --out soak        # a folder of so many files, tokenised
-    python -m benchmarks.soak --documents 10000000 --out soak # so many documents in one file, tokenised
+    python -m benchmarks.soak --files 50000 --out soak        # tokenise a folder of this many files
+    python -m benchmarks.soak --documents 10000000 --out soak # tokenise this many documents in one file
 
-Memory and descriptors of the process are sampled each second into OUT/NAME.csv and drawn beside it. A training is
-killed by SIGKILL after a random time and goes on with --resume; its checkpoints are verified after each kill.
+Memory and descriptors of the process are sampled each second into OUT/NAME.csv and plotted next to it. A training run
+is killed by SIGKILL after a random time and continues with --resume; its checkpoints are verified after each kill.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ VERBS = ("reads", "returns", "writes", "holds", "keeps", "finds", "makes", "take
 
 @dataclass
 class Watch:
-    """Samples of a process and those that it started: seconds, resident bytes, open descriptors, attempts."""
+    """Samples of a process and its children: seconds, resident bytes, open descriptors, attempts."""
 
     rows: list[tuple[float, int, int, int]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def sample(self, process: psutil.Process, attempt: int) -> None:
-        """One sample, where the process still lives."""
+        """Take one sample if the process is alive."""
         try:
             whole = [process, *process.children(recursive=True)]
             memory = sum(each.memory_info().rss for each in whole)
@@ -84,8 +84,8 @@ class Watch:
         return path
 
     def steady(self) -> list[tuple[int, float, float, int, int]]:
-        """Of each attempt: its number, the mean memory in MB of the second and the last quarter of its samples, and the
-        fewest and most descriptors after its first quarter."""
+        """For each attempt: its number, the mean memory in MB in the second and the last quarter of its samples, and
+        the minimum and maximum of descriptors after the first quarter."""
         found = []
         for attempt in sorted({row[3] for row in self.rows}):
             own = [row for row in self.rows if row[3] == attempt]
@@ -99,7 +99,7 @@ class Watch:
 
 
 def sentences(count: int, seed: int = 0) -> Iterator[str]:
-    """Made sentences."""
+    """Write generated sentences."""
     generator = random.Random(seed)
     for _ in range(count):
         subject, verb, thing = generator.choice(NOUNS), generator.choice(VERBS), generator.choice(NOUNS)
@@ -107,7 +107,7 @@ def sentences(count: int, seed: int = 0) -> Iterator[str]:
 
 
 def started(words: Sequence[str], place: Path) -> subprocess.Popen[bytes]:
-    """A command of this Python's bertkit, its story in `story.txt`."""
+    """Run a bertkit command with this Python; its output is in `story.txt`."""
     environment = {**os.environ, "BERTKIT_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
     with (place / "story.txt").open("ab") as story:
         return subprocess.Popen(
@@ -116,7 +116,7 @@ def started(words: Sequence[str], place: Path) -> subprocess.Popen[bytes]:
 
 
 def watched(process: subprocess.Popen[bytes], watch: Watch, attempt: int, until: float) -> None:
-    """Sample a process each second until it ends, or that time comes."""
+    """Sample a process each second until it ends or the time limit is reached."""
     seen = psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until:
         watch.sample(seen, attempt)
@@ -124,7 +124,7 @@ def watched(process: subprocess.Popen[bytes], watch: Watch, attempt: int, until:
 
 
 def soak(place: Path, out: Path, minutes: float, between: tuple[float, float], seed: int) -> dict[str, object]:
-    """Train for so long, with a kill every so many minutes."""
+    """Train for this long, with a kill at this interval."""
     from bertkit.run.checkpoint import newest_valid_checkpoint
 
     (place / "soak.yaml").write_text(RECIPE)
@@ -148,7 +148,7 @@ def soak(place: Path, out: Path, minutes: float, between: tuple[float, float], s
 
 
 def tokenised(place: Path, out: Path, name: str, source: str, vocabulary: Path) -> dict[str, object]:
-    """Tokenise a source and watch it."""
+    """Tokenise a source and sample the process."""
     watch = Watch()
     words = ["tokenize", source, "--out", str(place / "shards"), "--tokenizer", str(vocabulary), "--workers", "1", "-q"]
     process = started(words, place)
@@ -168,7 +168,7 @@ def tokenised(place: Path, out: Path, name: str, source: str, vocabulary: Path) 
 
 
 def a_vocabulary(place: Path) -> Path:
-    """Of the made sentences."""
+    """Generate the source from artificial sentences."""
     (place / "some.txt").write_text("\n".join(sentences(2000)))
     process = started(
         ["tokenize", "some.txt", "--train", "wordpiece", "--vocab-size", "1500", "--out", "vocabulary"], place

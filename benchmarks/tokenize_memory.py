@@ -1,7 +1,7 @@
-"""The greatest memory of `bertkit tokenize` on a large corpus: resident set of the command and all its processes.
+"""Peak memory of `bertkit tokenize` on a large corpus: resident set of the command and all its processes.
 
-The corpus is made: real documents again and again, each time with some words replaced by new ones, so that neither word
-tables nor the vocabulary's sample see a small text repeated.
+The corpus is generated: real documents repeated, each time with some words replaced by new ones, so that word tables
+and the vocabulary's sample do not profit from repetition.
 
     python -m benchmarks.tokenize_memory [--data SOURCE] [--gigabytes 2] [--limit 1.5]
 """
@@ -41,7 +41,7 @@ def make_corpus(path: Path, data: str, gigabytes: float, cache: Path) -> int:
 
 
 def family_memory(process: psutil.Process) -> int:
-    """Resident bytes of a process and its descendants; pages that they share are counted once for each."""
+    """Resident bytes of a process and its descendants; shared pages count once per process."""
     total = 0
     for member in [process, *process.children(recursive=True)]:
         try:

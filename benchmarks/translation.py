@@ -1,14 +1,14 @@
-"""A generated translation task: numbers in English words to digits, whose BLEU tells whether an encoder-decoder learns.
+"""A generated translation task, numbers in English words to digits: its BLEU shows whether an encoder-decoder trains.
 
-    python -m benchmarks.translation                 # trains transformer-small, and scores 500 pairs it never saw
+    python -m benchmarks.translation                 # trains transformer-small and scores 500 unseen pairs
     python -m benchmarks.translation --pairs 6000 --steps 1200 --out DIR
-    python -m benchmarks.translation --fixed-heads   # beside each other: seven of eight encoder heads fixed, and none
-    python -m benchmarks.translation --universal     # one layer applied again and again, and with adaptive halting
+    python -m benchmarks.translation --fixed-heads   # compares seven of eight fixed encoder heads with none
+    python -m benchmarks.translation --universal     # one layer applied repeatedly, and with adaptive halting
     python -m benchmarks.translation --starts        # BART's architecture from a BERT and from random weights
 
 The pairs are drawn with seed 0 from the numbers below a million; a digit of the target depends on one word and on which
-words are missing ("four thousand and two": 4 0 0 2), so that copying word by word scores low. Test pairs are other
-numbers than those of training.
+words are missing ("four thousand and two": 4 0 0 2), so copying word by word scores low. The test numbers do not occur
+in training.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BERT = {
     "optimisation.steps": 400,
     "engine.precision": "fp32",
 }
-"""A BERT of the text of both sides, a line a document."""
+"""A BERT of the text of both sides, one document per line."""
 
 
 def words(number: int) -> str:
@@ -92,7 +92,7 @@ def write_task(directory: Path, pairs: int) -> tuple[Path, Path]:
 
 
 def bertkit(*arguments: str) -> dict[str, object]:
-    """The document that a command prints."""
+    """The document printed by a command."""
     found = subprocess.run(
         [sys.executable, "-m", "bertkit", *arguments, "--json"], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -106,7 +106,7 @@ def settings(values: dict[str, object]) -> list[str]:
 
 
 def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict[str, object]:
-    """Scores on the test pairs of two runs that differ in their first weights alone: a BERT's, and random ones."""
+    """Scores on the test pairs of two runs that differ only in their initial weights: a BERT's, or random ones."""
     text = directory / "both-sides.txt"
     text.write_text(train.read_text(encoding="utf-8").replace("\t", "\n\n").replace("\n", "\n\n"), encoding="utf-8")
     bert = directory / "bert"
@@ -128,7 +128,7 @@ def compare_starts(directory: Path, train: Path, test: Path, steps: int) -> dict
 
 
 def train_and_score(run: Path, train: Path, test: Path, more: dict[str, object]) -> dict[str, object]:
-    """What a small Transformer gives for held-out pairs and for the test pairs, and how long all took."""
+    """Outputs of a small Transformer for held-out pairs and for the test pairs, and the time taken."""
     began = time.perf_counter()
     given = ("--data", str(train), "--run-dir", str(run), *settings(more))
     document = bertkit("pretrain", "transformer-small", *given)

@@ -1,11 +1,12 @@
-"""How near an update comes to its device's limit: tokens/s and the share of bf16 products, by model, length and form.
+"""Speed of an update relative to the device's limit: tokens/s and share of the peak bf16 rate, by model, length and
+form.
 
     python -m benchmarks.update_speed --peak 989 [--sizes base,large] [--lengths 128,512] [--forms plain,compiled]
     python -m benchmarks.update_speed --device cpu --sizes small --forms plain --lengths 128 --tokens 4096
 
-BERT's masked language modelling with dropout, made texts of random words, AdamW: the step of `bertkit pretrain` on
-batches as its workers prepare them. Lengths are all the limit ("fixed"), or drawn lognormal with a mean of 60% of it
-("varied"), with as many tokens an update; the two take turns. Writes update_speed.json and prints the table.
+BERT's masked language modelling with dropout on random words, AdamW: the step of `bertkit pretrain` on batches prepared
+as by its workers. Sequences all have the maximum length ("fixed"), or lognormal lengths with a mean of 60% of it
+("varied") at the same number of tokens per update; the two alternate. Writes update_speed.json and prints the table.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bertkit.training.product_rate import measured_peak_flops, synchronise
 from bertkit.training.step import Step
 
 VOCABULARY = 30_528
-"""BERT's 30,522 words, up to a multiple of 64."""
+"""BERT's 30,522 tokens, rounded up to a multiple of 64."""
 SIZES = {"small": (256, 4, 4), "base": (768, 12, 12), "large": (1024, 24, 16)}
 """Width, layers, heads: Devlin et al. 2019, arXiv:1810.04805, section 3; Turc et al. 2019, arXiv:1908.08962."""
 MASK, CLS, SEP = 4, 2, 3
@@ -59,7 +60,7 @@ class Form:
     Attributes:
         compiled: by torch.compile.
         attention_dropout: whether attention probabilities are dropped out, as in BERT's recipe.
-        separate: queries, keys and values in three products.
+        separate: queries, keys and values in three matrix products.
     """
 
     compiled: bool = False
@@ -77,7 +78,7 @@ KINDS = {"fixed": False, "varied": True}
 
 
 def lengths_of(limit: int, tokens: int, *, varied: bool, seed: int) -> list[int]:
-    """Lengths of sequences that have so many tokens together, or slightly fewer."""
+    """Lengths of sequences that together have this many tokens or slightly fewer."""
     if not varied:
         return [limit] * (tokens // limit)
     generator = np.random.default_rng(seed)
@@ -91,7 +92,7 @@ def lengths_of(limit: int, tokens: int, *, varied: bool, seed: int) -> list[int]
 
 
 def samples_of(lengths: list[int], seed: int) -> Samples:
-    """Sequences [CLS] words [SEP], with masks."""
+    """Sequences [CLS] words [SEP] with masked tokens."""
     ends_B = np.cumsum(lengths)
     bounds_B1 = np.concatenate([[0], ends_B])
     ids_T = np.random.default_rng(seed).integers(5, VOCABULARY, bounds_B1[-1])
@@ -146,7 +147,7 @@ class Measurement:
         return made
 
     def timed(self, parts: list[PackedBatch]) -> float:
-        """Seconds of an update."""
+        """Seconds per update."""
         synchronise(self.engine.device)
         before = time.perf_counter()
         self.step.update(parts, self.terms, 1e-4)
@@ -154,7 +155,7 @@ class Measurement:
         return time.perf_counter() - before
 
     def measured(self, limit: int, rounds: int) -> dict[str, dict[str, Any]]:
-        """Medians of both kinds of lengths."""
+        """Medians for both kinds of lengths."""
         made = {kind: self.updates(limit, varied=varied) for kind, varied in KINDS.items()}
         first = {kind: sum(self.timed(updates[0]) for _ in range(3)) for kind, updates in made.items()}
         seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -176,7 +177,7 @@ class Measurement:
         return found
 
     def kernels(self, limit: int) -> list[tuple[str, float, int]]:
-        """The kernels of an update on a GPU, the longest first: name, milliseconds, calls."""
+        """The kernels of an update on a GPU, longest first: name, milliseconds, calls."""
         parts = self.updates(limit, varied=False)[0]
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             self.timed(parts)
@@ -219,7 +220,7 @@ def main() -> None:
     print(f"{device_name(device)}, torch {torch.__version__}; products {products:,.2f} TFLOP/s measured", flush=True)
     rows: list[dict[str, Any]] = []
     for size, form in itertools.product(arguments.sizes.split(","), arguments.forms.split(",")):
-        torch.compiler.reset()  # torch keeps eight graphs of a layer, and each model has its own
+        torch.compiler.reset()  # torch caches eight graphs per layer, and each model needs its own
         measurement = Measurement(size, FORMS[form], arguments)
         for limit in map(int, arguments.lengths.split(",")):
             with kernels_in_use(measurement.config, measurement.engine):

@@ -1,9 +1,9 @@
-"""Word vectors of a corpus without a network: the baseline that Sentence-BERT's table 1 compares with, learnt here.
+"""Word vectors of a corpus without a neural network: a baseline as in Sentence-BERT's table 1, trained here.
 
 Levy, Goldberg and Dagan 2015, "Improving Distributional Similarity with Lessons Learned from Word Embeddings", TACL 3:
-positive pointwise mutual information of words within a window, nearer ones weighing more, contexts smoothed by 0.75,
-then a singular value decomposition with the root of the singular values. GloVe's vectors of 840 billion words need a
-download; these are of the text that a small model was pretrained on, so that both have read the same.
+positive pointwise mutual information of words within a window, with a higher weight for nearer ones and contexts
+smoothed by 0.75, then a singular value decomposition scaled by the root of the singular values. Unlike GloVe's vectors
+of 840 billion words they need no download, and they come from the text that a small model was pretrained on.
 
 Shapes: N words, E width.
 
@@ -30,7 +30,7 @@ SMOOTHING = 0.75
 
 
 def word_ids(corpus: Path, megabytes: float, most: int) -> tuple[list[str], Any]:
-    """The most frequent words, lower-cased, and the text as their numbers; -1 for a rarer one."""
+    """The most frequent words, lower-cased, and the text as their indices; -1 for a rarer word."""
     with lzma.open(corpus, "rt", encoding="utf-8") as text:
         lower = text.read(int(megabytes * 1e6)).lower()
     found = [word for line in lower.splitlines() for word in _words(line)]
@@ -44,7 +44,7 @@ def _words(line: str) -> list[str]:
 
 
 def counts(ids_T: Any, size: int) -> Any:
-    """How often words stand within the window of each other, (N, N); at a distance of d a pair counts 1 - (d-1)/W."""
+    """How often words co-occur within the window, (N, N); a pair at distance d counts 1 - (d-1)/W."""
     total = sparse.csr_matrix((size, size))
     for distance in range(1, WINDOW + 1):
         left, right = ids_T[:-distance], ids_T[distance:]
@@ -55,7 +55,7 @@ def counts(ids_T: Any, size: int) -> Any:
 
 
 def vectors(count_NN: Any, width: int) -> Any:
-    """The left singular vectors of positive mutual information, by the roots of the singular values, (N, E)."""
+    """The left singular vectors of positive mutual information, scaled by the roots of the singular values, (N, E)."""
     word_N = np.asarray(count_NN.sum(axis=1)).ravel()
     context_N = word_N**SMOOTHING
     information = count_NN.tocoo()

@@ -7,14 +7,22 @@ the import takes a third of a second.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from bertkit.errors import DataError, first_line
+
+PINNED = "BERTKIT_HUB_COMMITS"
+"""Environment variable with commits to read instead of the newest, as from `pinning`; for a run that is repeated."""
+
+_model_commits: dict[str, str] = {}
+_pinned_models: dict[str, str] = {}
 
 
 def is_offline(offline: bool = False) -> bool:
@@ -61,6 +69,38 @@ def refusal(error: BaseException, what: str) -> str:
     return f"cannot be fetched from the Hub: {first_line(error)}; run again to continue"
 
 
+def pinning(*, datasets: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
+    """The environment variable that makes a process read these commits, each by the name and branch asked for."""
+    return {PINNED: json.dumps({"datasets": dict(datasets), "models": dict(models)})}
+
+
+def pin_models(commits: Mapping[str, str]) -> None:
+    """Make this process read these commits of models, each by the name and branch asked for."""
+    _pinned_models.update(commits)
+
+
+def _pinned(kind: Literal["datasets", "models"], repository: str) -> str | None:
+    commits: dict[str, dict[str, str]] = json.loads(os.environ.get(PINNED) or "{}")
+    return commits.get(kind, {}).get(repository)
+
+
+def model_revision(repository: str) -> tuple[str, str | None]:
+    """The name and the revision of a model given as `ORG/NAME` or `ORG/NAME@REVISION`; None: the newest."""
+    name, _, branch = repository.partition("@")
+    return name, _pinned_models.get(repository) or _pinned("models", repository) or branch or None
+
+
+def note_model(repository: str, snapshot: Path) -> None:
+    """Note the commit of a model that was fetched: the name of its directory in the Hub's cache."""
+    if re.fullmatch(r"[0-9a-f]{40}", snapshot.name):
+        _model_commits.setdefault(repository, snapshot.name)
+
+
+def model_commits() -> dict[str, str]:
+    """The commits of the Hub's models that this process has read, by the name and branch asked for."""
+    return dict(_model_commits)
+
+
 @cache
 def dataset_commit(repository: str, *, offline: bool = False) -> str:
     """The current commit of a data set; it stays the same for the whole process.
@@ -75,6 +115,8 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
+    if pinned := _pinned("datasets", repository):
+        return pinned
     name, _, branch = repository.partition("@")
     if re.fullmatch(r"[0-9a-f]{40}", branch):
         return branch

@@ -141,7 +141,7 @@ def test_startup_times_processes_and_no_peers_means_none(bertkit: Callable[..., 
     assert outcome.code == 0
     (line,) = outcome.stdout.splitlines()
     assert line.startswith("startup: bertkit --help ")
-    assert "import torch is left out: not wanted (--no-peers)" in outcome.stderr
+    assert "import torch is left out: skipped (--no-peers)" in outcome.stderr
     assert "import typer" in outcome.stderr
 
 

@@ -103,7 +103,7 @@ def test_a_length_holds_in_stages_that_have_a_longer_one(caplog: pytest.LogCaptu
     caplog.set_level("INFO")
     recipe = PretrainArguments(recipe="bert", overrides=[Override("max_length", 64, "--max-length")]).requested()
     assert [stage.recipe.data.sequence_length for stage in stages_of(recipe)] == [64, 64]
-    assert "stage 1 reads sequences of 64 tokens instead of 128" in caplog.text
+    assert "stage 1 of 2 reads sequences of 64 tokens instead of 128" in caplog.text
     wanted = PretrainArguments(recipe="bert", overrides=[Override("data.sequence_length", 64)]).requested()
     assert what_hash(wanted) == what_hash(recipe)
     longer = PretrainArguments(recipe="bert", overrides=[Override("max_length", 256, "--max-length")]).requested()
@@ -116,7 +116,8 @@ def test_a_setting_that_stages_have_too_is_told(caplog: pytest.LogCaptureFixture
         "optimisation.stages", [{"share": 0.5, "set": {"optimisation.schedule.peak": 1e-3}}, {"share": 0.5}]
     )
     PretrainArguments(recipe="bert", overrides=[*changed, stages]).requested()
-    assert "--lr applies where a stage does not set optimisation.schedule.peak itself; stage 1 does" in caplog.text
+    told = "--lr applies where a stage does not set optimisation.schedule.peak itself; stage"
+    assert f"{told} 1 of 2 does: drop them" in caplog.text
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "distill"])

@@ -291,3 +291,10 @@ def test_help_of_a_command_imports_no_torch(command: str) -> None:
     arguments = [sys.executable, "-c", program, *command.split(), "--help"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune", "study"])
+def test_a_plan_of_a_resumed_run_asks_for_its_recipe(bertkit: Callable[..., Any], command: str) -> None:
+    planned = bertkit(command, "--resume", "any", "--plan")
+    assert planned.code == 2
+    assert "--plan with --resume: name the recipe, too" in planned.stderr

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.code_hash import code_sha256
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.layouts import DocSentences, SegmentPair
 from bertkit.data.shards import TokenShards
 from bertkit.data.split import split_documents
-from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
+from bertkit.data.stream import _CODE_OF_PLANS, SampleSpec, SampleStream, StepBatches
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.schedule import LinearRate
@@ -182,3 +183,19 @@ def test_sequences_of_one_length_need_no_gathering() -> None:
     sequences = PackedSequences.from_lengths([9] * 5)
     assert sequences.gather_P is None
     assert [(block.sequences, block.length) for block in sequences.blocks] == [(5, 9)]
+
+
+def test_a_plan_that_other_code_made_is_not_read(
+    shards: TokenShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = flat(step_batches(shards, tmp_path)[0])
+    (made,) = tmp_path.glob("*/plan-00000.npy")
+    np.save(made, np.load(made)[:1])
+    assert len(step_batches(shards, tmp_path).stream.plan(0)) == 1
+    monkeypatch.setattr("bertkit.data.stream.code_sha256", lambda *parts: "other code")
+    assert all(map(torch.equal, flat(step_batches(shards, tmp_path)[0]), wanted))
+    assert len(list(tmp_path.glob("*/plan-00000.npy"))) == 2
+
+
+def test_the_code_of_plans_is_found() -> None:
+    assert len({code_sha256(part) for part in (*_CODE_OF_PLANS, "nothing")}) == len(_CODE_OF_PLANS) + 1

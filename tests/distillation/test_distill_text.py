@@ -306,6 +306,10 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
             r"frozen: the student has no part 'embeddings\.segment'; its parts are embeddings\.norm",
         ),
         (["init=x"], "not both"),
+        (
+            ["optimisation.stages=[{share: 0.5}, {share: 0.5, set: {model.num_hidden_layers: 4}}]"],
+            "a student cannot grow during distillation",
+        ),
         (["optimisation.stages=[{share: 1}]", PHASES[0]], r"leave optimisation\.stages out"),
         ([PHASES[0].replace("layer: 2", "layer: 9")], "progressive takes 18 steps"),
     ],

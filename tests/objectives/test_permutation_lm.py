@@ -248,5 +248,13 @@ def test_errors_name_the_key_and_the_remedy() -> None:
     assert "model.family: xlnet" in PermutationLM().errors(data, BertConfig())[0]
     assert PermutationLM(order_tokens=32).errors(data, XlnetConfig()) == []
     assert "order_tokens (33)" in PermutationLM(order_tokens=33).errors(data, XlnetConfig())[0]
+
+
+def test_no_part_of_a_sequence_that_is_too_short_has_a_negative_size() -> None:
+    for length, most in ((8, 4), (64, 32), (256, 128)):
+        data = DataConfig(sequence_length=length, layout=ReusedSegments(reused_tokens=256))
+        (error,) = PermutationLM(order_tokens=256).errors(data, XlnetConfig())
+        assert f"(at most {most} tokens" in error
+        assert PermutationLM(order_tokens=most).errors(data, XlnetConfig()) == []
     assert "masked_lm" in PermutationLM().errors_beside([PermutationLM(), MaskedLM()])[0]
     assert PermutationLM().errors_beside([PermutationLM(), NextSentence()]) == []

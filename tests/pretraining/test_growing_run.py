@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,11 +82,14 @@ def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -
     ],
 )
 def test_a_growth_that_cannot_be_is_refused_before_the_first_step(
-    recipe: Path, changed: tuple[str, str], words: str
+    recipe: Path, changed: tuple[str, str], words: str, bertkit: Callable[..., Any]
 ) -> None:
     path = recipe.with_name("grown.yaml")
     path.write_text(RECIPE.replace(*changed).replace("num_attention_heads: 3", "num_attention_heads: 2"))
     run = f"refused-{changed[1].strip(',').split()[-1]}"
     with pytest.raises(UsageError, match=words):
         run_pretraining(request(path, run), progress=silent_progress)
-    assert not recipe.with_name(run).joinpath("metrics.jsonl").exists()
+    assert not recipe.with_name(run).exists()
+    planned = bertkit("pretrain", path, "--data", recipe.with_name("text.txt"), "--plan")
+    assert planned.code == 2
+    assert re.search(words, planned.stderr)

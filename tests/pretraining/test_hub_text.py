@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bertkit.models.bert import BertConfig
 from tests.hub_server import Hub, commit_of, serving
-from tests.training.tiny_run import RECIPE, write_text
+from tests.training.tiny_run import RECIPE, write_model, write_text
 
 STOPPED = 75
 
@@ -54,3 +55,31 @@ def test_a_resumed_run_reads_the_commit_that_it_began_with(tmp_path: Path) -> No
         assert bertkit(tmp_path, hub.url, "pretrain", "--resume", moved) == 0
     assert bertkit(tmp_path, hub.url, "pretrain", "--resume", alone) == 0
     assert weights(moved) == weights(alone) == weights(straight)
+
+
+def test_replay_and_resume_read_the_commits_of_text_and_model_that_the_run_read(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
+    text = write_text(tmp_path / "text.txt")
+    rows = [json.dumps({"text": part}) + "\n" for part in text.read_text(encoding="utf-8").strip().split("\n\n")]
+    files = {"README.md": b"# Text\n", "train.jsonl": "".join(rows).encode()}
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40}
+    config = BertConfig(num_hidden_layers=1, **sizes)
+    one, other = (write_model(config, text, tmp_path / f"model-{seed}", seed=seed) for seed in (1, 2))
+    model, newer = ({path.name: path.read_bytes() for path in each.iterdir()} for each in (one, other))
+    hub = Hub({"datasets/org/text@main": files, "org/model@main": model})
+    run, stopped = tmp_path / "run", tmp_path / "stopped"
+    with serving(hub):
+        words = ("pretrain", tmp_path / "tiny.yaml", "--max-steps", 4, "--data", "hub:org/text")
+        words = (*words, "--init", "org/model@main", "--run-dir")
+        assert bertkit(tmp_path, hub.url, *words, run) == 0
+        assert bertkit(tmp_path, hub.url, *words, stopped, "--fresh", "--max-minutes", 0) == STOPPED
+        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        assert record["model_commits"] == {"org/model@main": commit_of(model)}
+        moved = {**files, "train.jsonl": "".join(rows[3:]).encode()}
+        hub.files = {"datasets/org/text@main": moved, "org/model@main": newer}
+        hub.files |= {"datasets/org/text@before": files, "org/model@before": model}
+        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(tmp_path / "hf")
+        assert bertkit(tmp_path, hub.url, "runs", "replay", run) == 0
+        assert bertkit(tmp_path, hub.url, "pretrain", "--resume", stopped) == 0
+    assert weights(stopped) == weights(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,13 @@ def test_bad_recipes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             train(tmp_path, "xlnet", f"bad-{key}", **{key: value})
+
+
+def test_a_plan_for_several_ranks_is_refused_as_the_run_is(bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    recipe, text = write(tmp_path, "xlnet")
+    planned = bertkit("pretrain", recipe, "--data", text, "--nproc", "2", "--plan")
+    assert planned.code == 2
+    assert "engine.ranks: 2 ranks cannot share an update: data.layout reused-segments" in planned.stderr
 
 
 def test_a_batch_moves_with_its_lanes(tmp_path: Path) -> None:

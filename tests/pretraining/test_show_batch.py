@@ -50,6 +50,8 @@ def test_a_later_stage_is_shown_at_its_own_length(bertkit: Bertkit, home: Path) 
         sequences = shown(bertkit, home, "--step", step, "--sequences", "9")["sequences"]
         lengths.append(max(len(sequence["tokens"]) for sequence in sequences))
     assert lengths[0] <= 24 < lengths[1] <= 32
+    text = ("--data", home / "text.txt")
+    assert "tiny, step 43, stage 2 of 2:" in bertkit("show-batch", home / "tiny.yaml", *text, "--step", "43").stdout
 
 
 def test_a_run_shows_what_its_recipe_shows(bertkit: Bertkit, home: Path) -> None:

@@ -79,6 +79,6 @@ def test_a_group_of_a_later_stage_that_names_nothing_stops_before_the_first_step
     wrong = recipe.with_name("wrong.yaml")
     text = RECIPE.replace("{parameters: layers.1, rate: 3.0}", "{parameters: layers.2, rate: 3.0}")
     wrong.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"stage 1: optimisation\.groups\.0\.parameters: .*'layers\.2'"):
+    with pytest.raises(UsageError, match=r"stage 2 of 3: optimisation\.groups\.0\.parameters: .*'layers\.2'"):
         run_pretraining(request(wrong, "wrong"), progress=silent_progress)
     assert not list(recipe.with_name("wrong").glob("checkpoints/*"))

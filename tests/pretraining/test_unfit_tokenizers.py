@@ -61,3 +61,15 @@ def test_objectives_that_need_neither_masks_nor_words_run(
     words += ["--set", "engine.examples=[]", "--max-steps", "2"]
     done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *words)
     assert done.code == 0, done.stderr
+
+
+def test_a_tokenizer_that_lacks_a_token_of_every_run_is_refused_by_the_plan_too(
+    bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", "unk", "cls", "sep", "mask")
+    words = ["pretrain", recipe, "--data", text, "--set", f"tokenizer.path={tokenizer}"]
+    for more in (["--plan"], ["--run-dir", tmp_path / "run"]):
+        done = bertkit(*words, *more)
+        assert done.code == 3
+        assert "the tokenizer has no pad token" in done.stderr

@@ -58,6 +58,52 @@ def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_p
         RunDirectory.create(tmp_path, identity(), tmp_path / "mine" / "thesis.txt")
 
 
+def refused(run: RunDirectory, *written: str, error: type[BertkitError] = UsageError) -> Path:
+    """The directory of a run that is refused after it has written these files."""
+
+    def train() -> None:
+        run.write_environment()
+        for name in written:
+            (run.path / name).parent.mkdir(exist_ok=True)
+            (run.path / name).write_text("{}")
+        raise error("model.num_hidden_layers: cannot grow")
+
+    with pytest.raises(error, match="cannot grow"), run.recording():
+        train()
+    return run.path
+
+
+def test_a_new_run_that_is_refused_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
+    assert not refused(RunDirectory.create(tmp_path / "runs", identity())).exists()
+    # The disk or the network may be at fault, so that --resume may do.
+    assert refused(RunDirectory.create(tmp_path / "runs", identity()), error=DataError).exists()
+    assert not refused(RunDirectory.create(tmp_path, identity(), tmp_path / "named"), "suite.json").exists()
+    (tmp_path / "mine").mkdir()
+    assert list(refused(RunDirectory.create(tmp_path, identity(), tmp_path / "mine")).iterdir()) == []
+    RunDirectory.create(tmp_path, identity(), tmp_path / "mine")
+
+
+@pytest.mark.parametrize("written", ["metrics.jsonl", "thesis.txt", "runs/seed=0"])
+def test_a_refused_run_stays_if_its_directory_contains_anything_else(tmp_path: Path, written: str) -> None:
+    path = refused(RunDirectory.create(tmp_path, identity()), written)
+    assert (path / written).is_file()
+    assert RunDirectory.open(path).status == "failed"
+    again = f"it failed \\(model.num_hidden_layers: cannot grow\\); .*--resume.*runs delete {path}"
+    with pytest.raises(UsageError, match=again):
+        RunDirectory.create(tmp_path, identity(), path)
+
+
+def test_a_resumed_run_that_is_refused_stays(tmp_path: Path) -> None:
+    assert (refused(RunDirectory.open(stopped_run(tmp_path).path)) / "run.json").is_file()
+
+
+def test_a_recipe_of_the_users_own_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("title: mine\n")
+    with pytest.raises(UsageError, match=r"contains other files \(recipe.yaml\)"):
+        RunDirectory.create(tmp_path, identity(), tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text() == "title: mine\n"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [

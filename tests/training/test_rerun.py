@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from bertkit.errors import StoppedError
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
-from bertkit.training.rerun import Difference, MetricsComparison
+from bertkit.training.rerun import Difference, MetricsComparison, Rerun, rerun, settled_lines
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_recipe
 
@@ -138,3 +138,76 @@ def test_a_directory_with_something_in_it_is_refused_before_anything_is_compared
         refused = bertkit("runs", "replay", run.path, "--steps", "8", "--run-dir", full)
         assert refused.code == 2
         assert "is not empty; name a new directory" in refused.stderr
+
+
+class Retrained:
+    """Instead of the process that trains again: at each poll, its directory is in the next of some states."""
+
+    def __init__(
+        self, run: RunDirectory, directory: Path, states: Sequence[tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+    ) -> None:
+        self.run, self.directory, self.states = run, directory, list(states)
+
+    def __call__(self, command: list[str], **options: object) -> Retrained:
+        self.directory.mkdir()
+        shutil.copy(self.run.path / "run.json", self.directory)
+        return self
+
+    def poll(self) -> int | None:
+        if not self.states:
+            return 0
+        for name, lines in zip(("metrics.jsonl", "divergence.jsonl"), self.states.pop(0), strict=True):
+            write_lines(self.directory / name, lines)
+        return None
+
+    def terminate(self) -> None:
+        self.states.clear()
+
+    def wait(self, seconds: float) -> None:
+        assert not self.states
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def rolled_back(step: int, *, to: int) -> dict[str, Any]:
+    return {"step": step, "event": "rolled_back", "to": to, "rate_factor": 0.5, "reason": "a spike"}
+
+
+def test_updates_that_a_roll_back_replaced_are_not_compared(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = ([{"step": step, "lr": rate} for step in range(1, 9)] for rate in (1.0, 0.5, 0.25))
+    once, twice = rolled_back(6, to=2), rolled_back(5, to=3)
+    final = [*first[:2], second[2], *third[3:]]
+    write_lines(run.metrics, final)
+    write_lines(run.path / "divergence.jsonl", [once, twice])
+    made_states = [
+        (first[:4], []),
+        (first[:5], [once]),  # recorded before the lines are dropped
+        (first[:2], [once]),
+        ([*first[:2], *second[2:4]], [once]),
+        ([*first[:2], *second[2:4]], [once, twice]),
+        (final[:3], [once, twice]),
+        (final[:7], [once, twice]),
+    ]
+    monkeypatch.setattr("bertkit.training.rerun._POLL_SECONDS", 0.0)
+
+    def replayed(name: str, last: list[dict[str, Any]], steps: int | None = None) -> Rerun:
+        retrained = Retrained(run, tmp_path / name, [*made_states, (last, [once, twice])])
+        monkeypatch.setattr("bertkit.training.rerun.subprocess.Popen", retrained)
+        return rerun(run, tmp_path / name, steps=steps, tolerance=0.01)
+
+    assert replayed("same", final).steps == 8
+    assert replayed("part", final, steps=5).steps == 5
+    other = [*final[:7], {"step": 8, "lr": 0.3}]
+    assert replayed("other", other).difference == Difference(8, "lr", 0.25, 0.3)
+
+
+def test_a_run_that_was_killed_while_it_rolled_back_is_compared_up_to_there() -> None:
+    lines = [{"step": step} for step in range(1, 6)]
+    assert settled_lines(lines, [rolled_back(6, to=2)]) == lines[:2]
+    assert settled_lines([*lines, {"step": 6}], [rolled_back(6, to=2)]) == [*lines, {"step": 6}]
+    # The repetition did not roll back at step 4, so it will not.
+    assert settled_lines(lines, [], [rolled_back(4, to=2)]) == lines

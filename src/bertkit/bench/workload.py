@@ -65,7 +65,7 @@ class Peers:
     def add(self, name: str, build: Callable[[], Work]) -> None:
         """Prepare a side; an exception then, or in its first call, is the reason why it is left out."""
         if not self._wanted:
-            self.left_out[name] = "not wanted (--no-peers)"
+            self.left_out[name] = "skipped (--no-peers)"
             return
         try:
             work = build()

@@ -48,8 +48,8 @@ def bench(
 ) -> None:
     """Measure speed, compared with other libraries and the machine's limits: `bertkit bench pretrain --size base`
 
-    All libraries are timed alternately, round by round, so that what slows the machine slows all of them. The ratio is
-    that of the medians; the lowest and the highest ratio of a single round are shown next to it.
+    All libraries are timed alternately, round by round, so a slowdown of the machine affects all of them. The ratio is
+    that of the medians, shown with the lowest and the highest ratio of a single round.
 
     Examples:
     `bertkit bench startup --rounds 20`
@@ -84,7 +84,7 @@ def bench(
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    """The tables: sides and ratios of each benchmark, where its time goes, and the machine."""
+    """The tables: times and ratios of each benchmark, its breakdown by operator, and the machine."""
     for name, found in document["benchmarks"].items():
         _show_sides(name, found)
         parts = [(kind, f"{percent(share)} %") for kind, share in found["time"].items() if share >= SHOWN_SHARE]
@@ -142,7 +142,7 @@ def _brief(value: float) -> str:
 
 
 def _line(name: str, found: Mapping[str, Any]) -> str:
-    """A benchmark in one line."""
+    """A benchmark's result in one line."""
     own, speed = next(iter(found["sides"].items()))
     parts = [f"{name}: {own} {_brief(speed['per_s'])} {found['unit']}/s"]
     parts += [

@@ -113,7 +113,7 @@ def clear(
 
 
 def _entries(directory: Path) -> list[_Entry]:
-    """What is in the directory of a kind; hidden files are still being written."""
+    """The contents of a kind's directory; hidden files are still being written."""
     if not directory.is_dir() or directory.is_symlink():
         return []
     found = sorted(path for path in directory.iterdir() if not path.name.startswith("."))

@@ -27,20 +27,20 @@ from bertkit.errors import UsageError
 class CommandGroup(TyperGroup):
     """Commands by name, each imported when it is called; a subclass's docstring is the group's help.
 
-    An unknown name is answered with the nearest one.
+    For an unknown name, the error suggests the nearest one.
     """
 
     table: ClassVar[Mapping[str, str]]
     """Each command's name, and its function, or its class of commands, as `module:name`."""
 
     noun: ClassVar[str] = "command"
-    """What one of them is, as in "no command named x"."""
+    """The noun for one of them, as in "no command named x"."""
 
     path: ClassVar[str]
-    """The words before a command's name."""
+    """The words that precede a command's name."""
 
     def known_name(self, name: str) -> str | None:
-        """The command that is meant by a name; None where there is none."""
+        """The command with this name; None if there is none."""
         return name if name in self.table else None
 
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
@@ -50,7 +50,7 @@ class CommandGroup(TyperGroup):
         return found
 
     def summary(self, name: str) -> str:
-        """The line of a command on the group's help page."""
+        """A command's line on the group's help page."""
         module, _, attribute = self.table[name].partition(":")
         spec = find_spec(module)
         assert spec is not None
@@ -102,7 +102,7 @@ class RenamedOptions(TyperCommand):
 
 
 def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
-    """A command, or a group of them, as it runs."""
+    """A command or group, ready to run."""
     if isinstance(command, type):
         app = typer.Typer(help=inspect.getdoc(command), cls=command, add_completion=False)
         app.callback()(lambda: None)
@@ -118,6 +118,6 @@ def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
 
 
 def _reflowed(command: Callable[..., None]) -> str:
-    """A command's docstring with each paragraph on one line, for the terminal to wrap; examples keep a line each."""
+    """A command's docstring with each paragraph on one line, for the terminal to wrap; examples stay one per line."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(each if each.startswith("Examples:\n") else " ".join(each.split()) for each in paragraphs)

@@ -46,11 +46,11 @@ class Meter:
         self.note = ""
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """`amount` more units are done; `note` is a short text shown beside the bar, such as the loss."""
+        """Add `amount` finished units; `note` is a short text shown next to the bar, such as the loss."""
         self.update(self.completed + amount, note)
 
     def update(self, completed: int, note: str | None = None) -> None:
-        """In all, `completed` units are done."""
+        """Set the total number of finished units."""
         self.completed = completed
         self.note = self.note if note is None else visible(note)
         if self._bar is not None:
@@ -76,14 +76,14 @@ class Meter:
 class Console:
     """Messages, tables and progress, on stderr.
 
-    `verbosity` is -1 with -q (warnings and errors only), 0 by default, 1 and more with -v (debug lines too). There is
-    neither bar nor colour where stderr is not a terminal, and NO_COLOR is honoured.
+    `verbosity` is -1 with -q (warnings and errors only), 0 by default, 1 and more with -v (debug lines too). Without a
+    terminal on stderr there are no bars or colours; NO_COLOR is honoured.
     """
 
     def __init__(self) -> None:
         self.log_file: Path | None = None
         self.has_result = False
-        """Whether anything of the command's result is on stdout."""
+        """Whether part of the command's result was written to stdout."""
         self._verbosity = 0
         self._speaker = ""
         self._level_before = logger.level
@@ -91,12 +91,12 @@ class Console:
 
     @property
     def verbosity(self) -> int:
-        """-1 quiet, 0 usual, 1 and more verbose."""
+        """-1 quiet, 0 normal, 1 and more verbose."""
         return self._verbosity
 
     @property
     def is_terminal(self) -> bool:
-        """Whether stderr is a terminal: only there are bars and colours shown."""
+        """Whether stderr is a terminal; only then are bars and colours shown."""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     @property
@@ -110,7 +110,7 @@ class Console:
         return self._rich
 
     def open(self, verbosity: int = 0) -> None:
-        """Attach the logger's handler and reset what an earlier command of this process set."""
+        """Attach the logger's handler and reset the settings of an earlier command of this process."""
         self.close()
         self.log_file = None
         self.has_result = False
@@ -124,7 +124,7 @@ class Console:
             quiet_library_bars()
 
     def close(self) -> None:
-        """Leave the logger as `open` found it."""
+        """Restore the logger's state before `open`."""
         for handler in [h for h in logger.handlers if isinstance(h, _ConsoleHandler)]:
             logger.removeHandler(handler)
             logger.setLevel(self._level_before)
@@ -141,7 +141,8 @@ class Console:
             quiet_library_bars()
 
     def speak_for(self, rank: int) -> None:
-        """Of several processes that do the same, the first is shown; of the others what goes wrong, with their rank."""
+        """Of several identical processes, show the first one's messages; of the others only warnings and errors, with
+        their rank."""
         if rank:
             self.set_verbosity(-1)
             for handler in logger.handlers:
@@ -151,7 +152,7 @@ class Console:
             self.has_result = True  # the first rank's
 
     def debug(self, text: str) -> None:
-        """Shown with -v only."""
+        """Shown only with -v."""
         logger.debug("%s", text)
 
     def info(self, text: str) -> None:
@@ -167,23 +168,23 @@ class Console:
         logger.error("%s", text)
 
     def stopped(self, text: str) -> None:
-        """Shown always: the command ends early, by the user's wish or a limit that the user set."""
+        """Shown always; the command ends early, on the user's request or at a limit that the user set."""
         if not self._speaker:
             self._write(text)
 
     def announce(self, text: str) -> None:
-        """Shown always: a line that scripts wait for."""
+        """Shown always; scripts wait for this line."""
         self._write(text)
 
     def line(self, text: str, style: str | None = None) -> None:
-        """A line that is shown unless -q and not logged, such as one of a progress report."""
+        """A line that is not logged, such as part of a progress report; shown unless -q."""
         if self._verbosity >= 0:
             self._write(text, style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
-        """A table: text to the left, numbers to the right; shown unless -q.
+        """A table with text left-aligned and numbers right-aligned; shown unless -q.
 
-        On a terminal rich draws it; elsewhere two blanks separate the columns and nothing is cut, for a log.
+        On a terminal it is drawn by rich; otherwise columns are separated by two spaces and nothing is truncated.
         """
         columns, title = [visible(name) for name in columns], None if title is None else visible(title)
         cells = [["" if cell is None else visible(f"{cell}") for cell in row] for row in rows]
@@ -263,7 +264,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 def quiet_library_bars() -> None:
-    """Switch the libraries' own progress bars off, unless the user has set the variable."""
+    """Switch off the libraries' own progress bars unless the user has set the variable."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
@@ -274,7 +275,7 @@ def speed(units_per_second: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time: 8 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """A duration: 8 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
     whole = round(seconds)
     for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
@@ -310,17 +311,17 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def figure(value: float | None) -> str:
-    """A score in a table: 0.8765, or - where there is none."""
+    """A score in a table: 0.8765, or - if there is none."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def percent(share: float | None) -> str:
-    """A share in a table of percentages: 87.7, or - where there is none."""
+    """A share in a table of percentages: 87.7, or - if there is none."""
     return "-" if share is None else f"{100 * share:.1f}"
 
 
 def jsonable(value: Any) -> Any:
-    """`value` as JSON can hold it: paths become text, numpy numbers Python's, NaN and infinity null."""
+    """`value` as JSON types: paths become strings, numpy numbers Python numbers, NaN and infinity null."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -335,13 +336,13 @@ def jsonable(value: Any) -> Any:
 def result(value: object, *, as_json: bool = False, as_document: bool = False, stream: TextIO | None = None) -> None:
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
 
-    What could steer the terminal is escaped, see `bertkit.visible`; in JSON the value stays the same.
+    Terminal control characters are escaped, see `bertkit.visible`; in JSON the value is unchanged.
 
     Args:
         value: the result.
         as_json: as JSON.
-        as_document: as a text of several lines.
-        stream: in place of stdout.
+        as_document: as text of several lines.
+        stream: replaces stdout.
 
     Raises:
         ClosedOutputError: stdout is closed; the command can stop.

@@ -13,9 +13,9 @@ REMEDY = "try another seed, a lower learning rate or a longer warm-up"
 
 
 def degenerate_lines(results: Mapping[str, Any]) -> list[str]:
-    """Warnings about the runs of a results.json that do no better than a constant; none where all do.
+    """Warnings about the runs of a results.json that do no better than a constant prediction.
 
-    Of several runs the first line counts them, and each of the others names one.
+    For several runs, the first line gives their number and each further line names one.
     """
     runs = _runs(results)
     if not runs:
@@ -31,7 +31,7 @@ def degenerate_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def _runs(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The runs of a suite, or of each task of an evaluation, with what distinguishes each."""
+    """The runs of a suite, or of each task of an evaluation, with a name for each."""
     runs = results.get("runs") or ()
     if isinstance(runs, Mapping):
         return [(f"{task}, seed {run['seed']}", run) for task, own in runs.items() for run in own]

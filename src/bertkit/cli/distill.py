@@ -1,7 +1,7 @@
-"""`bertkit distill`: a teacher and a recipe in, a smaller model out.
+"""`bertkit distill`: trains a smaller model from a teacher and a recipe.
 
-A recipe with an `objective` distils on text, like `bertkit pretrain`; one with `static` makes a table of token vectors;
-any other distils on a task, like `bertkit finetune`.
+A recipe with an `objective` distils on text, like `bertkit pretrain`; one with `static` computes a table of token
+vectors; all others distil on a task, like `bertkit finetune`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertkit.run.stored import RunPlace
 
 _OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
-"""Options that do not apply to a table of token vectors."""
+"""Options that do not apply to tables of token vectors."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str
     """The recipe's name or file, and the run to resume.
 
     Raises:
-        UsageError: neither is given, or a run that has its own models.
+        UsageError: neither is given, or a model is given for a run, which has its own.
     """
     if recipe:
         return recipe, resume
@@ -212,7 +212,7 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
 
 
 def _print_teacher(results: Mapping[str, Any]) -> None:
-    """The teacher beside the student."""
+    """Teacher and student side by side."""
     teacher, student = results["teacher"], results["student"]
     rows = []
     for split, scores in teacher["splits"].items():

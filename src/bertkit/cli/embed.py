@@ -60,11 +60,11 @@ class TextReading(Options):
     encoding: Annotated[str | None, FromField(READING, "encoding", "--encoding NAME")] = None
 
     def texts(self, path: Path | None) -> Any:
-        """The texts of a file, or of stdin where there is none: an iterator of `InputText`.
+        """The texts of a file, or of stdin if none is given: an iterator of `InputText`.
 
         Raises:
-            UsageError: a delimiter or an encoding that is none.
-            DataError: no such file; a faulty row, when it is reached.
+            UsageError: an invalid delimiter or encoding.
+            DataError: no such file; an invalid row, once it is reached.
         """
         from bertkit.inference.embed import input_texts
         from bertkit.inference.predict_input import InputColumns, form_of
@@ -94,7 +94,7 @@ class Computing(Options):
     device: Device = None
 
     def embedder(self, model: str, *, max_tokens: int | None, offline: bool) -> Embedder:
-        """The model that makes the vectors.
+        """The embedding model.
 
         Raises:
             DataError: no such model, or a damaged one.
@@ -118,7 +118,7 @@ class Computing(Options):
 
 @dataclass(frozen=True)
 class EmbedOutput(Common):
-    """Of a command whose result is lines or a file."""
+    """Options of commands that write lines or a file."""
 
     as_json: Annotated[
         bool,
@@ -134,7 +134,7 @@ class EmbedOutput(Common):
 
 @dataclass(frozen=True)
 class VectorOptions(Options):
-    """What the vectors are."""
+    """The form of the vectors."""
 
     dtype: Annotated[
         Literal["float32", "bf16", "int8", "binary"] | None, FromField(SETTINGS, "dtype", shows_default=True)
@@ -148,7 +148,7 @@ class VectorOptions(Options):
 
     @property
     def settings(self) -> EmbedSettings:
-        """Those that are given, and the defaults of the others."""
+        """The given settings, with defaults for the others."""
         from bertkit.inference.embed_settings import EmbedSettings
 
         return EmbedSettings(**{name: value for name, value in vars(self).items() if value is not None})
@@ -174,8 +174,8 @@ def embed(
 ) -> None:
     """Embed every text of a file, in order: `bertkit embed --model M texts.txt --out vectors.npy`
 
-    A text's vector is bit-identical whatever the other texts are. A file of any size is read in blocks; if the command
-    is stopped, running it again continues. An empty line is also a text.
+    A text's vector is bit-identical for any other texts. Files of any size are read in blocks; a stopped command
+    continues when run again. An empty line counts as a text.
 
     Examples:
     `echo "a fine film" | bertkit embed --model M`
@@ -242,7 +242,7 @@ def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, i
 
 
 def _warn(count: int, cut: int, without_tokens: int, most: int) -> None:
-    """What a user has to know of the texts."""
+    """Warnings about the texts."""
     if not count:
         console.warn("the input contains no text")
     if cut:

@@ -1,7 +1,7 @@
 """`bertkit eval`: the suites that evaluate a model, and the commands that score or check saved predictions.
 
-To add a suite, write its function and enter it in SUITES. The published tasks are suites too (eval_tasks.py), and a run
-with a new file is one (eval_data.py); `score`, `check` and `ensemble` need no model.
+To add a suite, write its function and add it to SUITES. Published tasks (eval_tasks.py) and a run with a new file
+(eval_data.py) are suites, too; `score`, `check` and `ensemble` need no model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Suites(CommandGroup):
         return plain.get("".join(filter(str.isalnum, name.lower())))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A run in place of a suite is the first argument of the command that scores it on a new file."""
+        """A run given instead of a suite becomes the first argument of the command that scores it on a new file."""
         is_suite = self.known_name(args[0]) is not None or args[0].startswith("-")
         if not is_suite and (Path(args[0]).exists() or any(each.partition("=")[0] == "--data" for each in args)):
             name, command, _ = super().resolve_command(ctx, [NEW_DATA])

@@ -39,7 +39,7 @@ def babylm(
 ) -> None:
     """BabyLM challenge: minimal pairs, entities, wugs, reading times: `bertkit eval babylm --model RUN --data-dir D`
 
-    Missing data are reported and left out. The command also writes the files for the leaderboard.
+    Tasks without data are reported and left out. The command also writes the files for the leaderboard.
     """
     if checkpoints:
         _checkpoints(model, data_dir, settings, common)
@@ -54,7 +54,7 @@ def babylm(
 
 
 def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSettings, common: Measuring) -> None:
-    """The scores of a run's models, a line each."""
+    """The scores of a run's models, one line per model."""
     from bertkit.evaluation.babylm.checkpoints import evaluate_checkpoints
 
     evaluated = evaluate_checkpoints(eval_arguments(model, common), data_dir, settings, progress=console.progress)
@@ -124,7 +124,7 @@ def _print(results: dict[str, Any]) -> None:
 
 
 def _print_state(submission: dict[str, Any] | None) -> None:
-    """Where the leaderboard's file is, and what it lacks."""
+    """The path of the leaderboard's file, and the parts missing from it."""
     if submission is not None:
         state = "complete" if submission["complete"] else f"incomplete: missing {', '.join(submission['missing'])}"
         console.info(f"for the leaderboard: {submission['file']} in the run, {state}")

@@ -24,7 +24,7 @@ READING = "bertkit.tasks.readers.reading:TableReading"
 
 @dataclass(frozen=True)
 class FileReading(Options):
-    """How the file is read, where it differs from the training data; its columns, where their names do."""
+    """How the file is read if it differs from the training data, and its column names if they differ."""
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text.")] = None
     text_pair: Annotated[str | None, option("--text-pair", metavar="COL", help="Column of the second text.")] = None
@@ -37,13 +37,13 @@ class FileReading(Options):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Those that are named."""
+        """The columns that are named."""
         named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
         return {field: column for field, column in named.items() if column is not None}
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The settings of reading that are given, as plain data."""
+        """The given reading settings as plain data."""
         from bertkit.cli.options import recipe_overrides
 
         return {override.key: override.value for override in recipe_overrides(self)}
@@ -88,7 +88,7 @@ def data(
 
 
 def _print(results: dict[str, Any]) -> None:
-    """Scores with their intervals, and by class."""
+    """Scores with their intervals, and scores by class."""
     rows = [
         (task, name, figure(found["mean"]), _interval(found["interval"]))
         for task, scores in results["tasks"].items()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredVectors(Options):
-    """What is measured."""
+    """The model to measure."""
 
     model: Model = None
     word_vectors: Annotated[
@@ -42,7 +42,7 @@ class MeasuredVectors(Options):
         """The arguments of the suites.
 
         Raises:
-            UsageError: a model and word vectors are given.
+            UsageError: both a model and word vectors are given.
         """
         from bertkit.evaluation.embeddings.run import VectorArguments
 
@@ -113,7 +113,7 @@ def pairs(
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
-    """Score pairs that belong together or not (labels 1 and 0): `bertkit eval pairs --model M --data pairs.csv`
+    """Score pairs labelled 1 (belong together) or 0: `bertkit eval pairs --model M --data pairs.csv`
 
     Reports the average precision of the cosine, and accuracy and F1 at the threshold that is best on these pairs.
     """
@@ -169,7 +169,7 @@ def retrieval(
 
 
 def _finish(evaluated: Evaluated, common: Measuring, *more: str) -> None:
-    """The table, and the contract's document with what else is known."""
+    """The table, and the contract's document with further keys."""
     results = evaluated.results
     rows = [
         (task, name, figure(found["mean"]), _interval(found.get("interval")))

@@ -93,7 +93,7 @@ def ensemble(
 
 
 def _print_ensemble(results: dict[str, Any]) -> None:
-    """The ensemble beside its runs."""
+    """The ensemble next to its runs."""
     rows: list[tuple[object, ...]] = []
     for task, table in results["tasks"].items():
         for metric, summary in table.items():

@@ -15,7 +15,7 @@ from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_r
 from bertkit.evaluation.settings import SpeedSettings
 
 _BUSY = 0.9
-"""A computing process that gets less than this share of a processor is sharing it with others."""
+"""If a computing process gets less than this share of a processor, others are using it, too."""
 
 Results = Annotated[
     list[str] | None,
@@ -159,7 +159,7 @@ def _print_compression(results: Mapping[str, Any]) -> None:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, text_columns: int) -> None:
-    """A table whose columns after the first ones hold numbers, to the right."""
+    """A table with numbers, right-aligned, in the columns after the first ones."""
     widths = [max(len(row[number]) for row in [columns, *rows]) for number in range(len(columns))]
     aligned = [
         [cell if number < text_columns else cell.rjust(widths[number]) for number, cell in enumerate(row)]

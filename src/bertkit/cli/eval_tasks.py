@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskEvaluating(Measuring):
-    """Of every suite that may fine-tune first."""
+    """Options of suites that may fine-tune first."""
 
     model: Model = None
     data_dir: DataDir = None
@@ -128,14 +128,14 @@ def task_command(task: TaskSpec) -> Callable[..., None]:
 
 
 def eval_arguments(model: str | None, common: Measuring) -> EvalArguments:
-    """The arguments that all suites have."""
+    """The arguments common to all suites."""
     from bertkit.evaluation.run import EvalArguments
 
     return EvalArguments(model=model_or_default(model), **common.request_fields())
 
 
 def _finish(evaluated: Evaluated, common: Measuring) -> None:
-    """The result: the contract's document with what else is known, or the run's directory."""
+    """The result: the contract's document with further keys, or the run's directory."""
     more = ("averages", "published", "left_out", "evaluated_as_is", "submission")
     document = {
         **evaluated.document,
@@ -146,7 +146,7 @@ def _finish(evaluated: Evaluated, common: Measuring) -> None:
 
 
 def _print(evaluated: Evaluated) -> None:
-    """The table: our figures, and the published ones beside them."""
+    """The table of measured and published figures."""
     results = evaluated.results
     rows_beside = results["published"]
     rows: list[tuple[object, ...]] = []
@@ -170,7 +170,7 @@ def _print(evaluated: Evaluated) -> None:
 
 
 def _beside(name: str, average: Mapping[str, Any], row: Mapping[str, Any]) -> float | None:
-    """A published row's average: over the same columns as ours, or as printed where ours has all of them."""
+    """A published row's average: over the same columns as the measured one, or as printed if that has all columns."""
     from bertkit.evaluation.glue import AVERAGES, average_of
 
     if not average["lacking"]:

@@ -1,4 +1,4 @@
-"""`bertkit finetune`: a task and a model in, a fine-tuned model with its scores out.
+"""`bertkit finetune`: fine-tunes and scores a model on a task.
 
 Sibling pretrain.py trains on text alone; here examples have labels.
 """
@@ -60,7 +60,7 @@ _PANEL = "Your own data"
 
 @dataclass(frozen=True)
 class Tasks(Options):
-    """Published tasks, and the runs on them."""
+    """Options for published tasks and their runs."""
 
     task: Annotated[
         list[str] | None,
@@ -91,15 +91,15 @@ class Tasks(Options):
 
     @property
     def names(self) -> list[str]:
-        """`--task rte,mrpc` and `--task rte --task mrpc` as names."""
+        """The names in `--task rte,mrpc` or `--task rte --task mrpc`."""
         return [name.strip() for each in self.task or () for name in each.split(",") if name.strip()]
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The arguments of fine-tuning that they make, beside the task.
+        """The fine-tuning arguments that these options set, except the task.
 
         Raises:
-            UsageError: seeds or a grid have another form.
+            UsageError: invalid seeds or grid.
         """
         return {
             "data_dir": self.data_dir,
@@ -111,7 +111,7 @@ class Tasks(Options):
 
 @dataclass(frozen=True)
 class OwnData(Options):
-    """The user's own examples, in place of a published task."""
+    """Options for the user's own examples instead of a published task."""
 
     train: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "train", "--train F", _PANEL)] = None
     dev: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "dev", "--dev F", _PANEL)] = None
@@ -134,7 +134,7 @@ class OwnData(Options):
     skip_bad_rows: Annotated[bool | None, FromField(READING, "reading.skip_bad_rows", panel=_PANEL)] = None
 
     def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
-        """The task that these options make, or the published ones of these names; None where there is neither.
+        """The task that these options define, or the published ones with these names; None if there is neither.
 
         Raises:
             UsageError: both are given, or some options are missing.
@@ -145,7 +145,7 @@ class OwnData(Options):
         return own or names or None
 
     def task(self) -> OwnTask | None:
-        """The task that these options make; None where no file is given.
+        """The task that these options define; None if no file is given.
 
         Raises:
             UsageError: some are missing.
@@ -173,7 +173,7 @@ class OwnData(Options):
 
 @dataclass(frozen=True)
 class FinetuneChoices(Options):
-    """What is trained by which loss, and measured how: short for `--set` of these keys."""
+    """The trained part, the loss and the metrics: short for `--set` of these keys."""
 
     new_head: Annotated[bool | None, FromField(f"{_INPUTS}:FinetuneInputs", "new_head")] = None
     metric: Metrics = None
@@ -267,7 +267,7 @@ def finetune(
 
 
 def task_overrides(own: OwnData, common: Training) -> list[Override]:
-    """What the options of training on a task replace in the recipe, those of `--set` last."""
+    """The recipe's fields that the options of training on a task replace, those of `--set` last."""
     from bertkit.recipe.resolve import overrides_of
 
     values = {
@@ -278,10 +278,10 @@ def task_overrides(own: OwnData, common: Training) -> list[Override]:
 
 
 def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
-    """`lr=2e-5,3e-5` as the values to try of each key.
+    """The values to try for each key, from `lr=2e-5,3e-5`.
 
     Raises:
-        UsageError: an option has another form, or two have one key.
+        UsageError: an invalid option, or a key given twice.
     """
     grid: dict[str, list[str]] = {}
     for each in options:
@@ -296,12 +296,12 @@ def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
 
 
 SHOWN_SETTINGS, SHOWN_CLASSES, SHOWN_CONFUSION, SHOWN_MISTAKES, SHOWN_CHARACTERS = 12, 20, 8, 3, 100
-"""Rows of the tables of settings and of classes, classes of a confusion matrix, mistakes, and characters of a mistake's
-text."""
+"""Limits: rows of the tables of settings and of classes, classes of a confusion matrix, mistakes, and characters of a
+mistake's text."""
 
 
 def print_scores(outcome: FinishedRun) -> None:
-    """A table of the tasks' scores, what the model gets wrong, and what to know before trusting it."""
+    """A table of the tasks' scores, the model's mistakes, and warnings about the results."""
     results = outcome.results
     seconds = sum(float(run.record.get("seconds") or 0.0) for run in outcome.runs)
     rows = [
@@ -330,7 +330,7 @@ def print_scores(outcome: FinishedRun) -> None:
 
 
 def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mapping[str, str]) -> None:
-    """The settings of a suite, the best first, by the mean of the primary metric; of one task."""
+    """The settings of a suite on one task, best first by the mean of the primary metric."""
     if len(settings) < 2 or not isinstance(primary, str):
         return
     from bertkit.metrics import goodness
@@ -342,7 +342,7 @@ def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mappin
 
 
 def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
-    """The confusion matrix, a row for each true label; of few classes only, a picture has the others."""
+    """The confusion matrix with one row per true label, only for few classes; larger ones are drawn as a figure."""
     if confusion is not None and len(confusion["labels"]) <= SHOWN_CONFUSION:
         rows = [(name, *counts) for name, counts in zip(confusion["labels"], confusion["counts"], strict=True)]
         console.table([r"label \ predicted", *confusion["labels"]], rows, title=title)

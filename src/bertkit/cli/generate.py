@@ -112,7 +112,7 @@ def generate(
 
 
 def _can_stream(texts: list[str], settings: GenerationSettings) -> bool:
-    """Whether a person sees a single output grow from left to right."""
+    """Whether a single output is streamed from left to right to a terminal."""
     is_alone = sys.stdout.isatty() and len(texts) == settings.samples == 1
     return is_alone and settings.method in STREAMED and settings.beam is None
 
@@ -146,9 +146,9 @@ def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
 
 
 def _print(documents: list[dict[str, Any]], stream: _Stream | None, *, reads_source: bool) -> None:
-    """Print each prompt with its outputs and a blank line between two; for sources only the outputs, one per line.
+    """Print each prompt with its outputs, separated by blank lines; for sources only the outputs, one per line.
 
-    What a stream has printed already is completed.
+    If the output was streamed, only its rest is printed.
     """
     if stream is not None and stream.is_used:
         stream.finish(documents[0]["outputs"][0]["text"])
@@ -199,8 +199,8 @@ def _whole(prompt: str, output: dict[str, Any]) -> str:
 
 
 class _Stream:
-    """An output on a terminal as it grows. Text that later tokens may change is held back: half a character, and what
-    the tokenizer's decoder joins."""
+    """Streams an output to a terminal. Text that later tokens may change is held back: partial characters, and words
+    that the tokenizer's decoder joins."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
@@ -211,7 +211,7 @@ class _Stream:
         self._show(text, held=1)
 
     def finish(self, text: str) -> None:
-        """All of the output."""
+        """Print the rest of the output."""
         self._show(text, held=0)
         sys.stdout.write("\n")
         sys.stdout.flush()

@@ -40,23 +40,23 @@ _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 _BOUNDS = ("ge", "gt", "le", "lt")
 
 _Gather = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Makes the arguments of a command of the values of its options."""
+"""Builds the arguments of a command from the values of its options."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options that belong together. A field is annotated as a parameter of a command is, and has its default."""
+    """Options that belong together. A field has the annotation and default of a command's parameter."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How the options of a settings class are written where they differ from the fields' names.
+    """How the options of a settings class are written if they differ from the fields' names.
 
     Attributes:
         options: `--option METAVAR` of a field; a metavar with a comma (`N,N`) stands for a list in one value.
         without: fields that have no option.
         panel: heading of these options on the help page.
-        old: options that have been renamed, each with its new name; still accepted.
+        old: renamed options, each with its new name; still accepted.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -78,14 +78,14 @@ def spelled(
 
 @dataclass(frozen=True)
 class FromField:
-    """One option that is generated from a field of a settings class; None where it is not given.
+    """One option generated from a field of a settings class; None if it is not given.
 
     Attributes:
         schema: the class that has the field, as `module:Class`; imported when the option is made.
         key: the recipe's dotted key that it overrides; the last part is the field.
-        spelling: `--option METAVAR` where it differs from the field's name.
+        spelling: `--option METAVAR` if it differs from the field's name.
         panel: heading on the help page.
-        shows_default: whether the help page shows the field's default; that of a recipe's field, the recipe may change.
+        shows_default: whether the help page shows the field's default, which a recipe may change.
     """
 
     schema: str
@@ -108,12 +108,13 @@ class _GeneratedOption:
     """The option of a field of a settings class.
 
     Attributes:
-        path: the field's name, behind those of the settings that it is nested in.
+        path: the field's name, after those of the settings that it is nested in.
         info: the field.
         spelling: `--option METAVAR`; empty for the field's name.
         panel: heading on the help page.
-        shown_default: what the help page shows where the option's default is None.
-        has_default: whether the field's default is the option's; else it is None, and no option is required.
+        shown_default: what the help page shows if the option's default is None.
+        has_default: whether the option has the field's default; otherwise its default is None, and no option is
+            required.
     """
 
     path: tuple[str, ...]
@@ -125,17 +126,17 @@ class _GeneratedOption:
 
     @property
     def flag(self) -> str:
-        """`--max-epochs`, as the user writes it."""
+        """The option as the user writes it, such as `--max-epochs`."""
         return self.spelling.partition(" ")[0] or f"--{self.path[-1].replace('_', '-')}"
 
     @property
     def metavar(self) -> str:
-        """What stands for the value on the help page; empty for that of its type."""
+        """The value's placeholder on the help page; empty for that of its type."""
         return self.spelling.partition(" ")[2]
 
     @property
     def default(self) -> Any:
-        """The value where the option is not given."""
+        """The value if the option is not given."""
         if not self.has_default:
             return None
         if self.info.is_required():
@@ -182,7 +183,7 @@ class _GeneratedOption:
         )
 
     def value(self, given: Any) -> Any:
-        """What was given, as plain data of the field's type."""
+        """The given value as plain data of the field's type."""
         from bertkit.recipe.tree import plain_scalar
 
         kind, _ = self._item()
@@ -196,7 +197,7 @@ class _GeneratedOption:
         return str(given) if isinstance(given, Path) else given
 
     def _item(self) -> tuple[Any, list[Any]]:
-        """The type of a value, or of each of several, and the constraints on it; `int | str` where it is YAML."""
+        """The type of a value, or of each of several, and its constraints; `int | str` for YAML."""
         kind, constraints = _plain_type(self.info.annotation, self.info.metadata)
         if self.is_list:
             kind, constraints = _plain_type(get_args(kind)[0], [])
@@ -206,7 +207,7 @@ class _GeneratedOption:
 
 
 def escaped(text: str) -> str:
-    """Help without what rich would take for markup, such as `[start, end]`."""
+    """Help text with brackets escaped that rich would read as markup, such as `[start, end]`."""
     return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
@@ -230,7 +231,7 @@ def _plain_type(annotation: Any, constraints: Sequence[Any]) -> tuple[Any, list[
 def _generated_options(
     schema: type[Settings], spelling: Spelling, outer: tuple[str, ...] = ()
 ) -> Iterator[_GeneratedOption]:
-    """The options of a settings class; those of settings nested in it in their place."""
+    """The options of a settings class, including those of nested settings."""
     for name, info in schema.model_fields.items():
         if name in spelling.without:
             continue
@@ -244,7 +245,7 @@ def _generated_options(
 
 
 def _settings(schema: type[Settings], options: Mapping[str, _GeneratedOption], given: Mapping[str, Any]) -> Settings:
-    """The settings that were given; what has its default's value counts as not given.
+    """The given settings; a value equal to its default counts as not given.
 
     Raises:
         UsageError: a value is not valid.
@@ -264,7 +265,7 @@ def _settings(schema: type[Settings], options: Mapping[str, _GeneratedOption], g
 
 
 def typer_signature(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a parameter for each option, all given by name."""
+    """The command with one keyword parameter per option."""
     parameters, gather = _spread(inspect.signature(command, eval_str=True).parameters.values())
 
     @functools.wraps(command)
@@ -283,7 +284,7 @@ def old_spellings(command: Callable[..., None]) -> dict[str, str]:
 
 
 def _spread(declared: Iterable[inspect.Parameter]) -> tuple[list[inspect.Parameter], _Gather]:
-    """A parameter for each option of these, and the function that makes their values of the options' values."""
+    """One parameter per option, and the function that builds their values from the options' values."""
     parameters: list[inspect.Parameter] = []
     makers: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
     for parameter in declared:
@@ -293,7 +294,7 @@ def _spread(declared: Iterable[inspect.Parameter]) -> tuple[list[inspect.Paramet
 
 
 def _options_of(parameter: inspect.Parameter) -> tuple[list[inspect.Parameter], Callable[[Mapping[str, Any]], Any]]:
-    """The options of one parameter, and what makes its value of theirs."""
+    """The options of one parameter, and the function that builds its value from theirs."""
     name, (kind, *metadata) = parameter.name, annotation_parts(parameter.annotation)
     if isinstance(kind, type) and issubclass(kind, Options):
         parameters, gather = _spread(fields_of(kind))
@@ -323,7 +324,7 @@ def _is_settings(kind: Any) -> bool:
 
 
 def fields_of(kind: type[Options]) -> list[inspect.Parameter]:
-    """The fields of a class of options as parameters, its own before those of the class that it extends."""
+    """The fields of a class of options as parameters, its own before those of its base class."""
     defaults = {each.name: each.default for each in fields(kind)}
     annotations: dict[str, Any] = {}
     for layer in kind.__mro__:

@@ -1,4 +1,4 @@
-"""Options that many commands share, and where runs are.
+"""Options shared by many commands, and the runs' directory.
 
 The names are those of the command-line contract. Sibling generated_options.py makes options from settings classes.
 Nothing heavy is imported: torch, datasets and the rest are imported by the commands that need them.
@@ -33,12 +33,12 @@ COMMON_PANEL = "Options of every command"
 
 
 def runs_root() -> Path:
-    """The directory that runs are made in: BERTKIT_RUNS, else `runs`."""
+    """The directory of the runs: BERTKIT_RUNS, else `runs`."""
     return Path(os.environ.get("BERTKIT_RUNS") or "runs")
 
 
 def model_or_default(model: str | None) -> str:
-    """The model that is used: the one given, else BERTKIT_MODEL, else the usual one."""
+    """The given model, else BERTKIT_MODEL, else the default one."""
     return model or os.environ.get("BERTKIT_MODEL") or DEFAULT_MODEL
 
 
@@ -46,7 +46,7 @@ MOST_SEEDS = 1000
 
 
 def seed_numbers(text: str | None) -> list[int]:
-    """`0-4` and `1,7,9` as numbers; none where nothing is given.
+    """The numbers in `0-4` or `1,7,9`; none if nothing is given.
 
     Raises:
         UsageError: it is neither.
@@ -236,7 +236,7 @@ Model = Annotated[
 
 @dataclass(frozen=True)
 class Output(Options):
-    """Of every command; `quiet` and `verbose` have taken effect when the command begins."""
+    """Options of every command; `quiet` and `verbose` have taken effect before the command begins."""
 
     as_json: Annotated[bool, _flag("--json", help="Print one JSON document on stdout.")] = False
     quiet: Annotated[bool, _flag("-q", "--quiet", help="Show warnings and errors only.", callback=_quiet)] = False
@@ -247,14 +247,14 @@ class Output(Options):
 
 @dataclass(frozen=True)
 class Common(Output):
-    """Of every command that may use the network."""
+    """Options of every command that may use the network."""
 
     offline: Annotated[bool, _flag("--offline", help="Never access the network.", callback=_offline)] = False
 
 
 @dataclass(frozen=True)
 class Measuring(Common):
-    """Of commands that measure a model and write a run directory."""
+    """Options of commands that measure a model and write a run directory."""
 
     batch_tokens: BatchTokens = None
     run_dir: RunDir = None
@@ -282,7 +282,8 @@ class Measuring(Common):
 
 @dataclass(frozen=True)
 class Hyperparameters(Options):
-    """What is changed most of a recipe: short for `--set lr=...` and so on, one name for every command that trains."""
+    """The most frequently changed recipe keys: short for `--set lr=...` and so on, with the same name in every training
+    command."""
 
     lr: Annotated[float | None, option("--lr", metavar="X", help="Peak learning rate.")] = None
     batch: Annotated[
@@ -305,7 +306,7 @@ class Hyperparameters(Options):
 
 @dataclass(frozen=True)
 class TaskHyperparameters(Hyperparameters):
-    """The same of a task, whose length is counted in passes over its examples."""
+    """The same for training on a task, whose length is counted in passes over the examples."""
 
     epochs: Annotated[
         float | None, option("--epochs", metavar="X", help="Number of passes over the task's training examples.")
@@ -314,7 +315,7 @@ class TaskHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class Training(Common):
-    """Of commands that train by a recipe."""
+    """Options of commands that train from a recipe."""
 
     settings: SetOption = None
     plan: Annotated[bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time) and stop.")] = (
@@ -335,7 +336,7 @@ class Training(Common):
         return [*recipe_overrides(self), *set_overrides(self.settings)]
 
     def place(self, resume: str | None) -> RunPlace:
-        """Where the run is that `--run-dir` and `--resume` name."""
+        """The location of the run named by `--run-dir` and `--resume`."""
         from bertkit.run.stored import RunPlace
 
         run_dir = None if self.plan else self.run_dir  # a plan writes nothing
@@ -353,7 +354,7 @@ class Training(Common):
         }
 
     def finish(self, place: RunPlace, run: RunDirectory, results: Mapping[str, Any]) -> None:
-        """Wait until all of the run is where it belongs; then the result on stdout: a document of the run and its
+        """Wait until the run is completely written or uploaded, then print the result: a document of the run and its
         results, or the run's directory."""
         place.complete()
         shown = place.shown(run.path)
@@ -368,7 +369,7 @@ class Training(Common):
         result(document if self.as_json else shown, as_json=self.as_json)
 
     def finish_plan(self, plan: dict[str, Any]) -> None:
-        """What would run, on stdout: the document, or a line for each of its fields."""
+        """Print what would run: the document, or one line per field."""
         if self.as_json:
             result(plan, as_json=True)
             return
@@ -392,7 +393,7 @@ class Training(Common):
             result(f"{name:<{width}}{value}")
 
     def _data_rows(self, plan: dict[str, Any]) -> dict[str, str]:
-        """The labels of each split, and what is left out of it."""
+        """The labels of each split, and the examples left out of it."""
         if "labels" not in plan:
             return {}
         from bertkit.finetuning.label_counts import in_words
@@ -405,14 +406,14 @@ class Training(Common):
 
 @dataclass(frozen=True)
 class SideBySide(Options):
-    """Of commands whose runs are independent."""
+    """Options of commands with independent runs."""
 
     jobs: Jobs = None
     executor: ExecutorName = None
 
     @property
     def settings(self) -> ExecutorSettings:
-        """The executor that these options choose."""
+        """The executor chosen by these options."""
         from bertkit.jobs.settings import ExecutorSettings
 
         return ExecutorSettings(executor=self.executor or "local", jobs=self.jobs or 1)
@@ -429,7 +430,7 @@ def given_flags(options: Options) -> list[str]:
 
 
 def recipe_overrides(given: Options) -> list[Override]:
-    """The overrides of the recipe that options of `FromField` make; none of those that are not given."""
+    """The recipe overrides from the given options of type `FromField`."""
     from bertkit.recipe.resolve import Override
 
     return [
@@ -444,7 +445,7 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
     """The overrides of `--set KEY=VALUE`.
 
     Raises:
-        UsageError: one has another form.
+        UsageError: one has an invalid form.
     """
     from bertkit.recipe.resolve import Override
 
@@ -452,7 +453,7 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
 
 
 def begun_at(place: RunPlace) -> Callable[[RunDirectory], None]:
-    """`keep_log` for a run that may be uploaded: its upload begins, too."""
+    """`keep_log` for a run that may be uploaded; also starts its upload."""
 
     def begin(run: RunDirectory) -> None:
         keep_log(run)
@@ -462,7 +463,7 @@ def begun_at(place: RunPlace) -> Callable[[RunDirectory], None]:
 
 
 def keep_log(run: RunDirectory) -> None:
-    """Write the traceback of a bug in the run's log; for a request's `on_start`."""
+    """Write the traceback of a bug to the run's log; for a request's `on_start`."""
     console.log_file = run.log_file
 
 
@@ -471,13 +472,13 @@ MANY_PASSES = 200
 
 
 def flops_in_words(plan: Mapping[str, Any]) -> str:
-    """The model's floating-point operations, and what the optimiser's own matrix products add, if it has any."""
+    """The model's floating-point operations, plus the optimiser's own matrix products, if it has any."""
     added = f", plus {own:.3g} for the optimiser" if (own := plan["optimizer_flops"]) else ""
     return f"{plan['flops']:.3g}{added}"
 
 
 def _passes(plan: dict[str, Any]) -> str:
-    """How often the text is read, where its size is known."""
+    """How often the text is read, if its size is known."""
     passes = plan.get("text_passes")
     if passes is None:
         return ""

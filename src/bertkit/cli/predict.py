@@ -91,10 +91,10 @@ class Input(Options):
 
     @property
     def settings(self) -> TableReading:
-        """The settings of reading.
+        """The reading settings.
 
         Raises:
-            UsageError: a delimiter or an encoding that is none.
+            UsageError: an invalid delimiter or encoding.
         """
         from bertkit.cli.options import recipe_overrides
         from bertkit.recipe.errors import validate
@@ -108,7 +108,7 @@ class Input(Options):
 
 @dataclass(frozen=True)
 class Streaming(Common):
-    """Of a command whose result is a stream of lines."""
+    """Options of commands that print a stream of lines."""
 
     as_json: Annotated[
         bool,
@@ -145,10 +145,10 @@ class ZeroShotLabels(Options):
     ] = None
 
     def predictor(self, model: str, engine: Engine, *, max_length: int | None, offline: bool) -> Predictor:
-        """The model, as it labels without training or with its own head.
+        """The model, for zero-shot labelling or with its own head.
 
         Raises:
-            UsageError: options of the one are given with the other.
+            UsageError: options of one kind are given for the other.
         """
         from bertkit.inference.predict import Predictor
         from bertkit.inference.zero_shot import zero_shot
@@ -225,14 +225,14 @@ def predict(
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed of each prediction, and what computes them: `top` and `executor` of `documents`."""
+    """Number of labels printed per prediction, and the executor: `top` and `executor` of `documents`."""
 
     top: int | None
     executor: ExecutorSettings
 
 
 def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, shown: Shown) -> None:
-    """The prediction of every input on stdout, as soon as it is made."""
+    """Print the prediction for every input as soon as it is computed."""
     from bertkit.inference.documents import documents, is_blank
     from bertkit.tasks.readers.reading import LeftOut
 
@@ -267,7 +267,7 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
 def _items(
     predictor: Predictor, path: Path | None, reading: Input, columns: InputColumns, left_out: LeftOut
 ) -> Iterable[Item]:
-    """What there is to predict."""
+    """The inputs to predict."""
     from bertkit.inference.column_files import column_sentences
     from bertkit.inference.predict_input import examples_of, input_lines, open_input, questions_of
 
@@ -284,7 +284,7 @@ def _items(
 
 
 def _windows(path: Path | None) -> dict[str, int]:
-    """How many inputs are predicted together: each at once, where they are typed."""
+    """Number of inputs predicted together: one if they are typed."""
     if path is not None or not sys.stdin.isatty():
         return {}
     console.info("reading lines from the terminal; each line's prediction is printed at once; end with Ctrl-D")
@@ -292,7 +292,7 @@ def _windows(path: Path | None) -> dict[str, int]:
 
 
 def _print_columns(predictor: Predictor, path: Path | None, reading: Input, executor: ExecutorSettings) -> None:
-    """The lines of a file of columns on stdout, with their tags."""
+    """Print the lines of a column file with their tags."""
     from collections import deque
 
     from bertkit.inference.column_files import ColumnSentence, column_sentences

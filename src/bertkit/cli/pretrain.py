@@ -1,4 +1,4 @@
-"""`bertkit pretrain`: a recipe and text in, a run directory out.
+"""`bertkit pretrain`: pretrains a model from a recipe and text.
 
 Sibling tokenize.py only makes the shards.
 """
@@ -70,10 +70,10 @@ def pretrain(
 
 
 def added_tokens(count: int | None) -> list[Override]:
-    """The override that `--add-tokens` is.
+    """The recipe override for `--add-tokens`.
 
     Raises:
-        UsageError: it would add none.
+        UsageError: no token would be added.
     """
     from bertkit.recipe.resolve import Override
 
@@ -85,7 +85,7 @@ def added_tokens(count: int | None) -> list[Override]:
 
 
 def print_held_out(results: dict[str, Any]) -> None:
-    """The metrics on held-out text, and texts whose masks the model fills in."""
+    """The metrics on held-out text, and sample texts with the masks filled in."""
     from bertkit.pretraining.held_out import HeldOutSize
 
     held_out = results["held_out"]

@@ -1,6 +1,6 @@
-"""`bertkit probe`: what a model has learnt and how it attends; one command for each kind of probe.
+"""`bertkit probe`: linguistic knowledge and attention of a model, with one command per kind of probe.
 
-The papers are cited in the probes. To add a probe, enter it in KINDS: its options are generated from its settings.
+The papers are cited in the probes. To add a probe, add it to KINDS; its options are generated from its settings.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Kind:
             it.
         spelling: of options whose name differs from the field's.
         data: help of `--data`.
-        test_data: help of `--test-data`; None where the kind trains on nothing.
-        is_task: whether it takes a task's folder.
+        test_data: help of `--test-data`; None if the probe is not trained.
+        is_task: whether it reads a task's folder.
     """
 
     settings: str
@@ -63,7 +63,7 @@ class Kind:
     is_task: bool = False
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Its options: models and data, the settings, and those of every measurement."""
+        """The options: models and data, settings, and those of every measurement."""
         module, _, name = self.settings.partition(":")
         inputs: dict[str, Any] = {"model": Models, "data": _files("--data", "SOURCE...", self.data)}
         if self.test_data is not None:
@@ -143,7 +143,7 @@ class Kinds(CommandGroup):
     path = "bertkit probe"
 
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
-        """The function of a kind, whose help is its settings' docstring."""
+        """The function of a kind, with the settings' docstring as its help text."""
         return command_of(name, KINDS[name]) if name in KINDS else super().load(name)
 
 

@@ -32,18 +32,20 @@ _EXIT_FILE = "BERTKIT_EXIT_FILE"
 """Where the first rank writes its exit code for the process that started it."""
 
 _SHUTDOWN_SECONDS = 120
-"""Time for the first rank to write a checkpoint after another rank was lost, before the remaining ones are killed."""
+"""Time that the first rank has to write a checkpoint after losing another rank, before the remaining ones are
+killed."""
 
 
 def trained(request: Request, train: Callable[[Request], FinishedRun]) -> FinishedRun | None:
-    """The finished run of a command, by as many processes as its recipe wants; None on all ranks but the first.
+    """Train with as many processes as the recipe requests; returns the finished run, or None on all ranks except the
+    first.
 
     Args:
-        request: the command's.
-        train: the command's work.
+        request: the command's request.
+        train: the function that trains.
 
     Raises:
-        typer.Exit: other processes have done the work, with this exit code.
+        typer.Exit: other processes did the work and ended with this exit code.
     """
     launch = Launch.of_environment()
     if launch is None:
@@ -66,7 +68,7 @@ def trained(request: Request, train: Callable[[Request], FinishedRun]) -> Finish
 
 
 def _restarted(request: Request, launch: Launch, ranks: Ranks) -> Request:
-    """The request; after a restart by torchrun it resumes the run that it had begun."""
+    """The request; after a restart by torchrun, changed to resume the run."""
     if launch.restart == 0 or request.resume is not None or not ranks.from_first(lambda: _has_begun(request)):
         return request
     return replace(request, resume=NEWEST, fresh=False)
@@ -84,9 +86,9 @@ def _has_begun(request: RunArguments[Any]) -> bool:
 
 
 def start_ranks(count: int) -> int:
-    """Run this command in so many processes of this machine, and wait for them; returns the exit code.
+    """Run this command in this many processes on this machine and wait for them; returns the exit code.
 
-    torchrun's agent starts them, passes signals on, and ends all where one ends.
+    torchrun's agent starts them, forwards signals, and ends all of them if one ends.
     """
     import logging
 
@@ -126,7 +128,7 @@ def start_ranks(count: int) -> int:
 
 
 def _code_of(failed: Any) -> int:
-    """The exit code of the rank that failed first; of one that was killed that of a stopped run."""
+    """The exit code of the rank that failed first; that of a stopped run if the rank was killed."""
     rank, failure = failed.get_first_failure()
     if failure.exitcode >= 0:
         return int(failure.exitcode)

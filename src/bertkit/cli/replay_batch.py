@@ -1,4 +1,4 @@
-"""`bertkit replay-batch`: find what was not finite in an update of a run.
+"""`bertkit replay-batch`: find the first non-finite value in an update of a run.
 
 Sibling show_batch.py prints a batch; this command recomputes one that a run has saved.
 """
@@ -34,10 +34,10 @@ def replay_batch(
     *,
     common: Output,
 ) -> None:
-    """Recompute the batch of an update whose loss or gradient was not finite, and name what becomes non-finite first.
+    """Recompute the batch of an update with a non-finite loss or gradient, and name what becomes non-finite first.
 
-    A run saves such a batch, with the weights and random generators of that time, in RUN/nonfinite. Nothing there is
-    changed. The exit code is 5 if everything is finite this time.
+    A run saves such a batch with its weights and random generators in RUN/nonfinite. Nothing there is changed. The exit
+    code is 5 if everything is finite this time.
     """
     from bertkit.run.find import find_run
     from bertkit.training.replay import replay, saved_batch
@@ -55,11 +55,11 @@ def replay_batch(
 
 
 def _trainer(run: RunDirectory) -> Trainer[Any]:
-    """The run's trainer, as a resume would make it.
+    """The run's trainer, as resuming would build it.
 
     Raises:
         UsageError: the run does not train.
-        DataError: its data or models are not there any more.
+        DataError: its data or models no longer exist.
     """
     from bertkit.recipe.resolve import kind_of, resolve_recipe
     from bertkit.run.directory import RECIPE

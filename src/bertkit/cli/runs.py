@@ -298,7 +298,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
 
 
 def _document(run: RunDirectory) -> dict[str, Any]:
-    """All that is known of a run, as `runs show --json` prints it; checkpoints are listed, not verified."""
+    """The full record of a run, as printed by `runs show --json`; checkpoints are listed, not verified."""
     from bertkit.files import read_json
     from bertkit.run.directory import ENVIRONMENT
     from bertkit.run.metrics import last_metrics
@@ -342,7 +342,7 @@ def _summary(shown: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
-    """A nested mapping as rows of dotted key and value."""
+    """Rows of dotted key and value from a nested mapping."""
     if isinstance(value, dict):
         return [row for key, item in value.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), item)]
     shown = f"{value:.6g}" if isinstance(value, float) else value
@@ -350,7 +350,7 @@ def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
 
 
 def _score(results: dict[str, Any] | None) -> str:
-    """The one figure of a run for its line: a task's primary metric, a suite's average, or the held-out loss."""
+    """The score shown in a run's line: a task's primary metric, a suite's average, or the held-out loss."""
     found = results or {}
     try:
         if "primary" in found:
@@ -366,8 +366,8 @@ def _score(results: dict[str, Any] | None) -> str:
 
 
 def _fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
-    """Rows of id, status, steps, start and score as lines in columns; those that a terminal has no room for are left
-    out: the start first, then the steps, then the score."""
+    """Rows of id, status, steps, start and score as aligned lines. Columns that do not fit the terminal are left out:
+    first the start, then the steps, then the score."""
     columns = [0, 1, 2, 3, 4]
     widths = [max(len(row[column]) for row in rows) for column in columns]
     for leave_out in (3, 2, 4):

@@ -1,4 +1,4 @@
-"""`bertkit search` and `bertkit mine-negatives`: the texts of a corpus that are nearest in meaning.
+"""`bertkit search` and `bertkit mine-negatives`: semantic search in a corpus.
 
 The papers are cited in bertkit.inference.search. Sibling embed.py writes the vectors themselves.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bertkit.inference.search.mining import LabelledPair
 
 _SHOWN = 160
-"""Characters of a hit's text that a table on a terminal shows."""
+"""Number of characters of a hit's text shown in a table."""
 
 IndexDirectory = Annotated[
     Path | None,
@@ -68,8 +68,8 @@ def search(
 ) -> None:
     """Find the texts nearest in meaning to each query: `bertkit search --model M --corpus texts.txt "a query"`
 
-    With both --corpus and --index, the index is built and kept, and no query is needed. An index can only be used with
-    the model that built it.
+    With both --corpus and --index, the index is built and saved, and no query is needed. An index works only with the
+    model that built it.
 
     Examples:
     `bertkit search --model M --corpus articles.jsonl --index articles-index`
@@ -103,7 +103,7 @@ def opened(
     computing: Computing,
     common: Common,
 ) -> Iterator[tuple[TextIndex, Embedder]]:
-    """The index that is meant, and the model of its vectors.
+    """The index chosen by the options, and the model of its vectors.
 
     Raises:
         UsageError: neither a corpus nor an index.
@@ -186,7 +186,7 @@ def _answer(
 
 
 def _blocks_of_lines(queries: list[str], at_once: int) -> Iterator[list[str]]:
-    """Queries in blocks; those of stdin without empty lines."""
+    """Queries in blocks; empty lines of stdin are skipped."""
     from bertkit.inference.predict_input import stdin_lines
 
     if queries != ["-"]:
@@ -275,7 +275,7 @@ def _read_pairs(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledPair]:
 
 
 def _positives(right: dict[str, set[str]], directory: Path) -> Path:
-    """All positives as a corpus, each once."""
+    """All distinct positives as a corpus."""
     import json
 
     texts = sorted({text for several in right.values() for text in several})

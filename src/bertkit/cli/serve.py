@@ -1,4 +1,4 @@
-"""`bertkit serve`: finished models behind an HTTP address.
+"""`bertkit serve`: an HTTP server for finished models.
 
 The work is done in bertkit.inference.serving.
 """
@@ -45,8 +45,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: embeddings in OpenAI's format, labels, entities, answers, reranking, mask filling.
 
-    Requests of many clients are computed in shared batches. After SIGTERM, accepted requests are answered before the
-    server ends. There is no password: keep the address private, or put a proxy in front of it.
+    Requests from many clients share batches. After SIGTERM, accepted requests are answered before the server ends.
+    There is no password: keep the address private, or put a proxy in front of it.
 
     Examples:
     `bertkit serve RUN --port 8000`

@@ -1,6 +1,5 @@
-"""`bertkit show-batch`: a training batch in readable form.
-
-In colour on a terminal; the marks give the same information without colour.
+"""`bertkit show-batch`: a training batch in readable form, coloured on a terminal. Marks give the same information
+without colour.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def show_batch(
 ) -> None:
     """Show what the model reads and what it has to predict: `bertkit show-batch bert-tiny --data my.txt --step 7`.
 
-    For a recipe on a task, --set gives what options of `finetune` or `distill` would give: `bertkit show-batch
-    distil-task --set task=mrpc --set data.directory=glue --set teacher=runs/mrpc`.
+    For a recipe on a task, use --set instead of the options of `finetune` or `distill`: `bertkit show-batch distil-task
+    --set task=mrpc --set data.directory=glue --set teacher=runs/mrpc`.
     """
     from bertkit.finetuning.show_batch import show_task_batch
     from bertkit.pretraining.arguments import PretrainArguments
@@ -69,7 +68,7 @@ def show_batch(
 
 
 def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
-    """The arguments of a recipe or run on a task; None where it is on text."""
+    """The arguments of a recipe or run on a task; None for text."""
     from bertkit.distillation.task_arguments import DistillArguments
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.recipe.resolve import kind_of, resolve_recipe
@@ -91,7 +90,7 @@ def _print(batch: ShownBatch) -> None:
 
     # No soft wrapping if the output is not a terminal: then a sequence is one line.
     out = rich.console.Console(highlight=False, soft_wrap=True)
-    stage = f", stage {batch.stage}" if batch.stage else ""
+    stage = f", stage {batch.stage + 1} of {batch.stages}" if batch.stages > 1 else ""
     heading = f"{batch.recipe}, step {batch.step:,}{stage}: {len(batch.sequences)} of {batch.in_all:,} sequences"
     out.print(visible(heading), markup=False)
     for number, sequence in enumerate(batch.sequences, start=1):
@@ -120,9 +119,10 @@ def _line(sequence: ShownSequence) -> Text:
 
 
 def _append(line: Text, token: ShownToken, following: str | None) -> None:
-    """`token`, `[MASK](original)`, `token(replaced original)`; behind it in braces what else its state predicts.
+    """`token`, `[MASK](original)`, `token(replaced original)`, followed in braces by anything else that its state
+    predicts.
 
-    In a causal sequence that is not written where it is the token that follows.
+    In a causal sequence a prediction of the next token is not shown.
     """
     if token.change is None:
         line.append(visible(token.token))

@@ -1,6 +1,6 @@
-"""`bertkit study`: a study file and text in, a comparison of its arms out.
+"""`bertkit study`: compares the arms of a study file on text.
 
-Sibling pretrain.py makes one run.
+Sibling pretrain.py trains a single model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ StudyFile = Annotated[
 
 @dataclass(frozen=True)
 class StudyOptions(Common):
-    """Of a study; its runs take the rest from their recipe."""
+    """Options of a study; everything else is set by the recipe of its runs."""
 
     settings: SetOption = None
     plan: Annotated[
@@ -122,7 +122,7 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _with_spread(score: Mapping[str, Any]) -> str:
-    """The mean and standard deviation over seeds; of one seed the score alone."""
+    """The mean and standard deviation over seeds; for one seed, only the score."""
     spread = "" if score["std"] is None else f" ± {score['std']:.4f}"
     return f"{score['mean']:.4f}{spread}"
 

@@ -1,7 +1,6 @@
 """`bertkit tokenize`: turn text into a tokenizer and memory-mapped token shards.
 
-The work is done in bertkit.data.prepare; `bertkit pretrain --data` does the same by itself, or takes the directory made
-here.
+The work is done in bertkit.data.prepare; `bertkit pretrain --data` does the same or reads the directory written here.
 """
 
 from __future__ import annotations

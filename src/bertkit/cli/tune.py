@@ -1,4 +1,4 @@
-"""`bertkit tune`: fine-tuning with settings drawn at random, keeping the best on dev.
+"""`bertkit tune`: random search over fine-tuning settings; the best on dev is kept.
 
 finetuning/search.py draws the settings. The command is `bertkit finetune --grid ... --trials N` with defaults.
 """
@@ -16,8 +16,8 @@ from bertkit.cli.options import TaskHyperparameters
 def tune(**given: Any) -> None:
     """Search for good fine-tuning settings: train with several drawn at random, and keep the best on dev.
 
-    Without --grid, learning rates from 1e-5 to 1e-4, batches of 16 or 32 and 2 to 4 epochs are drawn, except for those
-    that are given; without --trials, there are ten draws.
+    Without --grid, learning rates from 1e-5 to 1e-4, batch sizes of 16 or 32 and 2 to 4 epochs are drawn, except for
+    those given; without --trials, there are ten draws.
 
     Examples:
     `bertkit tune --task rte --data-dir glue`
@@ -34,7 +34,7 @@ tune.__signature__ = inspect.signature(finetune, eval_str=True)  # type: ignore[
 
 
 def with_search(tasks: Tasks, given: TaskHyperparameters) -> Tasks:
-    """The options with what is searched where they do not say it."""
+    """The options, with default search ranges for those not given."""
     from bertkit.finetuning.search import DEFAULT_SEARCH, DEFAULT_TRIALS
 
     usual = [f"{key}={','.join(values)}" for key, values in DEFAULT_SEARCH.items() if getattr(given, key, None) is None]

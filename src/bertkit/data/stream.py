@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bertkit.cache import identity_hash
+from bertkit.code_hash import code_sha256
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import Address, Layout
 from bertkit.data.layouts.base import Plan, Ranges
@@ -35,6 +36,9 @@ from bertkit.data.split import range_tokens
 from bertkit.errors import DataError
 from bertkit.files import replacing
 from bertkit.ranks import current, share_of
+
+_CODE_OF_PLANS = ("data/layouts", "data/random.py", "data/shards.py")
+"""The code that decides a plan, next to its settings: plans of other code are not read."""
 
 
 class Corruption(Protocol):
@@ -174,6 +178,7 @@ class SampleStream:
             "sequence_length": spec.sequence_length,
             "shards": self.shards.fingerprint,
             "documents": hashlib.sha256(self.documents_N2.tobytes()).hexdigest(),
+            "code": code_sha256(*_CODE_OF_PLANS),
         }
         return identity_hash(decides)
 

@@ -25,6 +25,7 @@ from bertkit.distillation.shared_projections import (
     add_teacher,
     teacher_objectives,
 )
+from bertkit.distillation.student_growth import check_student_growth
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import ShapePair
 from bertkit.distillation.text import frozen_rates, log_terms
@@ -84,11 +85,7 @@ class MixedVocabularyTrainer(Pretrainer):
         return super()._prepared(objective)
 
     def _check_growth(self) -> None:
-        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
-            raise UsageError(
-                "optimisation.stages: a student cannot grow while its teacher is trained with it; leave"
-                " model.num_hidden_layers out of the stages"
-            )
+        check_student_growth(self.student_recipe)
 
     def cannot_shard(self) -> str | None:
         return "objective.mixed_vocabulary: the teacher trains, too, and its weights are also read outside its layers"

@@ -22,7 +22,6 @@ from bertkit.distillation.task_recipe import (
     recipe_before,
     resolved_distillation,
 )
-from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.own_data import with_split_hash
@@ -66,7 +65,7 @@ class DistillArguments(FinetuneArguments):
 
     def requested(self) -> DistillRecipe:
         if self.recipe is None:
-            raise UsageError("no recipe given; name one for training the student, such as distil-task")
+            raise self.unnamed("no recipe given; name one for training the student, such as distil-task")
         return self.completed(self.load(self.recipe))
 
     def completed(self, recipe: DistillRecipe) -> DistillRecipe:

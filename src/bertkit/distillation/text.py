@@ -26,6 +26,7 @@ from bertkit.distillation.objectives import (
     word_rows,
 )
 from bertkit.distillation.student import init_from_teacher
+from bertkit.distillation.student_growth import check_student_growth
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
@@ -74,11 +75,7 @@ class TextDistiller(TeacherCost, Pretrainer):
             model.to(self.engine.device)
 
     def _check_growth(self) -> None:
-        if len({each.stage.recipe.model for each in self.stages}) > 1:
-            raise UsageError(
-                "optimisation.stages: a student cannot grow during distillation, because the layers to compare would"
-                " change; leave model.num_hidden_layers out of the stages"
-            )
+        check_student_growth(self.student_recipe)
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
+from bertkit.distillation.student_growth import check_student_growth
 from bertkit.distillation.student_settings import TO_BE_GIVEN
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import ShapePair, check_single_teacher, specs_of
@@ -137,6 +138,7 @@ def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
     """
     shapes = ShapePair.from_configs(recipe.model, teacher)
     copied_layers(recipe, shapes)
+    check_student_growth(recipe)
     for stage in stages_of(recipe):
         check_trained_teacher(recipe, stage.recipe, teacher)
         terms = [each.distilled for each in distillation_objectives(stage.recipe.objectives)]

@@ -250,20 +250,20 @@ def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpS
     return {
         "rule": rule.name,
         "statement": rule.statement,
-        "special_tokens": "around the text, never scored",
+        "special_tokens": "around the text, not scored",
         "first_token": "given, not scored" if rule(loaded.tokenizer).unscored_tokens else "scored",
-        "compared": "sum of log-probabilities in nats; per_token divides by tokens scored, per_word by words,"
+        "compared": "sum of log-probabilities in nats; per_token divides by the scored tokens, per_word by words"
         " separated by white space",
         "temperature": 1.0,
         "dtype": "float32 model and log-softmax, float64 sums",
-        "ties": "equal sums count one half; identical sentences are ties",
-        "near_ties": f"decided pairs that differ by less than {NEAR_TIE} nats",
-        "average": "mean over paradigms, each with the same weight",
-        "standard_error": "of the average, if the pairs of a paradigm are a sample of those that could be written",
-        "constant_logits": "what a model scores whose logits are all the same, by the number of tokens alone",
+        "ties": "equal sums count one half, including identical sentences",
+        "near_ties": f"pairs without a tie that differ by less than {NEAR_TIE} nats",
+        "average": "unweighted mean over paradigms",
+        "standard_error": "of the average, treating the pairs of a paradigm as a random sample of all possible pairs",
+        "constant_logits": "accuracy of a model whose logits are all equal, determined by the number of tokens alone",
         "set": f"{'BLiMP in full' if _is_whole(outcomes) else 'a selection'}: {len(outcomes)} paradigms,"
         f" {pairs} of their {available} pairs{drawn}",
-        "fields": f"spellings taken as one: {json.dumps(FIELD_SPELLINGS)}",
+        "fields": f"spellings merged: {json.dumps(FIELD_SPELLINGS)}",
     }
 
 

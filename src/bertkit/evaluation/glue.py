@@ -75,7 +75,7 @@ AVERAGES: dict[str, Average] = {
             "mrpc": _one("mrpc", "f1"),
             **_SAME,
         },
-        "BERT, table 1: nine columns, both halves of MNLI, one metric a task, without WNLI",
+        "BERT, table 1: nine columns, both halves of MNLI, one metric per task, without WNLI",
     ),
     "server": Average(
         "score of the GLUE server",
@@ -87,7 +87,7 @@ AVERAGES: dict[str, Average] = {
             "wnli": _one("wnli"),
             **_SAME,
         },
-        "GLUE, section 3: nine tasks with WNLI; a task's metrics, and both halves of MNLI, averaged first",
+        "GLUE, section 3: nine tasks including WNLI; metrics of a task and both halves of MNLI are averaged first",
     ),
     "eight": Average(
         "average of ELECTRA's dev table",
@@ -98,7 +98,7 @@ AVERAGES: dict[str, Average] = {
             "mrpc": _one("mrpc"),
             **_SAME,
         },
-        "ELECTRA, dev: eight tasks, MNLI matched, accuracy of MRPC and QQP, Spearman of STS-B, without WNLI",
+        "ELECTRA, dev: eight tasks, MNLI matched, accuracy for MRPC and QQP, Spearman for STS-B, without WNLI",
     ),
 }
 """Averages by name; `paper` is the document's `average`."""

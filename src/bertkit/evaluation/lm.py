@@ -142,14 +142,14 @@ def evaluate_lm(
                 for task, own in scores.items()
             },
             "protocol": {
-                "windows": f"{scored.documents} documents, each in windows of at most {length} tokens that are {stride}"
-                f" further on; a token is scored once, with at least {length - stride} tokens before it where the"
+                "windows": f"{scored.documents} documents, each in windows of at most {length} tokens with a stride of"
+                f" {stride}; each token is scored once, with at least {length - stride} tokens before it if the"
                 f" document has them; {scored.given} first tokens are given, not scored",
                 "rule": rule.statement
-                + (f"; {BACKWARD}: from those behind it, windows beginning at the end" if BACKWARD in scores else ""),
-                "perplexity": "exp of the mean negative log-probability of a token; not comparable between tokenizers",
-                "bits_per_byte": "the summed negative log-probability in bits over the bytes of the text in UTF-8,"
-                " lines of a document joined by a blank",
+                + (f"; {BACKWARD}: from the tokens after it, with windows from the end" if BACKWARD in scores else ""),
+                "perplexity": "exp of the mean negative log-probability per token; not comparable between tokenizers",
+                "bits_per_byte": "summed negative log-probability in bits divided by the text's UTF-8 bytes, with the"
+                " lines of a document joined by a space",
                 "dtype": "float32 model and log-softmax, float64 sums",
                 "settings": json.loads(settings.model_dump_json()),
             },

@@ -273,15 +273,13 @@ def _protocol(
         "tokens": int(sum(window.ids_T.size for window in windows)),
         "rule": scoring.name,
         "statement": scoring.statement,
-        "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, none replaced at random",
-        "perplexity": "exp of the mean negative log-probability of these tokens; per token, so not comparable between"
-        " tokenizers",
-        "pseudo_perplexity": f"the same for every token of {scored} windows, each masked in turn, alone (Salazar et al."
-        " 2020)",
-        "pseudo_bits_per_byte": "the summed negative log-probability of the same tokens in bits over the bytes of their"
-        " text in UTF-8, with --window-bytes; compares tokenizers that keep all of a text, not those that lower-case"
-        " it or have unknown words",
-        "constant_accuracy": "of always guessing the most frequent of the masked tokens",
+        "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, without random replacements",
+        "perplexity": "exp of the mean negative log-probability per masked token; not comparable between tokenizers",
+        "pseudo_perplexity": f"the same for every token of {scored} windows, each masked alone (Salazar et al. 2020)",
+        "pseudo_bits_per_byte": "with --window-bytes: summed negative log-probability of the same tokens in bits"
+        " divided by the UTF-8 bytes of their text; comparable only between tokenizers that preserve the text, without"
+        " lower-casing or unknown tokens",
+        "constant_accuracy": "accuracy of always predicting the most frequent masked token",
         "dtype": "float32 model and log-softmax, float64 sums",
         "settings": json.loads(settings.model_dump_json()),
     }

@@ -27,7 +27,7 @@ from bertkit.tasks.submission import HEADER
 _FINAL: Mapping[str, float] = {THRESHOLD: 0.0}
 """Stored with a predicted answer: the answer is final, no threshold has to be chosen."""
 _DOCUMENT = "-DOCSTART-"
-_LISTED = {"tagging": "tags, one a word", "multi_label": "labels"}
+_LISTED = {"tagging": "tags, one per word", "multi_label": "labels"}
 
 
 def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> dict[str, Any]:

@@ -96,7 +96,7 @@ def evaluate_translation(
             "tasks": {TASK: {name: measured_once(value) for name, value in scores.figures.items()}},
             "protocol": {
                 "bleu": f"sacrebleu of {len(pairs)} pairs: {scores.signature}",
-                "search": f"beam of {how.beams}, score over ((5 + length) / 6)^{how.length_power:g}",
+                "search": f"beam size {how.beams}, score divided by ((5 + length) / 6)^{how.length_power:g}",
                 "settings": json.loads(settings.model_dump_json()),
             },
             "trained": loaded.training,

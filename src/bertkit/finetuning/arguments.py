@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from bertkit.errors import UsageError
 from bertkit.finetuning.data import Prepared, has_head, prepare
 from bertkit.finetuning.inputs import OwnTask, TaskEntry
 from bertkit.finetuning.own_data import with_split_hash
@@ -89,7 +88,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         if self.recipe is not None:
             recipe = self.load(self.recipe)
         elif self.task is None:
-            raise UsageError(
+            raise self.unnamed(
                 "give a RECIPE, --task TASK, or --train F --dev F (or --split 0.1) with the columns of your own data"
             )
         else:

@@ -24,6 +24,7 @@ from bertkit.finetuning.inputs import OwnTask
 from bertkit.finetuning.label_counts import label_counts, tell_labels
 from bertkit.finetuning.own_data import read_own_split
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.finetuning.repeated_examples import tell_repeated
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
@@ -99,6 +100,7 @@ class Prepared:
         fingerprints: of data, tokenizer and model.
         label_mean: for regression, the mean over labelled training examples; over the train split if there are none, as
             in a transfer set.
+        in_train: for each split, how many of its examples also occur in train, if any do.
     """
 
     spec: TaskSpec
@@ -113,6 +115,7 @@ class Prepared:
     label_counts: Mapping[str, Mapping[str, int]]
     fingerprints: Mapping[str, str]
     label_mean: float = field(default=0.0, kw_only=True)
+    in_train: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     @property
     def read(self) -> dict[str, Split]:
@@ -175,9 +178,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     if recipe.causal is not None:
         recipe.causal.check(config)
         tokenizer = recipe.causal.framed(tokenizer)
-    names = ("train", *watched, *recipe.data.predict)
-    log.info("reading %s: %s", spec.name, ", ".join(dict.fromkeys(names)))
-    splits = {name: load_examples(recipe, name, offline=offline) for name in dict.fromkeys(names)}
+    splits = _read(recipe, watched, offline=offline)
     whole = splits.pop("train")
     train = fewer(whole, recipe.data.train_examples, recipe.seed)
     _log_notes(spec.name, {"train": train, **splits})
@@ -193,6 +194,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     tell_labels(spec.name, counts)
+    in_train = tell_repeated(spec.name, train, splits, is_own=isinstance(recipe.task, OwnTask))
     labelled_train, train = train, preparation.learnt_from(train)
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may need none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
@@ -229,8 +231,16 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         watched=watched,
         label_counts={name: own for name, own in counts.items() if own},
         fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
+        in_train=in_train,
         label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
+
+
+def _read(recipe: FinetuneRecipe, watched: Sequence[str], *, offline: bool) -> dict[str, Split]:
+    """All splits of a recipe's task."""
+    names = dict.fromkeys(("train", *watched, *recipe.data.predict))
+    log.info("reading %s: %s", recipe.spec.name, ", ".join(names))
+    return {name: load_examples(recipe, name, offline=offline) for name in names}
 
 
 def _log_notes(task: str, splits: Mapping[str, Split]) -> None:

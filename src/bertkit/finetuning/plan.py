@@ -102,7 +102,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
     }
     found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
-    return document | {"labels": counts, "skipped": skipped_counts(found)}
+    repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
+    return document | {"labels": counts, "in_train": repeated, "skipped": skipped_counts(found)}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,11 @@ def suite_results(
         ],
         "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
         "truncation": settings[chosen][0][2]["truncation"],
-        **{key: settings[chosen][0][2][key] for key in ("labels", "skipped") if key in settings[chosen][0][2]},
+        **{
+            key: settings[chosen][0][2][key]
+            for key in ("labels", "in_train", "skipped")
+            if key in settings[chosen][0][2]
+        },
     }
 
 

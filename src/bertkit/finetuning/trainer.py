@@ -339,6 +339,7 @@ class Finetuner(Trainer[TaskBatch]):
             "truncation": {name: split.features.account.to_json() for name, split in encoded.items()},
             "notes": {name: split.split.notes for name, split in encoded.items() if split.split.notes},
             "labels": self._labelled([each.prepared.label_counts for each in self.task_trainers]),
+            "in_train": self._labelled([each.prepared.in_train for each in self.task_trainers]),
             "skipped": skipped_counts({name: split.split for name, split in encoded.items()}),
             **({"tuned": tuned} if tuned else {}),
             **{

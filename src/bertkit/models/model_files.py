@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bertkit.errors import DataError, first_line
 from bertkit.files import file_within, read_json, sha256_of
-from bertkit.hub import hub_errors, is_offline, refusal
+from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
 from bertkit.models.near_models import close_names, looks_local, near_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
 from bertkit.stores.store import Store
@@ -175,14 +175,17 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
     if looks_local(model):
         raise DataError(f"{model}: does not exist; {near_models(path)}")
-    name, _, named_revision = model.partition("@")
+    name, named_revision = model_revision(model)
     try:
-        return _fetched(name, revision or named_revision or None, offline=is_offline(offline))
+        directory = _fetched(name, revision or named_revision, offline=is_offline(offline))
     except DataError as error:
         near = close_names(path)
         if not near:
             raise
         raise DataError(f"{error}; similar names on disk: {', '.join(near)}") from error
+    if revision is None:
+        note_model(model, directory)
+    return directory
 
 
 def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:

@@ -64,12 +64,15 @@ class PermutationLM(TokenPrediction):
                 f"objective.{self.term}: model.family {model.model_type!r} has no query stream; set model.family: xlnet"
             ]
         if isinstance(data.layout, ReusedSegments) and self.order_tokens is not None:
-            reused = data.layout.advance(data.sequence_length)
-            part = min(reused, data.sequence_length - reused)
+            length, reused = data.sequence_length, data.layout.advance(data.sequence_length)
+            # If the layout refuses the parts, it is known only that the shorter one is at most half of the sequence.
+            fits = reused <= data.layout.most_reused(length)
+            part = min(reused, length - reused) if fits else length // 2
             if self.order_tokens > part:
                 return [
                     f"objective.{self.term}.order_tokens ({self.order_tokens}) is above the shorter part of a sequence"
-                    f" ({part} tokens, by data.layout.reused_tokens); lower it, or leave it out"
+                    f" ({'' if fits else 'at most '}{part} tokens, by data.layout.reused_tokens); lower it, or leave it"
+                    " out"
                 ]
         return []
 

@@ -26,6 +26,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
+from bertkit.pretraining.growth import check_growth
 from bertkit.pretraining.initial_model import decoder_config
 from bertkit.pretraining.rates import check_rates
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
@@ -81,7 +82,9 @@ class PretrainArguments(RunArguments[Recipe]):
             UsageError: no recipe is given.
         """
         if self.recipe is None:
-            raise UsageError("no recipe given; name one (`bertkit recipes list` shows those included), or --resume RUN")
+            raise self.unnamed(
+                "no recipe given; name one (`bertkit recipes list` shows those included), or --resume RUN"
+            )
         return self.recipe
 
     def requested(self) -> Recipe:
@@ -110,8 +113,9 @@ class PretrainArguments(RunArguments[Recipe]):
         recipe = with_longest(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         recipe = completed(recipe, self.max_steps)
-        if recipe.init is None:
-            check_rates(stages_of(recipe))
+        stages = stages_of(recipe)
+        check_growth(stages)
+        check_rates(stages)
         return recipe
 
     @property
@@ -218,7 +222,7 @@ def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
         return recipe
     for number in longer:
         own = stages[number - 1]["set"]
-        log.info("stage %d reads sequences of %d tokens instead of %d", number, longest, own[key])
+        log.info("stage %d of %d reads sequences of %d tokens instead of %d", number, len(stages), longest, own[key])
         own[key] = longest
     return with_overrides(recipe, [Override("optimisation.stages", stages)])
 
@@ -231,9 +235,10 @@ def warn_of_stages(recipe: Recipe, overrides: Sequence[Override]) -> None:
     others = [[key for key in stage.set if key in given and stage.set[key] != values[key]] for stage in stages]
     for key in dict.fromkeys(key for keys in others for key in keys):
         own = [str(number) for number, keys in enumerate(others, start=1) if key in keys]
+        is_one, which = len(own) == 1, f"{' and '.join(own)} of {len(stages)}"
         log.warning(
-            "%s applies where a stage does not set %s itself; %s %s does: drop them with --set optimisation.stages=[]",
-            *(given[key].partition("=")[0], key, "stage" if len(own) == 1 else "each of the stages", ", ".join(own)),
+            "%s applies where a stage does not set %s itself; %s: drop them with --set optimisation.stages=[]",
+            *(given[key].partition("=")[0], key, f"stage {which} does" if is_one else f"stages {which} do"),
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
 from bertkit.models.headed import HeadedModel
@@ -21,7 +22,7 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stages import Stage, stages_of
+from bertkit.pretraining.stages import Stage, cannot_share, stages_of
 from bertkit.recipe.hashing import named_and_hashed
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
@@ -32,6 +33,7 @@ from bertkit.training.compiled_kernels import attends_by_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
+from bertkit.training.placement import not_shared
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
@@ -54,6 +56,10 @@ def pretraining_plan(
         vocab_size: V if known; otherwise that of `planned_vocabulary`.
         teacher: the teacher next to the model, if there is one.
         offline: do not use the network.
+
+    Raises:
+        UsageError: several ranks are to train what they cannot.
+        DataError: the tokenizer cannot be used.
     """
     recipe, steps_estimated = _with_planned_steps(recipe)
     text_tokens = _text_tokens(recipe)
@@ -64,6 +70,8 @@ def pretraining_plan(
     else:
         vocabulary = PlannedVocabulary(vocab_size)
     stages = stages_of(recipe)
+    if recipe.engine.ranks > 1 and (reason := cannot_share(stages)) is not None:
+        raise not_shared(recipe.engine.ranks, reason)
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, vocabulary.size)
@@ -166,13 +174,16 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     The size is known if the tokenizer is given, or if the text is token shards. A vocabulary that is to be trained on
     at most `SAMPLED_MEGABYTES` of files is trained here, which takes a few seconds. For any other, the requested size
     is assumed and marked: a text that is too small for it yields fewer entries, and a smaller model.
+
+    Raises:
+        DataError: the given tokenizer is not found, or lacks a special token that every run needs.
     """
     tokenizer, sources = recipe.tokenizer, recipe.data.sources
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
         return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0
     if tokenizer.path is not None:
-        given = load_tokenizer(tokenizer.path, offline=offline).vocab_size
-        return PlannedVocabulary(given + tokenizer.add_tokens), 0.0
+        given = Vocabulary.of(load_tokenizer(tokenizer.path, offline=offline))
+        return PlannedVocabulary(given.size + tokenizer.add_tokens), 0.0
     files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
     if not files or not all(file.is_file() for file in files):
         return PlannedVocabulary(tokenizer.vocab_size, at_most=True), 0.0

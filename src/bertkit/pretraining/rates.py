@@ -32,7 +32,8 @@ def stage_rates(names: Sequence[str], stage: Stage, *, stages: int) -> dict[str,
     try:
         return group_rates(names, stage.recipe.optimisation.groups)
     except UsageError as error:
-        raise UsageError(f"stage {stage.number}: {error}" if stages > 1 else str(error)) from None
+        where = f"stage {stage.number + 1} of {stages}: " if stages > 1 else ""
+        raise UsageError(f"{where}{error}") from None
 
 
 def width_transfer(model: HeadedModel, optimisation: PretrainingOptimisation) -> WidthTransfer | None:
@@ -50,7 +51,7 @@ def check_rates(stages: Sequence[Stage]) -> None:
     """Reject groups or a `tuned_width` that do not fit the model, which is built without weights for this check.
 
     Args:
-        stages: all stages of a run without initial model, whose parameters would be known only once it is loaded.
+        stages: all stages of a run; an initial model has the same parameters once it is loaded.
 
     Raises:
         UsageError: a group names no parameter, or no rule for the width is known.

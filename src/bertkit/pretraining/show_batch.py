@@ -68,13 +68,14 @@ class ShownSequence:
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """A step's batch, or its first sequences."""
+    """A step's batch, or its first sequences; `stage` counts from 0, as in the keys of `optimisation.stages`."""
 
     recipe: str
     step: int
     stage: int
     sequences: list[ShownSequence]
     in_all: int
+    stages: int = 1
 
     def as_document(self) -> dict[str, Any]:
         return {**vars(self), "sequences": [sequence.as_document() for sequence in self.sequences]}
@@ -98,14 +99,15 @@ def show_batch(request: PretrainArguments, *, step: int, sequences: int, progres
     steps = recipe.optimisation.steps
     if not 1 <= step <= steps:
         raise UsageError(f"--step {step}: {recipe.name} has only steps 1 to {steps:,}; choose one of these")
-    stage = next(each for each in stages_of(recipe) if step <= each.end_step)
+    stages = stages_of(recipe)
+    stage = next(each for each in stages if step <= each.end_step)
     tokenizer = load_tokenizer(shards.directory)
     batches = StageRun(stage, shards, tokenizer, cache=request.cache).batches
     batches.check_enough()
     samples, originals = (of(step - 1 - stage.first_step) for of in (batches.samples, batches.uncorrupted))
     pairs = list(zip(samples.split(1), originals.split(1), strict=True))
     shown = [_sequence(one, text.ids_T, stage.recipe.objectives, tokenizer) for one, text in pairs[:sequences]]
-    return ShownBatch(recipe.name, step, stage.number, shown, len(pairs))
+    return ShownBatch(recipe.name, step, stage.number, shown, len(pairs), len(stages))
 
 
 def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[Recipe, TokenShards]:

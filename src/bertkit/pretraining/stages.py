@@ -8,9 +8,11 @@ recipe of its own before the first step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bertkit.data.layouts.lanes import LaneLayout
 from bertkit.errors import UsageError
 from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
@@ -120,6 +122,14 @@ def stages_of(recipe: Recipe) -> list[Stage]:
         first = end
     whole = [stage.sequences() for stage in stages]
     return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
+
+
+def cannot_share(stages: Sequence[Stage]) -> str | None:
+    """Why several ranks cannot share the updates of these stages; None if they can."""
+    for stage in stages:
+        if isinstance(layout := stage.recipe.data.layout, LaneLayout):
+            return f"data.layout {layout.choice} continues texts across batches, with state in a single process"
+    return None
 
 
 def parts_of(recipe: Recipe) -> list[Part]:

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.layouts.lanes import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.errors import UsageError
 from bertkit.models.conversion import grown
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import save_model
-from bertkit.objectives.base import CompanionObjective, Objective
+from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     masked_lm_of,
     pretraining_model,
@@ -34,12 +32,13 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
+from bertkit.pretraining.growth import check_growth
 from bertkit.pretraining.initial_model import Initial, initial_model
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.rates import stage_rates, width_transfer
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun, check_epochs
-from bertkit.pretraining.stages import stages_of
+from bertkit.pretraining.stages import cannot_share, stages_of
 from bertkit.pretraining.translated import held_out_translations
 from bertkit.pretraining.words import FOLDER, WORDS, WordsRead, kept_document, mark_name
 from bertkit.progress import Progress
@@ -104,10 +103,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
     def cannot_share(self) -> str | None:
-        for stage_run in self.stages:
-            if isinstance(layout := stage_run.stage.recipe.data.layout, LaneLayout):
-                return f"data.layout {layout.choice} continues texts across batches, with state in a single process"
-        return None
+        return cannot_share([stage_run.stage for stage_run in self.stages])
 
     def cannot_shard(self) -> str | None:
         if len({stage_run.stage.recipe.model for stage_run in self.stages}) > 1:
@@ -125,21 +121,8 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     def _check_growth(self) -> None:
-        """Raise UsageError if the model cannot grow as the stages have it, or a companion cannot."""
-        if self.model.companions and len({each.stage.recipe.model for each in self.stages}) > 1:
-            leaders = (each for stage_run in self.stages for each in stage_run.objectives)
-            leader = next(each for each in leaders if isinstance(each, CompanionObjective))
-            raise UsageError(
-                f"optimisation.stages: the model cannot grow together with objective.{leader.term}, whose"
-                f" {leader.companion.replace('_', ' ')} would keep its size; leave model.num_hidden_layers out of the"
-                " stages"
-            )
-        first, *later = [each.stage.recipe.model for each in self.stages]
-        if any(config != first for config in later):
-            with torch.device("meta"):
-                model = pretraining_model(first, self.stages[0].objectives, self.vocabulary.size)
-                for config in later:
-                    model = grown(model, config)
+        """Raise UsageError if the model cannot grow as the stages have it."""
+        check_growth([each.stage for each in self.stages])
 
     def _check_groups(self) -> None:
         """Raise UsageError if a stage's groups do not match the parameters of its model."""

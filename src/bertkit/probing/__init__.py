@@ -1,9 +1,9 @@
 """Probes: what a trained model has learned and how it computes. One folder per kind.
 
-    probing/KIND/__init__.py   its settings, without heavy imports, so that `--help` is fast probing/KIND/measure.py
-    pure functions over tensors and the recorder probing/KIND/run.py        probe_KIND(request, settings): reads the
-    data, measures, returns a `Report` probing/KIND/report.py     findings (a sentence, a table, a figure), summary and
-    definitions
+    probing/KIND/__init__.py   its settings, without heavy imports, so that `--help` is fast
+    probing/KIND/measure.py    pure functions over tensors and the recorder
+    probing/KIND/run.py        probe_KIND(request, settings): reads the data, measures, returns a `Report`
+    probing/KIND/report.py     findings (a sentence, a table, a figure), summary and definitions
 
 Shared: report.py (what a kind returns), run.py (the request and the run directory).
 """

@@ -19,11 +19,11 @@ from bertkit.probing.run import ProbeRequest, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
 SYMBOLS = {
-    "T": "tokens of all sequences of the batch, end to end",
+    "T": "tokens of all sequences of the batch, concatenated",
     "B": "sequences",
-    "S": "tokens of the longest sequence; shorter ones are padded, in attention maps alone",
+    "S": "tokens of the longest sequence; only attention maps are padded to it",
     "D": "hidden_size",
-    "E": "embedding_size, where it is not D",
+    "E": "embedding_size, if it differs from D",
     "F": "intermediate_size",
     "N": "num_attention_heads",
     "H": "width of a head",

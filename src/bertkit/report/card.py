@@ -124,7 +124,7 @@ def _usage(config: Mapping[str, Any], repository: str, *, is_embedder: bool) -> 
 def _table(rows: Mapping[str, str]) -> str:
     shown = list(rows.items())[:_MOST_SCORES]
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in shown]
-    more = f"\n\n{len(rows) - len(shown)} more are in the run." if len(rows) > len(shown) else ""
+    more = f"\n\n{len(rows) - len(shown)} more rows are in the run directory." if len(rows) > len(shown) else ""
     return "\n".join(["| | |", "|---|---|", *lines]) + more
 
 

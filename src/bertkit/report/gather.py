@@ -147,7 +147,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         "threads": (found.get("threads") or {}).get("intra_op"),
         "GPU": gpus or None,
         "bertkit, torch": f"{found['bertkit']}, {found['packages'].get('torch')}" if "packages" in found else None,
-        "commit": f"{git['commit'][:12]}{' and changes' if git.get('dirty') else ''}" if git.get("commit") else None,
+        "commit": f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None,
         "hash of the recipe": record["what_hash"][:16],
         "hash of the text": (record["fingerprints"].get("data") or "")[:16] or None,
         "attempts": len(record["attempts"]) if len(record["attempts"]) > 1 else None,

@@ -24,7 +24,7 @@ from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import private_opener, read_json, sha256_of, without_credentials, write_json, write_text
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
-from bertkit.run.seal import OWN_HASH, RunSeal, write_self_hashed
+from bertkit.run.seal import OWN_HASH, SEAL, RunSeal, write_self_hashed
 from bertkit.visible import visible_lines
 
 RECORD = "run.json"
@@ -34,6 +34,10 @@ ENVIRONMENT = "environment.json"
 FORMAT = 1
 FREED = "freed"
 """Key in run.json: directories that were deleted on purpose after the run was done."""
+_LOG = "log.txt"
+_BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, "suite.json")
+"""The files that a run or a suite has written before it computes anything."""
+_INNER_RUNS = "runs"
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +105,9 @@ class RunDirectory:
         self.record = record
         self._lock = lock
         self._seal = RunSeal(path)
+        self._found: frozenset[str] | None = frozenset()
+        """What was in the directory before the run; None if there was no directory."""
+        self._is_new = False
 
     @classmethod
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
@@ -111,14 +118,16 @@ class RunDirectory:
         Raises:
             UsageError: `path` already contains a run or other files.
         """
+        found: frozenset[str] | None = None
         if path is None:
             path = _new_directory(root, f"{identity.name}-{identity.what_hash[:8]}")
         else:
-            _claim(path)
+            found = _claim(path)
         lock = RunLock(path)
         try:
             write_text(path / RECIPE, without_credentials(identity.recipe_yaml), private=True)
             run = cls(path, _first_record(path, identity), lock)
+            run._found, run._is_new = found, True
             write_record(path, run.record)
         except BaseException:
             lock.release()
@@ -169,7 +178,7 @@ class RunDirectory:
     @property
     def log_file(self) -> Path:
         """Everything the run logged."""
-        return self.path / "log.txt"
+        return self.path / _LOG
 
     @property
     def recipe_yaml(self) -> str:
@@ -244,14 +253,17 @@ class RunDirectory:
     def recording(self, command: Sequence[str] | None = None) -> Iterator[None]:
         """Hold the lock, log to log.txt and keep the status up to date while the body runs; exceptions are re-raised.
 
-        The final status is done, stopped (after StoppedError or an interrupt) or failed, each with its reason.
-        `command` is the command line of a resumed attempt.
+        The final status is done, stopped (after StoppedError or an interrupt) or failed, each with its reason. A new
+        run that a UsageError ends before it computes anything is removed. `command` is the command line of a resumed
+        attempt.
 
         Raises:
             UsageError: another process is writing this run.
         """
         if self._lock is None:
             self._lock = RunLock(self.path)
+        is_new, self._is_new = self._is_new, False
+        refused = False
         try:
             self.record = RunDirectory.open(self.path).record
             handler = LogFile(self.log_file)
@@ -261,10 +273,13 @@ class RunDirectory:
                 self._end("done", "finished")
             except BaseException as error:
                 self._end_with(error, handler)
+                refused = is_new and isinstance(error, UsageError)
                 raise
             finally:
                 handler.detach()
                 self._seal.close()
+                if refused:
+                    self._remove_if_empty()
         finally:
             self._lock.release()
             self._lock = None
@@ -299,6 +314,24 @@ class RunDirectory:
         except OSError as refused:
             log.warning("the end of the run could not be recorded in %s (%s)", self.path / RECORD, refused)
 
+    def _remove_if_empty(self) -> None:
+        """Remove a refused run's files, if it wrote no others, and its directory, if that is new."""
+        inner = self.path / _INNER_RUNS
+        try:
+            written = {each.name for each in self.path.iterdir()} - (self._found or frozenset())
+            if written - {*_BEFORE_THE_FIRST_STEP, _INNER_RUNS} or (inner.exists() and any(inner.iterdir())):
+                return
+            if inner.exists():
+                inner.rmdir()
+            for name in written - {_INNER_RUNS}:
+                (self.path / name).unlink()
+            if self._found is None:
+                self.path.rmdir()
+        except OSError as error:
+            log.warning("the refused run could not be removed from %s (%s)", self.path, error)
+        else:
+            log.info("%s is removed: the run was refused before its first step", self.path)
+
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write the run.json of the run in a directory, with its hash."""
@@ -332,26 +365,32 @@ def _new_directory(root: Path, stem: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def _held_remedy(place: Path, status: Any) -> str:
+def _held_remedy(place: Path, record: Mapping[str, Any]) -> str:
     """What to do if a new run would overwrite another."""
-    if status == "done":
-        return f"it is done: name another --run-dir, or delete it with `bertkit runs delete {place}`"
+    otherwise = f"name another --run-dir, or delete it with `bertkit runs delete {place}`"
+    if record.get("status") == "done":
+        return f"it is done: {otherwise}"
+    if record.get("status") == "failed" and record.get("exit_reason"):
+        return f"it failed ({record['exit_reason']}); continue with `--resume {place}`, {otherwise}"
     return f"continue with `--resume {place}`, or name another --run-dir"
 
 
-def _claim(path: Path) -> None:
+def _claim(path: Path) -> frozenset[str] | None:
+    """Make a directory for a run; returns what is in it, None if it is new."""
     if (path / RECORD).exists():
-        raise UsageError(
-            f"{path}: already contains a run; {_held_remedy(path, read_json(path / RECORD).get('status'))}"
-        )
+        raise UsageError(f"{path}: already contains a run; {_held_remedy(path, read_json(path / RECORD))}")
+    is_new = not path.exists()
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path}: is a file; --run-dir expects a directory, made if missing")
     path.mkdir(parents=True, exist_ok=True)
-    for leftover in (each for name in (RECIPE, RECORD) for each in path.glob(f".{name}.*.tmp")):
-        leftover.unlink(missing_ok=True)  # left by a process that was killed at its start
-    others = sorted(item.name for item in path.iterdir() if item.name not in (LOCK_FILE, RECIPE))
+    for unfinished in (each for name in (RECIPE, RECORD) for each in path.glob(f".{name}.*.tmp")):
+        unfinished.unlink(missing_ok=True)  # left by a process that was killed at its start
+    # A killed start leaves a lock, and then a recipe; a recipe alone is the user's own.
+    leftover = (LOCK_FILE, RECIPE) if (path / LOCK_FILE).exists() else ()
+    others = sorted(item.name for item in path.iterdir() if item.name not in leftover)
     if others:
         raise UsageError(f"{path}: contains other files ({', '.join(others[:3])}); --run-dir expects a new directory")
+    return None if is_new else frozenset(each.name for each in path.iterdir())
 
 
 def _first_record(path: Path, identity: RunIdentity) -> dict[str, Any]:

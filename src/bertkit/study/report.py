@@ -26,7 +26,7 @@ def report(study: Study, results: Mapping[str, Any], images: Sequence[str]) -> s
     """
     parts = [f"# {study.title or study.name}", _setup(study, results)]
     if study.choose is not None:
-        parts += ["## What was chosen", _choice(study, results)]
+        parts += ["## Chosen settings", _choice(study, results)]
     parts += ["## Scores", _scores(study, results), _missing(results)]
     if "curves" in results:
         parts += ["## Scores by FLOPs", _curves(results)]
@@ -50,7 +50,7 @@ def _setup(study: Study, results: Mapping[str, Any]) -> str:
     own_recipes = [f"`{own.recipe}` for {arm}" for arm, own in study.arms.items() if own.recipe is not None]
     recipes = ", ".join([f"`{study.recipe}`", *own_recipes])
     text = (
-        f"Recipe {recipes}, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} for each run"
+        f"Recipe {recipes}, {amount:.3g} {'training FLOPs' if unit == 'flops' else unit} per run"
         + (f" ({', '.join(others)})" if others else "")
         + f", seeds {', '.join(map(str, study.seeds))}."
     )
@@ -61,8 +61,8 @@ def _setup(study: Study, results: Mapping[str, Any]) -> str:
     more = [f"{arm} {count}" for arm, count in counts.items() if count != usual]
     return (
         f"{text} Each arm's settings were chosen by {' and '.join(study.choose.names)} among {usual} candidates"
-        + (f" ({', '.join(more)}, by its further keys)" if more else "")
-        + f", at {study.choose.budget_share:g} of the budget on seed {study.choose.seed}."
+        + (f" ({', '.join(more)}, with additional keys)" if more else "")
+        + f", with {study.choose.budget_share:g} of the budget and seed {study.choose.seed}."
     )
 
 
@@ -105,7 +105,7 @@ def _curves(results: Mapping[str, Any]) -> str:
             fit = NONE if law is None else f"({law['scale']:.3g} / FLOPs)^{law['exponent']:.4f}"
             ratio = NONE if own["ratio"] is None else f"{own['ratio']:.2f}"
             rows.append([about["title"], frontier, len(own["points"]), ", ".join(own["best"]), fit, ratio])
-    columns = ["measure", "frontier", "arms", "best of all that cost as little", "power law", "baseline's FLOPs / its"]
+    columns = ["measure", "frontier", "arms", "best at equal or lower cost", "power law", "baseline FLOPs / own FLOPs"]
     return table(columns, rows)
 
 
@@ -130,8 +130,8 @@ def _differences(study: Study, results: Mapping[str, Any]) -> str:
     ]
     titles = [measure["title"] for measure in results["measures"].values()]
     text = (
-        f"Arm less {results['baseline']}, paired by seed, with the 95% t interval of the mean. Each interval is that of"
-        " one comparison; among many, one in twenty misses by chance."
+        f"Arm minus {results['baseline']}, paired by seed, with the 95% t interval of the mean. Each interval is for a"
+        " single comparison; about one in twenty misses the true difference by chance."
     )
     return f"{text}\n\n{table(['arm', *titles], rows)}"
 

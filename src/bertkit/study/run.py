@@ -2,9 +2,11 @@
 
 Contract: the run directory. A study is a run directory:
 
-    RUN/recipe.yaml          the resolved study RUN/costs.json           measured cost of a step for each arm's settings
-    RUN/runs/NAME/          the pretraining runs RUN/measured/NAME/      their measurements, one run directory each, and
-    scores.json RUN/results.json, report.md, figures/
+    RUN/recipe.yaml          the resolved study
+    RUN/costs.json           measured cost of a step for each arm's settings
+    RUN/runs/NAME/           the pretraining runs
+    RUN/measured/NAME/       their measurements, one run directory each, and scores.json
+    RUN/results.json, report.md, figures/
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.errors import StoppedError, UsageError
+from bertkit.errors import StoppedError
 from bertkit.files import read_json, write_json, write_text
 from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
@@ -62,7 +64,7 @@ class StudyArguments(RunArguments[Study]):
 
     def requested(self) -> Study:
         if self.recipe is None:
-            raise UsageError("give a study FILE, such as the shipped `objectives`, or --resume RUN")
+            raise self.unnamed("give a study FILE, such as the shipped `objectives`, or --resume RUN")
         study = load_study(self.recipe, self.overrides, arms=self.arms)
         return located(study, find_recipe(self.recipe), self.sources, Path(self.data_dir or ".").expanduser())
 

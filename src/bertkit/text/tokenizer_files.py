@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
 from bertkit.files import read_json
-from bertkit.hub import hub_errors, is_offline, refusal
+from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
 
@@ -235,9 +235,19 @@ def _downloaded(name: str, *, offline: bool) -> Path:
     """Download the tokenizer's files of a Hub model, unless they are in the Hub cache."""
     from huggingface_hub import snapshot_download
 
+    repository, revision = model_revision(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=is_offline(offline)))
+        directory = Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(HUB_FILES),
+                local_files_only=is_offline(offline),
+            )
+        )
     except hub_errors() as error:
         raise DataError(
             f"tokenizer {name!r}: no file or directory of this name, and {refusal(error, 'model')}"
         ) from error
+    note_model(name, directory)
+    return directory

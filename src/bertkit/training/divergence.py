@@ -75,17 +75,13 @@ class DivergenceRecord:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        contents = path.read_bytes() if path.exists() else b""
-        whole = contents.rfind(b"\n") + 1
-        if whole < len(contents):
+        events, whole = _read(path)
+        if path.exists() and whole < path.stat().st_size:
             os.truncate(path, whole)
         self.events: list[dict[str, Any]] = []
         self.rolled_back: list[dict[str, Any]] = []
         self._since_roll_back: set[tuple[str, int]] = set()
-        for number, line in enumerate(contents[:whole].splitlines(), start=1):
-            event = parse_json(line, f"{path}, line {number}")
-            if not _is_event(event):
-                raise DataError(f"{path}, line {number}: not an event of a run; restore the file from a copy")
+        for event in events:
             self._take(event)
 
     def forget(self) -> None:
@@ -132,6 +128,28 @@ class DivergenceRecord:
             self._since_roll_back.clear()
         else:
             self._since_roll_back.add((event["event"], event["step"]))
+
+
+def read_roll_backs(path: Path) -> list[dict[str, Any]]:
+    """The roll-backs in a record, which another process may be writing; none if the file is missing.
+
+    Raises:
+        DataError: a line is damaged.
+    """
+    return [event for event in _read(path)[0] if event["event"] == ROLLED_BACK]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The events of a record, and the number of bytes in complete lines."""
+    contents = path.read_bytes() if path.exists() else b""
+    whole = contents.rfind(b"\n") + 1
+    events = []
+    for number, line in enumerate(contents[:whole].splitlines(), start=1):
+        event = parse_json(line, f"{path}, line {number}")
+        if not _is_event(event):
+            raise DataError(f"{path}, line {number}: not an event of a run; restore the file from a copy")
+        events.append(event)
+    return events, whole
 
 
 def _is_event(event: Any) -> bool:

@@ -109,6 +109,11 @@ def cannot_spread(reason: str) -> UsageError:
     return UsageError(f"engine.shard: {reason}; leave engine.shard out: each rank then has all weights and moments")
 
 
+def not_shared(ranks: int, reason: str) -> UsageError:
+    """The error for what several ranks cannot train."""
+    return UsageError(f"engine.ranks: {ranks} ranks cannot share an update: {reason}; use one rank")
+
+
 def refused_optimizer(settings: OptimizerConfig) -> str | None:
     """Why a rule cannot work on sharded parameters; None if it can."""
     if settings.can_shard:

@@ -21,10 +21,13 @@ from typing import Any
 
 from bertkit.errors import BertkitError, CheckError, DataError, UsageError
 from bertkit.files import read_json, sha256_of
+from bertkit.hub import pinning
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RunDirectory
 from bertkit.run.find import run_of_suite
 from bertkit.run.metrics import MACHINE_FIGURES, METRICS_FILE, read_metrics
 from bertkit.training.clock import TIMES_FILE
+from bertkit.training.divergence import DIVERGENCE_FILE, read_roll_backs
+from bertkit.training.run import MODEL_COMMITS
 
 TRAINING = ("pretrain", "finetune", "distill")
 """The commands whose runs can be trained again."""
@@ -93,6 +96,24 @@ class MetricsComparison:
         if self.tolerance and isinstance(before, float) and isinstance(again, float):
             return math.isclose(before, again, rel_tol=self.tolerance)
         return bool(before == again)
+
+
+def settled_lines(
+    lines: Sequence[Mapping[str, Any]],
+    made: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]] = (),
+) -> list[Mapping[str, Any]]:
+    """The metrics of an unfinished run that no roll-back will replace.
+
+    Args:
+        lines: its metrics so far.
+        made: its roll-backs so far, as in divergence.jsonl.
+        expected: all roll-backs of the run that it repeats.
+    """
+    newest = lines[-1]["step"] if lines else 0
+    # A roll-back is recorded before the lines that it replaces are dropped, and none of these reaches its step.
+    open_ones = [each for each in (*made[-1:], *expected[len(made) :]) if newest < each["step"]]
+    return [line for line in lines if all(line["step"] <= each["to"] for each in open_ones)]
 
 
 @dataclass(frozen=True)
@@ -182,8 +203,10 @@ def _check(run: RunDirectory) -> None:
         raise UsageError(f"{run.path}: consists of {len(inner)} runs; replay one of them, such as {first}")
 
 
-def _lines(run: RunDirectory, steps: int | None) -> list[dict[str, Any]]:
-    lines = list(read_metrics(run.metrics))
+def _lines(run: RunDirectory, steps: int | None) -> list[Mapping[str, Any]]:
+    lines: list[Mapping[str, Any]] = list(read_metrics(run.metrics))
+    if run.record["status"] in ("running", "stopped"):
+        lines = settled_lines(lines, read_roll_backs(run.path / DIVERGENCE_FILE))
     chosen = [line for line in lines if steps is None or line["step"] <= steps]
     if not chosen:
         first = f"; the first are of step {lines[0]['step']}: give --steps {lines[0]['step']} or more" if lines else ""
@@ -192,12 +215,14 @@ def _lines(run: RunDirectory, steps: int | None) -> list[dict[str, Any]]:
 
 
 def _environment(run: RunDirectory) -> dict[str, str]:
-    """This process's environment variables, with the run's values for those that change last bits."""
+    """This process's environment variables, with the run's values for those that change last bits, and its commits."""
     path = run.path / ENVIRONMENT
     recorded = read_json(path) if path.exists() else {}
     variables = recorded.get("variables", {})
     found = {name: value for name, value in os.environ.items() if name not in _ARITHMETIC}
     found |= {name: str(variables[name]) for name in _ARITHMETIC if name in variables}
+    record = run.record
+    found |= pinning(datasets=record.get("commits") or {}, models=record.get(MODEL_COMMITS) or {})
     if threads := recorded.get("threads", {}).get("intra_op"):
         found["OMP_NUM_THREADS"] = str(threads)
     return found
@@ -213,18 +238,32 @@ def _followed(
 ) -> int | None:
     """Compare while the process trains; returns its exit code, None if it is no longer needed."""
     checked = False
+    roll_backs = read_roll_backs(run.path / DIVERGENCE_FILE)
     while True:
         code = process.poll()  # before reading, so that nothing is missed
         if not checked and (directory / RECORD).is_file():
             checked = True
             _check_inputs(run, RunDirectory.open(directory))
         if (directory / METRICS_FILE).is_file():
-            comparison.take(list(read_metrics(directory / METRICS_FILE)))
+            comparison.take(_lines_so_far(directory, roll_backs, ended=code is not None))
         if comparison.difference is not None or (comparison.is_complete and not to_the_end):
             return None
         if code is not None:
             return code
         time.sleep(_POLL_SECONDS)
+
+
+def _lines_so_far(
+    directory: Path, expected: Sequence[Mapping[str, Any]], *, ended: bool
+) -> Sequence[Mapping[str, Any]]:
+    """The metrics of the repetition that will not be replaced; `expected` are the roll-backs of the run."""
+    made = read_roll_backs(directory / DIVERGENCE_FILE)
+    lines = list(read_metrics(directory / METRICS_FILE))
+    if ended:
+        return lines
+    # If it rolled back between the two reads, the lines may be of either pass.
+    unchanged = made == read_roll_backs(directory / DIVERGENCE_FILE)
+    return settled_lines(lines, made, expected) if unchanged else ()
 
 
 def _check_inputs(run: RunDirectory, again: RunDirectory) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from bertkit.code_hash import code_sha256
 from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
+from bertkit.hub import model_commits, pin_models
 from bertkit.progress import Progress
 from bertkit.ranks import Launch, RanksNeededError, current
 from bertkit.recipe.dump import dump_recipe
@@ -40,6 +41,9 @@ from bertkit.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 RunRecipe = TypeVar("RunRecipe", bound=RecipeHeader)
+MODEL_COMMITS = "model_commits"
+"""Key in run.json: the commits of the Hub's models that a run read; those of its text are in `commits`."""
+
 OnStart = Callable[[RunDirectory], None]
 """Called with a run's directory before training starts."""
 
@@ -79,6 +83,15 @@ class RunArguments(ABC, Generic[RunRecipe]):
     def names_nothing(self) -> bool:
         """Whether the resumed run's own recipe is used."""
         return self.recipe is None
+
+    def unnamed(self, remedy: str) -> UsageError:
+        """The error for a command line without a recipe; only `--plan` needs one for a run that is resumed."""
+        if self.resume is None:
+            return UsageError(remedy)
+        return UsageError(
+            "--plan with --resume: name the recipe, too, which is recipe.yaml in the run's directory; the plan is that"
+            " of the whole run"
+        )
 
     @abstractmethod
     def requested(self) -> RunRecipe:
@@ -170,7 +183,8 @@ class FinishedRun:
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to resume; if it is named and another --run-dir is given, a copy of it there.
+    """The run to resume; if it is named and another --run-dir is given, a copy of it there. Models of the Hub are then
+    read at the commits that the run began with.
 
     Raises:
         UsageError, DataError: there is no such run, it is of another kind, or it cannot be copied.
@@ -193,7 +207,9 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         )
         return continued_in(run, arguments.run_dir)
 
-    return current().led(found, lambda run: run.path, RunDirectory.open)
+    run = current().led(found, lambda run: run.path, RunDirectory.open)
+    pin_models(run.record.get(MODEL_COMMITS, {}))
+    return run
 
 
 def new_run(runs_root: Path, identity: RunIdentity, path: Path | None) -> RunDirectory:
@@ -394,7 +410,7 @@ def train_run(
         results = None
         while results is None:
             minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-            results = _results(make_trainer, progress, minutes_left)
+            results = _results(make_trainer, run, progress, minutes_left)
             if results is None:
                 run.growing_files_were_cut()
         run.update(seconds=round(time.monotonic() - started, 1))
@@ -403,14 +419,17 @@ def train_run(
 
 
 def _results(
-    make_trainer: Callable[[], Trainer[Any]], progress: Progress, minutes_left: float | None
+    make_trainer: Callable[[], Trainer[Any]], run: RunDirectory, progress: Progress, minutes_left: float | None
 ) -> dict[str, Any] | None:
     """The results of a run; None if it rolled back to an earlier checkpoint and must continue with a new trainer.
 
     A trainer and its model are freed before the next one is created.
     """
     try:
-        return make_trainer().train(progress=progress, max_minutes=minutes_left)
+        trainer = make_trainer()
+        if commits := model_commits():
+            run.update(**{MODEL_COMMITS: {**commits, **run.record.get(MODEL_COMMITS, {})}})
+        return trainer.train(progress=progress, max_minutes=minutes_left)
     except RolledBackError as rolled_back:
         log.warning("%s", rolled_back)
         return None

@@ -49,7 +49,7 @@ from bertkit.training.meters import FlopTotal, Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
-from bertkit.training.placement import cannot_spread
+from bertkit.training.placement import cannot_spread, not_shared
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
@@ -114,7 +114,7 @@ class Trainer(TrainerHooks[Batch]):
         """
         self.progress = progress
         if self.ranks.count > 1 and (reason := self.cannot_share()) is not None:
-            raise UsageError(f"engine.ranks: {self.ranks.count} ranks cannot share an update: {reason}; use one rank")
+            raise not_shared(self.ranks.count, reason)
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)

@@ -165,12 +165,16 @@ class ReusedSegments(LaneLayout):
 
     def errors(self, data: Any, optimisation: Any) -> Iterator[str]:
         yield from super().errors(data, optimisation)
-        length = data.sequence_length
-        if self.advance(length) + self.special_tokens + 2 > length:
+        length, reused = data.sequence_length, self.advance(data.sequence_length)
+        if reused > (most := self.most_reused(length)):
             yield (
-                f"data.layout.reused_tokens ({self.advance(length)}) leaves no room for two segments in"
-                f" data.sequence_length ({length}); at most {length - self.special_tokens - 2} does"
+                f"data.layout.reused_tokens ({reused}) leaves no room for two segments in data.sequence_length"
+                f" ({length}); at most {most} does"
             )
+
+    def most_reused(self, sequence_length: int) -> int:
+        """The largest `reused_tokens` that leaves room for two segments."""
+        return sequence_length - self.special_tokens - 2
 
     def sequence(
         self, text: LaneText, place: int, sequence_length: int, vocabulary: Vocabulary, uniform: UniformOf

@@ -153,8 +153,8 @@ def _acquisition(
     figures = {
         AOA: agreement(by_read, children, OFFICIAL_GUESS),
         "aoa_own_vocabulary": agreement(by_read, children, vocabulary),
-        "definition": "Pearson's correlation of the logarithm of the words read at which a word counts as learnt, and"
-        " the age at which half of the children say it",
+        "definition": "Pearson's correlation between the logarithm of the number of training words at which a word"
+        " counts as acquired and the age at which half of the children say it",
     }
     by_name = {_revision(read): (read, each) for read, each in measured.items()}
     return Ages(measured, figures, official_document(short_name(arguments.model), by_name, words))
@@ -214,7 +214,7 @@ def _write_submission(
         write_text(place / "surprisal.json", json.dumps(ages.document) + "\n")
     missing = {} if ages is not None else {AOA: "not scored"}
     missing |= {
-        task: f"{first['items'].get(task, 0)} items; the leaderboard takes {size}"
+        task: f"{first['items'].get(task, 0)} items; the leaderboard requires {size}"
         for task, size in FAST_SIZES.items()
         if first["items"].get(task, 0) != size
     }

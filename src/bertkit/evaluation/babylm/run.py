@@ -210,12 +210,10 @@ def rule_warning(loaded: LoadedModel, rule: type[ScoringRule]) -> str | None:
     masked = {"original", "within_word_l2r"}
     if rule.name == usual or {rule.name, usual} <= masked:
         return None
-    why = (
-        f"its config.json names {trained}" if trained else f"its head is scored by {usual} where nothing else is known"
-    )
+    why = f"its config.json names {trained}" if trained else f"{usual} is the default for its head"
     return (
-        f"{loaded.name} is scored by the rule {rule.name}, but {why}: unless it was trained for {rule.name} too, the"
-        " scores are those of predictions that it never learnt"
+        f"{loaded.name} is scored by the rule {rule.name}, but {why}; unless it was also trained for {rule.name}, the"
+        " scores are not meaningful"
     )
 
 
@@ -226,7 +224,8 @@ def average_of(values: Mapping[str, float]) -> dict[str, Any]:
         "value": math.fsum(values[name] for name in over) / len(over) if over else None,
         "over": over,
         "lacking": [name for name in AVERAGED if name not in values],
-        "definition": "mean accuracy of BLiMP, its supplement, EWoK, entity tracking and COMPS, as officially counted",
+        "definition": "mean accuracy of BLiMP, its supplement, EWoK, entity tracking and COMPS, as in the official"
+        " pipeline",
     }
 
 
@@ -245,7 +244,7 @@ def _results(
     warnings = [text for text in (rule_warning(loaded, rule),) if text is not None]
     backend = BACKENDS.get(rule.name)
     if backend is None:
-        warnings.append(f"the official pipeline has no backend that scores as the rule {rule.name} does: no submission")
+        warnings.append(f"the official pipeline has no backend for the rule {rule.name}, so no submission is written")
     submission = None
     if backend is not None and settings.sample == "full":
         glue = {} if measured.finetuned is None else measured.finetuned.predictions
@@ -288,8 +287,8 @@ def _finetuned_document(finetuned: Finetuned) -> dict[str, Any]:
         "run": finetuned.run,
         "average": finetuned.average,
         "over": list(finetuned.tasks),
-        "definition": "mean over the seven tasks, F1 of MRPC and QQP, accuracy of the others; of the epoch that is best"
-        " on dev, as officially",
+        "definition": "mean over the seven tasks of F1 (MRPC, QQP) or accuracy (others), from the best epoch on dev, as"
+        " in the official pipeline",
     }
 
 
@@ -304,13 +303,14 @@ def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, An
         "compared": "sum of log-probabilities of the tokens of the completion, in nats",
         "temperature": 1.0,
         "dtype": "float32 model and log-softmax, float64 sums",
-        "accuracy": "as the official pipeline counts: the right text comes first, and a tie is right",
-        "accuracy_ties_shared": "1/m where the right text is one of m that are the most probable",
-        "accuracy_ties_wrong": "a tie is wrong",
-        "near_ties": f"decided items whose best two texts differ by less than {NEAR_TIE} nats",
+        "accuracy": "as in the official pipeline: the right text has the highest score; a tie counts as right",
+        "accuracy_ties_shared": "1/m if the right text is one of m texts with the highest score",
+        "accuracy_ties_wrong": "a tie counts as wrong",
+        "near_ties": f"items without a tie whose best two texts differ by less than {NEAR_TIE} nats",
         "entity_tracking": "mean over numbers of operations in each of the three files, then over the files",
-        "reading": "gain in R2 over the greatest possible, which is the squared partial correlation; a share",
-        "interval": "95%; accuracies: normal, items drawn within subsets; others: bootstrap, 1,000 resamples",
+        "reading": "gain in R2 as a share of the largest possible gain, which is the squared partial correlation",
+        "interval": "95%; accuracies: normal approximation, items sampled within subsets; others: bootstrap, 1,000"
+        " resamples",
     }
 
 

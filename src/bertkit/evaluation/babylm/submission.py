@@ -84,13 +84,13 @@ def write_submission(
     missing = {task.name: "not scored" for task in TASKS if task.name not in parts}
     missing |= {"aoa": "not scored"}
     if wrong := wrong_sizes(glue):
-        missing["glue"] = f"{', '.join(wrong)}: not scored, or of another size than the leaderboard takes"
+        missing["glue"] = f"{', '.join(wrong)}: not scored, or not of the size that the leaderboard requires"
     for task in TASKS:
         own = parts.get(task.name, {})
         count = sum(len(subset["predictions"]) for subset in own.values())
         if own and (count, len(own)) != (task.items, task.subsets):
             missing[task.name] = (
-                f"{count} items in {len(own)} subsets; the leaderboard takes {task.items} in {task.subsets}"
+                f"{count} items in {len(own)} subsets; the leaderboard requires {task.items} in {task.subsets}"
             )
     return {"file": str(file), "complete": not missing, "missing": missing}
 

@@ -114,8 +114,8 @@ TASKS = (
 """In the order of tables."""
 
 NOT_SCORED = {
-    "aoa": "age of acquisition needs the models that a run has kept: give --checkpoints --sample fast",
-    "glue": "the GLUE subset is fine-tuned, not scored as the model is: give --finetune all",
+    "aoa": "age of acquisition needs the intermediate models of a run: give --checkpoints --sample fast",
+    "glue": "the GLUE subset needs fine-tuning: give --finetune all",
 }
 """Parts of the official score that scoring a single model does not give, and why."""
 
@@ -151,7 +151,7 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
         elif names:
             left_out[task.name] = f"no {names[0]} in {data} or in its {sample}_eval"
         else:
-            left_out[task.name] = f"has no part in the {sample} evaluation"
+            left_out[task.name] = f"is not part of the {sample} evaluation"
     if not found:
         raise DataError(f"{data}: contains none of the {sample} evaluation's files; expected {known}")
     return found, left_out

@@ -72,7 +72,7 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
     where += ", processor time" if results["settings"]["clock"] == "processor" else ""
     goal = "score" if by_score else "size"
     title = (
-        f"Speed and {goal}: {points[0]['length']} tokens a sentence, {where}, median and quartiles of {rounds} rounds"
+        f"Speed and {goal}: {points[0]['length']} tokens per sentence, {where}, median and quartiles of {rounds} rounds"
     )
     figure, axes = new_figure(title, panels=len(batches), width=_PANEL_WIDTH * len(batches), height=_PANEL_HEIGHT)
     tasks = pareto["tasks"]
@@ -84,8 +84,8 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
         _draw_panel(panel, own, labels, by_score=by_score)
         plain(
             panel,
-            x="milliseconds a sentence (logarithmic)",
-            y=height if by_score else "parameters, millions (logarithmic)",
+            x="milliseconds per sentence (log scale)",
+            y=height if by_score else "parameters, millions (log scale)",
             title=f"batch of {batch}",
         )
         panel.grid(visible=False, which="minor")

@@ -240,16 +240,16 @@ def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> di
     """How the numbers were measured, in words."""
     where = f"{threads} {'thread' if threads == 1 else 'threads'}" if device.type == "cpu" else device.type
     return {
-        "timed": f"forward pass on {where}, without gradients: the head of a task where the model has one, else the"
-        " states of all tokens; the text is tokenized beforehand and not timed",
-        "sentences": f"random tokens, all of one length, special tokens included; drawn with seed {settings.seed}",
-        "clock": "time that passed" if settings.clock == "wall" else "time that the one thread computed",
-        "rounds": f"{settings.rounds} after warming up, all models in each, in another order every time",
-        "milliseconds": "median over the rounds, per sentence of the batch; spread: the quartiles of the rounds",
-        "speed_up": "the reference's time over the model's, taken in each round; the median",
-        "parameters": "with heads, tied ones once; without embeddings: outside the tables of words, positions and"
-        " segments",
-        "multiply_adds": "of linear maps, attention's products and LSTMs, for what is timed and one sentence",
-        "disk_mb": "weight files alone, 1 MB = 1,000,000 bytes",
-        "retention": "mean of the main scores over the reference's mean, on the tasks that both have",
+        "timed": f"forward pass on {where}, without gradients, up to the output of the task head if the model has one,"
+        " else the states of all tokens; tokenization is not timed",
+        "sentences": f"random tokens, all of the same length including special tokens, drawn with seed {settings.seed}",
+        "clock": "elapsed time" if settings.clock == "wall" else "processor time of the single thread",
+        "rounds": f"{settings.rounds} after a warm-up; each round times all models in a different order",
+        "milliseconds": "per sentence of the batch, median over the rounds; spread: quartiles over the rounds",
+        "speed_up": "the reference's time divided by the model's in each round; median over the rounds",
+        "parameters": "including heads, tied parameters counted once; without embeddings: excluding the word, position"
+        " and segment tables",
+        "multiply_adds": "in linear layers, attention products and LSTMs of the timed computation, for one sentence",
+        "disk_mb": "weight files only, 1 MB = 1,000,000 bytes",
+        "retention": "mean main score divided by the reference's, over the tasks that both have",
     }

@@ -5,12 +5,12 @@ convolutional network on some 400 hand-sorted maps. Neither the maps nor the net
 from the paper's description of each shape decides here. Its shares are comparable between models measured here, but not
 with the paper's.
 
-    v  attention to special tokens ([CLS], [SEP]), mean over all tokens d  attention to ordinary tokens at a distance of
-    at most 1 (the token itself counts), mean over all tokens s  share of the attention between ordinary tokens that
-    stays within the same text of the two
+    v  attention to special tokens ([CLS], [SEP]), mean over all tokens
+    d  attention to ordinary tokens at a distance of at most 1 (the token itself counts), mean over all tokens
+    s  share of the attention between ordinary tokens that stays within the same text of the two
 
-    v + d >= 1/2:  vertical if v is at least 4/5 of v + d, diagonal if d is, else both otherwise:     block if s >= 3/4,
-    else heterogeneous
+    v + d >= 1/2:  vertical if v is at least 4/5 of v + d, diagonal if d is, else both
+    otherwise:     block if s >= 3/4, else heterogeneous
 
 Shapes: A heads of all layers, n tokens, W words.
 """

@@ -46,24 +46,25 @@ _EVEN = "even"
 
 DEFINITIONS = {
     "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2",
-    "share": "attention to [CLS], [SEP], words of punctuation, the token itself, the one before and the one behind it:"
-    " mean over all tokens that attend, the first and the last included (Clark et al. 2019, section 3); tokens of all"
-    " sentences weigh the same",
-    "entropy": "of a token's attention, in nats, mean over tokens; `even` is the mean of ln n, what a head would have"
-    " that attends to all n tokens alike. Not smoothed, unlike the code published with the paper",
-    "distance": "mean distance of a token from what it attends to, in tokens",
-    "divergence": "Jensen-Shannon divergence of two heads' attention, in nats, mean over tokens (the paper adds up);"
-    " 0 to ln 2; the map is metric multidimensional scaling of it (SMACOF from the classical solution)",
-    "pattern": "shape of a map of a pair of sentences by a rule on three shares (v: attention to special tokens; d: to"
-    " ordinary tokens at most 1 away; s: of attention among ordinary tokens, what stays in the own sentence): vertical,"
-    " diagonal or both where v + d >= 1/2 (one alone where it is 4/5 of the sum), else block where s >= 3/4, else"
-    " heterogeneous. Kovaleva et al. 2019 used a convolutional network trained on some 400 maps sorted by hand",
-    "dependencies": "accuracy of `the word with most attention is the syntactic head` for words that have one: word"
-    " attention is the sum over the attended word's tokens and the mean over the attending word's; special tokens and"
-    " the word itself left out; both directions; the best head is chosen on the same sentences (Clark et al. 2019,"
-    f" table 1). Baseline: the best fixed offset of -{FARTHEST} to {FARTHEST} for the relation, chosen likewise."
-    " `all` leaves punctuation out; subtypes count as their relation, but for nmod:poss",
-    "random": "the same choice among the heads of the same model with weights drawn anew",
+    "share": "attention to [CLS], [SEP], words of punctuation, the token itself, the previous token and the next token:"
+    " mean over all attending tokens, including the first and the last (Clark et al. 2019, section 3); tokens of all"
+    " sentences have the same weight",
+    "entropy": "entropy of a token's attention in nats, mean over tokens; `even` is the mean of ln n, the entropy of a"
+    " head that attends equally to all n tokens. Not smoothed, unlike the code published with the paper",
+    "distance": "mean distance from a token to the tokens that it attends to, in tokens",
+    "divergence": "Jensen-Shannon divergence between two heads' attention in nats, from 0 to ln 2, mean over tokens"
+    " (the paper takes the sum); the map is its metric multidimensional scaling (SMACOF from the classical solution)",
+    "pattern": "shape of the map of a sentence pair, by a rule on three shares: v, the attention to special tokens; d,"
+    " the attention to ordinary tokens at most 1 away; s, the part of the attention among ordinary tokens that stays"
+    " within the same sentence. If v + d >= 1/2: vertical or diagonal if v or d alone is at least 4/5 of the sum, else"
+    " both. Otherwise: block if s >= 3/4, else heterogeneous. Kovaleva et al. 2019 used a convolutional network trained"
+    " on some 400 hand-sorted maps",
+    "dependencies": "accuracy of predicting a word's syntactic head as the word with the most attention, in both"
+    " directions, for words that have a head. Attention to a word is the sum over its tokens, attention from a word the"
+    " mean; special tokens and the word itself are excluded. The best head is chosen on the same sentences (Clark et"
+    f" al. 2019, table 1). Baseline: the best fixed offset from -{FARTHEST} to {FARTHEST} for the relation, chosen in"
+    " the same way. `all` excludes punctuation; subtypes count as their relation, except nmod:poss",
+    "random": "the same choice among the heads of the same architecture with random weights",
     "dtype": "float32 maps, float64 sums",
 }
 
@@ -181,8 +182,8 @@ def _targets(label: str, counts: str, profile: HeadProfile, names: Sequence[str]
         number = int(values_A.argmax())
         best.append(f"{NAMES[name]} {values_A[number]:.0%} (head {names[number]})")
     sentence = (
-        f"{sum(name in NAMES.values() for name in mostly_A)} of {len(mostly_A)} heads of {label} give more than half of"
-        f" their attention to one target. The heads that attend most to each give it {', '.join(best)} ({counts})."
+        f"{sum(name in NAMES.values() for name in mostly_A)} of {len(mostly_A)} heads of {label} give at least half of"
+        f" their attention to one target. Largest share per target: {', '.join(best)} ({counts})."
     )
     table = {
         "head": [*names, _EVEN],
@@ -228,10 +229,10 @@ def _entropy(label: str, counts: str, profile: HeadProfile, by_head: Table) -> F
     widest = int(np.argmax(by_layer))
     sentence = (
         f"Attention of {label} is broadest in layer {widest + 1}, with a mean entropy of {by_layer[widest]:.2f} nats."
-        f" Layer 1 has {by_layer[0]:.2f}, layer {len(by_layer)} {by_layer[-1]:.2f}, even attention would have"
+        f" Layer 1 has {by_layer[0]:.2f}, layer {len(by_layer)} {by_layer[-1]:.2f}, even attention"
         f" {profile.even['entropy']:.2f}; heads range from {entropy_LN.min():.2f} to {entropy_LN.max():.2f}; the mean"
-        f" distance to attended tokens is {distance_LN.min():.1f} to {distance_LN.max():.1f} tokens"
-        f" (even: {profile.even['distance']:.1f}; {counts})."
+        f" distance to attended tokens is {distance_LN.min():.1f} to {distance_LN.max():.1f} tokens (even:"
+        f" {profile.even['distance']:.1f}; {counts})."
     )
     shown = ("entropy", "entropy_of_cls", "distance")
     table = {
@@ -275,9 +276,9 @@ def _distances(
     within, between, stress = means
     count = f"n = {results.divergence_tokens:,} tokens"
     sentence = (
-        f"Heads of one layer of {label} are {'more' if within < between else 'no more'} alike than heads of different"
-        f" layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and {between:.3f} between"
-        f" (ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
+        f"Heads of the same layer of {label} are {'more' if within < between else 'no more'} similar than heads of"
+        f" different layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and {between:.3f}"
+        f" between layers (ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
     )
     table = {
         "head": names,
@@ -310,7 +311,7 @@ def _draw_distances(title: str, table: Table) -> Figure:
             linestyle="none",
             label=f"{name} ({members.sum()})",
         )
-    plain(by_target, x="nats", y="nats", title="more than half of the attention goes to")
+    plain(by_target, x="nats", y="nats", title="at least half of the attention goes to")
     by_target.legend(frameon=False, fontsize="small")
     low, high = points_A2.min(0) - 0.03, points_A2.max(0) + 0.03
     for axes in (by_layer, by_target):
@@ -331,8 +332,8 @@ def _patterns(label: str, patterns: PatternCounts, names: Sequence[str]) -> Find
     count = f"n = {patterns.counts_AP.sum():,} maps of {patterns.pairs} pairs of sentences"
     parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     sentence = (
-        f"The most frequent shape of the attention maps of {label} is {max(shares, key=lambda name: shares[name])}. By"
-        f" a rule, not by the paper's classifier, the shares are {parts} ({count})."
+        f"The most frequent shape of the attention maps of {label} is {max(shares, key=lambda name: shares[name])}. The"
+        f" shares, by a rule instead of the paper's classifier, are {parts} ({count})."
     )
     table = {
         "head": names,
@@ -392,14 +393,15 @@ def _dependencies(
     better = sum(row.accuracy > row.offset_accuracy for row in relations)
     ahead = sorted(relations, key=lambda row: row.offset_accuracy - row.accuracy)[:3]
     examples = ", ".join(
-        f"{row.name} {row.accuracy:.0%} (head {names[row.head]}, offset {row.offset:+d} has {row.offset_accuracy:.0%})"
+        f"{row.name} {row.accuracy:.0%} (head {names[row.head]}, offset {row.offset:+d}: {row.offset_accuracy:.0%})"
         for row in ahead
     )
     sentence = (
         f"For {better} of {len(relations)} relations a head of {label} finds the syntactic head more often than the"
-        f" best fixed offset. Most clearly: {examples}; over all relations the best head finds"
-        f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head of random weights"
-        f" {control[everything.name]:.0%} (n = {everything.count:,} words; heads and offsets chosen on the same words)."
+        f" best fixed offset. Largest margins: {examples}. Over all relations the best head finds"
+        f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head with random"
+        f" weights {control[everything.name]:.0%} (n = {everything.count:,} words; heads and offsets chosen on the same"
+        " words)."
     )
     rows = [_relation(row, names) | {"random_accuracy": control[row.name]} for row in scores]
     table = {column: [row[column] for row in rows] for column in rows[0]}
@@ -413,7 +415,7 @@ def _draw_dependencies(title: str, table: Table) -> Figure:
     figure, axes = new_figure(title, width=7.2, height=0.27 * rows + 1.4)
     heights = list(range(rows, 0, -1))
     axes.hlines(heights, shown["offset_accuracy"], shown["accuracy"], color="0.8", zorder=1)
-    axes.plot(shown["random_accuracy"], heights, "x", color="0.5", label="best of random weights")
+    axes.plot(shown["random_accuracy"], heights, "x", color="0.5", label="best head, random weights")
     axes.plot(shown["offset_accuracy"], heights, "s", color="0.5", label="best fixed offset")
     axes.plot(shown["accuracy"], heights, "o", color="black", label="best head")
     labels = zip(*(shown[name] for name in ("relation", "words", "head", "offset")), strict=True)

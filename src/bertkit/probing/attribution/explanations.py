@@ -4,8 +4,8 @@
                           straight line from a baseline x0 to the word embeddings x; sums to F(x) - F(x0)
     input_x_gradient      x times the gradient at x, summed over dimensions (Shrikumar et al. 2016, arXiv:1605.01713)
     saliency              the gradient's Euclidean norm (Simonyan et al. 2013, arXiv:1312.6034, took the largest
-    component) attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A
-    + I) / 2,
+                          component)
+    attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A + I) / 2,
                           A the mean over heads; how much of each token reaches the state that the head reads
 
 The first three names follow inseq. F is the probability of the target, or the output itself if there is only one.

@@ -29,30 +29,30 @@ TRAIN_SHARE = 0.85
 _QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
 
 DEFINITIONS = {
-    "contribution": "norm of the Jacobian of a token's state by an input token's embedding, as a share of all input"
-    " tokens' (Brunner et al. 2020, section 4). Variant: Frobenius norm of the full Jacobian, by forward-mode"
-    " differentiation along random orthonormal directions, exact with as many as there are dimensions. Input: what the"
-    " first layer reads",
-    "own_share": "contribution of a token's own input to its state; all tokens count, special ones too",
-    "led_by_others": "share of states to which another token contributes most",
-    "by_offset": "mean contribution of one input token that stands so many tokens behind (+) or before (-) the state's",
-    "by_distance": "mean contribution of all input tokens at these distances together; the groups sum to 1",
-    "identifiability": f"share of tokens of other sentences ({1 - TRAIN_SHARE:.0%} of them) whose input is, of the"
-    " inputs of their own sentence, nearest by cosine to their state (`nearest`), to a linear map of it (least squares)"
-    " or to a perceptron's output (`mlp`), both trained by the squared error; equal inputs, of a repeated word in"
-    " families whose inputs hold no position, count as one",
-    "chance": "mean of 1/n over the test sentences' tokens",
+    "contribution": "norm of the Jacobian of a token's state with respect to an input token's embedding, divided by the"
+    " sum over all input tokens (Brunner et al. 2020, section 4). Variant: Frobenius norm of the full Jacobian,"
+    " computed by forward-mode differentiation along random orthonormal directions; exact if there are as many"
+    " directions as dimensions. The input is what the first layer reads",
+    "own_share": "contribution of a token's own input to its state; all tokens count, including special tokens",
+    "led_by_others": "share of states whose largest contribution comes from another token",
+    "by_offset": "mean contribution of a single input token that many tokens after (+) or before (-) the state's token",
+    "by_distance": "mean total contribution of all input tokens at these distances; the groups sum to 1",
+    "identifiability": f"share of tokens of held-out sentences ({1 - TRAIN_SHARE:.0%} of the sentences) whose own"
+    " input, of all inputs of their sentence, is nearest by cosine to their state (`nearest`), to a linear map of it"
+    " (least squares) or to the output of a perceptron (`mlp`); both maps are trained on the squared error. Repeated"
+    " words have equal inputs in families whose inputs contain no position, and count as one",
+    "chance": "mean of 1/n over the tokens of the test sentences",
     "dtype": "float32 model, float64 sums",
-    "prediction": "the probability of the target (the most probable one where none is given) at the text's one mask, or"
-    " of a class; a regression's output itself",
-    "integrated_gradients": "(x - x0) times the mean gradient of the prediction on the line from baseline x0 to word"
-    " embeddings x, summed over dimensions, by Gauss and Legendre's rule (Sundararajan et al. 2017); `gap` is what they"
-    " miss of F(x) - F(x0). In the baseline every token of the text is the mask, the padding or a vector of zeros;"
-    " special tokens and the predicted mask stay",
+    "prediction": "probability of the target at the text's one mask, or of a class (if no target is given: the most"
+    " probable one); for a regression, its output",
+    "integrated_gradients": "(x - x0) times the mean gradient of the prediction on the line from the baseline x0 to the"
+    " word embeddings x, summed over dimensions, with Gauss-Legendre quadrature (Sundararajan et al. 2017); `gap` is"
+    " the difference between their sum and F(x) - F(x0). In the baseline every token of the text is replaced by the"
+    " mask, the padding or a vector of zeros; special tokens and the predicted mask are kept",
     "input_x_gradient": "x times the gradient at x, summed over dimensions",
     "saliency": "Euclidean norm of the gradient",
-    "attention_rollout": "row of the token that is read in the product over layers of (A + I) / 2, A the mean of the"
-    " heads' maps (Abnar and Zuidema 2020); mean of the rows where the head reads the mean of all states",
+    "attention_rollout": "product over layers of (A + I) / 2, with A the mean of the heads' maps (Abnar and Zuidema"
+    " 2020): the row of the token that the head reads, or the mean of the rows if it reads the mean of all states",
 }
 
 
@@ -101,9 +101,9 @@ def contribution_results(
     below = next((layer + 1 for layer, median in enumerate(medians) if median < 1 / 2), None)
     where = "stays above one half in all layers" if below is None else f"is below one half from layer {below} on"
     own_sentence = (
-        f"In layer {last} of {label} a token's own input has a median share of {medians[-1]:.1%} in its state. The"
+        f"In layer {last} of {label} a token's own input contributes a median of {medians[-1]:.1%} to its state. The"
         f" share is {medians[0]:.1%} in layer 1 and {where}; another token contributes most to {led_L[-1]:.1%} of the"
-        f" last layer's states, at most to {led_L.max():.1%} (layer {int(led_L.argmax()) + 1}; Jacobians by"
+        f" last layer's states, with a maximum of {led_L.max():.1%} in layer {int(led_L.argmax()) + 1} (Jacobians along"
         f" {directions} directions; {counts})."
     )
     layers = range(1, last + 1)
@@ -117,16 +117,16 @@ def contribution_results(
         f"{name} {first:.1%} and {final:.1%}" for (name, *_), first, final in zip(GROUPS, *groups[[0, -1]], strict=True)
     )
     context_sentence = (
-        f"Other tokens contribute {1 - groups[-1, 0]:.1%} of a state of {label} in layer {last}. By distance, all"
-        f" inputs together contribute in layer 1 and in layer {last}: {parts} ({counts})."
+        f"Other tokens contribute {1 - groups[-1, 0]:.1%} to a state of {label} in layer {last}. Total contribution by"
+        f" distance, in layer 1 and in layer {last}: {parts} ({counts})."
     )
     context_table = {
         "layer": layers,
         **{f"offset {offset:+d}": column for offset, column in zip(OFFSETS, gathered.offset_means.T, strict=True)},
         **{f"distance {name}": column for (name, *_), column in zip(GROUPS, groups.T, strict=True)},
     }
-    own_title = f"{label}: what of a token is in its state ({counts})"
-    context_title = f"{label}: where contributions come from ({counts})"
+    own_title = f"{label}: contribution of a token's own input to its state ({counts})"
+    context_title = f"{label}: contributions by distance ({counts})"
     return summary, [
         Finding("own_share", own_sentence, own_table, partial(_draw_own, own_title)),
         Finding("context", context_sentence, context_table, partial(_draw_context, context_title)),
@@ -140,7 +140,7 @@ def _draw_own(title: str, table: Table) -> Figure:
     median = {"color": "black", "linewidth": 1.6}
     shares.bxp(boxes, positions=list(table["layer"]), widths=0.6, showfliers=False, medianprops=median)
     shares.axhline(0.5, color="0.5", linestyle=":")
-    plain(shares, x="layer", y="contribution of the own input (share)", title="whiskers: 5% and 95% of tokens")
+    plain(shares, x="layer", y="contribution of own input (share)", title="whiskers: 5% and 95% of tokens")
     shares.set_ylim(0, 1)
     lines(led, table["layer"], {"states": table["led_by_others"]})
     plain(led, x="layer", y="share of states", title="another token contributes most")
@@ -161,7 +161,7 @@ def _draw_context(title: str, table: Table) -> Figure:
     plain(by_offset, x="position of the input relative to the state (tokens)", y="contribution of one token (share)")
     series = {name: values for name, values in table.items() if name.startswith("distance")}
     lines(by_distance, table["layer"], {_distance_label(name): values for name, values in series.items()})
-    plain(by_distance, x="layer", y="contribution of all together (share)")
+    plain(by_distance, x="layer", y="total contribution (share)")
     layer_ticks(by_distance, layers, first=1)
     by_distance.set_ylim(bottom=0)
     return figure
@@ -176,8 +176,8 @@ def identifiability_results(label: str, found: Identifiability) -> tuple[dict[st
     shares, last = found.shares, len(found.shares["mlp"]) - 1
     parts = ", ".join(f"{shares[name][-1]:.1%} ({name})" for name in MAPS)
     sentence = (
-        f"A linear map identifies {shares['linear'][-1]:.1%} of the tokens of a sentence by their states in layer"
-        f" {last} of {label}. From that layer {parts} are identified, from layer 1 {shares['nearest'][1]:.1%},"
+        f"A linear map identifies {shares['linear'][-1]:.1%} of the tokens of a sentence from their states in layer"
+        f" {last} of {label}. Identified from that layer: {parts}; from layer 1: {shares['nearest'][1]:.1%},"
         f" {shares['linear'][1]:.1%} and {shares['mlp'][1]:.1%} (chance {found.chance:.1%}; trained on"
         f" {found.train_tokens:,} tokens, n = {found.test_tokens:,} tokens of other sentences)."
     )
@@ -232,11 +232,11 @@ def prediction_finding(label: str, number: int, explanation: Explanation) -> Fin
     )
     completeness = ""
     if explanation.gap is not None:
-        completeness = f"; integrated gradients add up to F(x) - F(x0) but for {abs(explanation.gap):.1e}"
+        completeness = f"; integrated gradients sum to F(x) - F(x0) within {abs(explanation.gap):.1e}"
     return Finding(
         f"prediction-{number}",
-        f"On {explanation.question.written!r} {label} {prediction}. It rests most on {strongest}"
-        f"{completeness}{needed}.",
+        f"On {explanation.question.written!r} {label} {prediction}. Tokens with the largest attributions:"
+        f" {strongest}{completeness}{needed}.",
         {"place": range(1, len(tokens) + 1), "token": tokens, **values},
         partial(_draw_prediction, f"{label}: {heading} (n = 1 text of {len(tokens)} tokens)"),
     )

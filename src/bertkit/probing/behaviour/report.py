@@ -19,23 +19,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFINITIONS = {
-    "accuracy_at_k": "share of blanks whose expected word is among the k most probable tokens (Ettinger 2020); of"
-    " several expected words one is enough; only words of one token can be, so that blanks without any are left out and"
-    " counted (blanks_of_more_pieces)",
-    "sensitivity": "share of items whose good completion is more probable than each of the bad ones: CPRAG's expected"
-    " word than both inappropriate ones; ROLE's target after its own context than after the reversed one; NEG's true"
-    " word than the false one, for affirmative and negative contexts apart",
-    "sensitivity_by_margin": "the same where its probability is greater by more than the margin",
-    "log_p": "nats; a word of one token by its probability in the blank, one of several by the sum over its tokens,"
-    " each with the later ones masked (Kauf and Ivanova 2023); sensitivity_one_piece leaves items with such words out",
-    "blank": "[MASK] after the context, then the ending (nothing unless settings.ending), then [SEP]; of a model that"
-    " reads from left to right, the next token",
-    "ties": "a tie with n others counts 1/(n+1): a half with one; of tokens with the same probability at the border"
-    " of the top k, the share that has a place",
+    "accuracy_at_k": "share of blanks with an expected word among the k most probable tokens (Ettinger 2020); if"
+    " several words are expected, one is enough. Only words of one token can count; blanks without such a word are left"
+    " out and counted (blanks_of_more_pieces)",
+    "sensitivity": "share of items whose good completion is more probable than each bad one. CPRAG: the expected word"
+    " against both inappropriate ones; ROLE: the target after its own context against the reversed one; NEG: the true"
+    " word against the false one, reported separately for affirmative and negative contexts",
+    "sensitivity_by_margin": "the same, but the good completion must be more probable by more than the margin",
+    "log_p": "in nats; for a word of one token, its log-probability in the blank; for a word of several tokens, the sum"
+    " over its tokens, each predicted with the later ones masked (Kauf and Ivanova 2023); sensitivity_one_piece leaves"
+    " out items with such words",
+    "blank": "[MASK] after the context, then the ending (empty unless settings.ending is set), then [SEP]; for"
+    " left-to-right models, the next token",
+    "ties": "a tie with n others counts 1/(n+1), so a tie of two counts one half; if tokens of equal probability"
+    " straddle the border of the top k, each counts the share of them that fits",
     "interval": "95%, Wilson 1927",
-    "chance": "one over the number of completions compared; k over the size of the vocabulary",
-    "minimal_pairs": "as `bertkit eval blimp`: (pseudo-)log-likelihood of the good sentence greater than of the bad"
-    " one, sums in nats, a tie counts half; constant_logits is what the number of tokens alone would give",
+    "chance": "one over the number of completions compared; for accuracy, k over the size of the vocabulary",
+    "minimal_pairs": "as in `bertkit eval blimp`: the (pseudo-)log-likelihood of the good sentence exceeds that of the"
+    " bad one; sums in nats, a tie counts one half; constant_logits is the accuracy that the number of tokens alone"
+    " would give",
 }
 
 
@@ -76,8 +78,8 @@ def diagnostic_findings(
     columns = ["diagnostic", "measure", "condition", "group", "share", "low_95", "high_95", "chance", "n", "ties"]
     measured = "; ".join(_in_words(scores, max(top)) for scores in diagnostics)
     lost = sum(len(scores.unreadable) for scores in diagnostics)
-    left = f" {lost} completions that the model cannot read are left out." if lost else ""
-    sentence = f"{label} has these scores in diagnostics (Ettinger 2020): {measured}.{left}"
+    left = f" {lost} completions that the model cannot encode are left out." if lost else ""
+    sentence = f"Scores of {label} on the diagnostics (Ettinger 2020): {measured}.{left}"
     items = [row for scores in diagnostics for row in _items(scores, tokenizer)]
     item_columns = ["diagnostic", "item", "condition", "group", "context", "good", "good_log_p_nats", "good_pieces"]
     item_columns += ["bad_context", "best_bad", "bad_log_p_nats", "bad_pieces", "credit", "most_probable"]
@@ -125,7 +127,7 @@ def _draw_diagnostics(label: str, table: Table, top: Sequence[int]) -> Figure:
     rows = [row for row in rows if not row["group"] and row["measure"] in names]
     items = list(dict.fromkeys((row["diagnostic"], row["condition"]) for row in rows))
     figure, axes = new_figure(
-        f"{label}: diagnostics with a blank (Ettinger 2020), 95% intervals",
+        f"{label}: cloze diagnostics (Ettinger 2020), 95% intervals",
         width=6.6,
         height=0.27 * len(names) * len(items) + 1.6,
     )
@@ -157,9 +159,9 @@ def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str,
     by_phenomenon = _by_phenomenon(outcomes)
     (best, most), (worst, least) = by_phenomenon[0][:2], by_phenomenon[-1][:2]
     sentence = (
-        f"{label} prefers the good sentence of {results['average']:.1%} of minimal pairs, most in {best} ({most:.1%}),"
-        f" least in {worst} ({least:.1%}). This is the mean of {results['paradigms']} paradigms"
-        f" (n = {results['pairs']:,} pairs, {results['ties']} ties count half); constant logits would give"
+        f"{label} prefers the good sentence in {results['average']:.1%} of minimal pairs, most often in {best}"
+        f" ({most:.1%}), least often in {worst} ({least:.1%}). The average is the mean over {results['paradigms']}"
+        f" paradigms (n = {results['pairs']:,} pairs, {results['ties']} ties count half); constant logits would give"
         f" {results['constant_logits']['accuracy']:.1%}. Scored with {results['protocol']['statement']}."
     )
     paradigms = [
@@ -214,6 +216,6 @@ def _draw_pairs(title: str, table: Table) -> Figure:
     named = zip(table["phenomenon"], table["paradigms"], strict=True)
     axes.set_yticks(heights, [f"{name} ({paradigms})" for name, paradigms in named])
     axes.set_xlim(0, 1)
-    plain(axes, x="share of pairs whose good sentence is preferred", y="phenomenon (paradigms)")
+    plain(axes, x="share of pairs with the good sentence preferred", y="phenomenon (paradigms)")
     figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure

@@ -24,24 +24,24 @@ EXTREMES = 10
 """Number of words shown with the lowest and with the highest self-similarity."""
 
 DEFINITIONS = {
-    "layer": "0 is the input of the first layer (word, position and segment embeddings together), so that a word's"
-    " vectors differ there, too; l is the output of layer l, the last one after the final norm where there is one",
-    "word": "the mean of its tokens' states; occurrences of one spelling (without case where the tokenizer has none),"
-    " the first one in each sentence",
+    "layer": "0 is the input of the first layer (word, position and segment embeddings together), so a word's vectors"
+    " differ there, too; l is the output of layer l, for the last layer after the final norm if there is one",
+    "word": "mean of the states of its tokens; occurrences have the same spelling (ignoring case if the tokenizer"
+    " lower-cases), and only the first one in a sentence counts",
     "self_similarity": "mean cosine over all ordered pairs of a word's occurrences (Ethayarajh 2019, definition 1),"
-    " exact, not from a sample of pairs; averaged over words",
-    "intra_sentence_similarity": "mean cosine of a sentence's words with the mean of their vectors (definition 2),"
-    " averaged over sentences",
-    "maximum_explainable_variance": "s_1^2 / sum of s_i^2 with s the singular values of a word's matrix of occurrences,"
-    " NOT centred (definition 3); averaged over words",
-    "centred_explainable_variance": "the same of vectors less their mean, as in the code published with the paper;"
-    " its adjusted form subtracts that of as many random occurrences",
-    "anisotropy": "mean cosine over all pairs of random occurrences: one word each, drawn uniformly, of sentences drawn"
-    " uniformly",
-    "random_explainable_variance": "the same share of as many random occurrences as the word has, mean of"
-    f" {RANDOM_SETS} draws; the paper takes one number for all words",
-    "adjusted": "the measure minus its baseline: anisotropy for the two similarities, the random occurrences' share for"
-    " the explainable variance",
+    " computed exactly instead of from sampled pairs; averaged over words",
+    "intra_sentence_similarity": "mean cosine between the words of a sentence and the mean of their vectors (definition"
+    " 2), averaged over sentences",
+    "maximum_explainable_variance": "s_1^2 / sum of s_i^2, with s the singular values of the matrix of a word's"
+    " occurrences, NOT centred (definition 3); averaged over words",
+    "centred_explainable_variance": "the same after subtracting the mean vector, as in the code published with the"
+    " paper; the adjusted value subtracts that of the same number of random occurrences",
+    "anisotropy": "mean cosine over all pairs of random occurrences: one uniformly drawn word from each of the"
+    " uniformly drawn sentences",
+    "random_explainable_variance": "maximum_explainable_variance of as many random occurrences as the word has, mean of"
+    f" {RANDOM_SETS} draws; the paper uses one number for all words",
+    "adjusted": "the measure minus its baseline: anisotropy for the two similarities, the value for random occurrences"
+    " for the explainable variance",
     "dtype": "float32 model, float64 measures",
 }
 
@@ -112,10 +112,10 @@ class ContextualityScores:
         intra = table["intra_sentence_similarity_adjusted"]
         least = min(range(1, len(base)), key=base.__getitem__)
         sentence = (
-            f"The self-similarity of a word in {self.label}, less the anisotropy of the layer, goes from {own[0]:.3f}"
-            f" in layer 0 to {own[-1]:.3f} in layer {self.last}. Random words have a mean cosine of {base[-1]:.3f}"
-            f" there, and of at least {base[least]:.3f} (layer {least}) in every layer above the embeddings. The"
-            f" similarity of words with their sentence's mean exceeds that baseline by {intra[0]:.3f} in layer 0 and by"
+            f"The self-similarity of a word in {self.label}, minus the anisotropy of the layer, goes from {own[0]:.3f}"
+            f" in layer 0 to {own[-1]:.3f} in layer {self.last}. Random words have a mean cosine of {base[-1]:.3f} in"
+            f" that layer and of at least {base[least]:.3f} (layer {least}) in every layer above the embeddings. The"
+            f" similarity of words to their sentence's mean exceeds the anisotropy by {intra[0]:.3f} in layer 0 and by"
             f" {intra[-1]:.3f} in layer {self.last} ({self.counts}, {len(self.occurrences.random):,} random words)."
         )
         return Finding("contextuality", sentence, table, self._draw_layers)
@@ -151,10 +151,10 @@ class ContextualityScores:
         centred = table["centred_explainable_variance"]
         sentence = (
             f"A static vector explains {explained[-1]:.1%} of the variance of a word's occurrences in layer {self.last}"
-            f" of {self.label}. It explains {table['random_explainable_variance'][-1]:.1%} of as many random ones, a"
-            f" difference of {adjusted[-1]:.1%} ({adjusted[0]:.1%} in layer 0; uncentred, as in the paper's text)."
-            f" Centred, as in the published code, one direction explains {centred[-1]:.1%},"
-            f" {100 * table['centred_explainable_variance_adjusted'][-1]:+.1f} points against random ones"
+            f" of {self.label}. It explains {table['random_explainable_variance'][-1]:.1%} for as many random"
+            f" occurrences, a difference of {adjusted[-1]:.1%} ({adjusted[0]:.1%} in layer 0; uncentred, as in the"
+            f" paper's text). Centred, as in the published code, one direction explains {centred[-1]:.1%},"
+            f" {100 * table['centred_explainable_variance_adjusted'][-1]:+.1f} points compared with random occurrences"
             f" ({self.counts})."
         )
         measures = {
@@ -195,7 +195,7 @@ class ContextualityScores:
         names = [f"{self.occurrences.words[n]} ({self.occurrences.contexts[n]})" for n in shown]
         axes.set_yticks(list(heights), names)
         axes.axhline(len(least) + 0.5, color="0.5", linestyle=":")
-        plain(axes, x="self-similarity less anisotropy (cosine)", y="word (sentences it occurs in)")
+        plain(axes, x="self-similarity minus anisotropy (cosine)", y="word (number of sentences)")
         axes.legend(frameon=False, fontsize="small")
         return figure
 

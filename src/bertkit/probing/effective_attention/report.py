@@ -35,15 +35,16 @@ _DARKEST = 0.3
 """Attention from which on cells are black."""
 
 DEFINITIONS = {
-    "effective": "A U U^T with U the left singular vectors of T = V W_O (a head's values, bias included, behind its"
-    " slice of the output projection) whose singular value is above max(n, H) * eps * the greatest, in float64"
+    "effective": "A U U^T, with U the left singular vectors of T = V W_O (a head's values, bias included, after its"
+    " slice of the output projection) whose singular value exceeds max(n, H) * eps * the largest one, in float64"
     " (Brunner et al. 2020, section 3.2); A_eff T = A T",
-    "correlation": "Pearson's, of a head's raw and effective attention over all n^2 cells of a text; mean over heads"
-    " and texts",
-    "attention_to": "mean over attending tokens, heads and texts of the attention to [CLS], to [SEP], to words of"
-    " punctuation and to all other tokens; effective attention may be negative and need not add up to 1",
-    "rank": "of T; with full rank the least of n and of the head's width",
-    "text": "sentences one behind the other, cut at words so that the text has the length or a few tokens less",
+    "correlation": "Pearson's correlation of a head's raw and effective attention over all n^2 cells of a text; mean"
+    " over heads and texts",
+    "attention_to": "attention to [CLS], to [SEP], to words of punctuation and to all other tokens, mean over attending"
+    " tokens, heads and texts; effective attention can be negative and need not sum to 1",
+    "rank": "rank of T; full rank is the smaller of n and the head width",
+    "text": "consecutive sentences, cut at a word boundary so that the text has the requested length or a few tokens"
+    " fewer",
     "dtype": "float32 model, float64 decomposition",
 }
 
@@ -151,9 +152,9 @@ def _by_length(
 ) -> Finding:
     least = int(np.argmin(layers_GL[-1]))
     sentence = (
-        f"Raw and effective attention of {label} correlate by {np.mean(layers_GL[-1]):.3f} at {lengths[-1]} tokens. At"
-        f" {lengths[0]} tokens they correlate by {np.mean(layers_GL[0]):.3f}; at {lengths[-1]} T has a mean rank of"
-        f" {ranks[-1]:.0f} (heads are {width} wide), and layer {least + 1} has the least correlation"
+        f"Raw and effective attention of {label} have a correlation of {np.mean(layers_GL[-1]):.3f} at {lengths[-1]}"
+        f" tokens and of {np.mean(layers_GL[0]):.3f} at {lengths[0]} tokens. At {lengths[-1]} tokens T has a mean rank"
+        f" of {ranks[-1]:.0f} (head width {width}), and layer {least + 1} has the lowest correlation"
         f" ({layers_GL[-1][least]:.3f}; n = {counts[-1]} texts of each length, all heads)."
     )
     table = {
@@ -192,8 +193,8 @@ def _by_kind(label: str, lengths: Sequence[int], texts: int, shares_2LK: Floats)
     where = f"texts of {lengths[0]} to {lengths[-1]} tokens"
     most = list(LABELS.values())[int(np.abs(raw_K - effective_K).argmax())]
     sentence = (
-        f"Raw and effective attention of {label} differ most on {most}. In {where} they are, mean over layers: {parts}"
-        f" (n = {texts} texts)."
+        f"Raw and effective attention of {label} differ most on {most}. Means over layers, in {where}: {parts} (n ="
+        f" {texts} texts)."
     )
     rows = [
         [layer + 1, name, *shares_2LK[:, layer, place]]
@@ -225,8 +226,8 @@ def _example(label: str, example: ExampleMaps) -> Finding:
     tokens, raw_nn, effective_nn = example.tokens, example.raw_nn, example.effective_nn
     head = f"head {example.layer + 1}-{example.head + 1}"
     sentence = (
-        f"An example: {head} of {label} on a text of {len(tokens)} tokens has raw attention of {raw_nn.min():.2f} to"
-        f" {raw_nn.max():.2f} and effective attention of {effective_nn.min():.2f} to {effective_nn.max():.2f}."
+        f"Example: {head} of {label} on a text of {len(tokens)} tokens has raw attention from {raw_nn.min():.2f} to"
+        f" {raw_nn.max():.2f} and effective attention from {effective_nn.min():.2f} to {effective_nn.max():.2f}."
     )
     query, key = (place.ravel().tolist() for place in np.indices(raw_nn.shape))
     table = {
@@ -251,5 +252,5 @@ def _draw_example(title: str, table: Table) -> Figure:
         axis.tick_params(axis="x", rotation=90)
         axis.tick_params(labelsize=6)
         axis.set_title(name, fontsize="medium")
-    figure.colorbar(image, ax=list(axes), shrink=0.8, label=f"attention (below 0 white, from {_DARKEST} on black)")
+    figure.colorbar(image, ax=list(axes), shrink=0.8, label=f"attention (white below 0, black from {_DARKEST})")
     return figure

@@ -28,25 +28,26 @@ TOLERANCE = 0.05
 _RANDOM = "random_"
 
 DEFINITIONS = {
-    "importance": "I_h = mean over examples x of |dL(x)/dxi_h| at xi = 1, xi_h a factor of head h's output (Michel et"
-    " al. 2019, section 4.1); the absolute value is each example's own, so that the batch's size changes nothing",
-    "importance_normalised": "I_h divided by the L2 norm of its layer's; the ranking is of these unless"
+    "importance": "I_h = mean over examples x of |dL(x)/dxi_h| at xi = 1, with xi_h a factor on head h's output (Michel"
+    " et al. 2019, section 4.1); the absolute value is taken per example, so the batch size has no effect",
+    "importance_normalised": "I_h divided by the L2 norm of I over its layer; heads are ranked by it unless"
     " settings.normalise is none",
-    "gate": "a factor of a head's output (blocks.N.attn.hook_z) before the output projection; 0 is the same as zeros in"
-    " the head's columns of that projection, whose bias stays",
-    "finding_halves": "of a sentence embedder: the mean reciprocal rank, by cosine, of a sentence's second half among"
-    " those of all sentences, the first half being the query; gates are on the first; L(x) is the cross-entropy of 20"
-    " x cosine",
-    "words_of_text": "of a pretrained model: a share of a sentence's tokens masked at once (settings.mask_rate), or of"
-    " a causal one every next token; L(x) is the sum over the sentence's, the score the mean over all",
-    "ablation": "the score with one head's gate at 0, for every head alone (section 3.2)",
-    "one_head_left": "the score with all heads of one layer at 0 but this one, the other layers untouched (section"
-    " 3.3); a layer's best head is chosen on the examples that it is scored on, so its figure is an upper bound",
-    "worse_by": "the score before, minus the score after where higher is better, else the other way round: above 0 the"
-    " head is missed",
-    "pruning": "heads removed for good in steps, lowest first, in one order that is settled before the first step"
-    " (section 4.2): by importance; by the single ablations, which know the examples that are scored (oracle); at"
-    " random",
+    "gate": "a factor on a head's output (blocks.N.attn.hook_z) before the output projection; a gate of 0 is equivalent"
+    " to zeros in the head's columns of that projection, with its bias kept",
+    "finding_halves": "for sentence embedders: mean reciprocal rank, by cosine, of a sentence's second half among the"
+    " second halves of all sentences, with the first half as the query; the gates act on the query; L(x) is the"
+    " cross-entropy of 20 x cosine",
+    "words_of_text": "for pretrained models: a share of a sentence's tokens is masked at once (settings.mask_rate), or,"
+    " for causal models, every next token is predicted; L(x) is the sum over the tokens of a sentence, the score is the"
+    " mean over all tokens",
+    "ablation": "the score with the gate of a single head at 0, for each head (section 3.2)",
+    "one_head_left": "the score with the gates of all heads of a layer but this one at 0, other layers unchanged"
+    " (section 3.3); a layer's best head is chosen on the examples that it is scored on, so its figure is an upper"
+    " bound",
+    "worse_by": "the score before minus the score after if higher is better, otherwise the reverse; a positive value"
+    " means that the score is worse without the head",
+    "pruning": "heads are removed cumulatively in steps, lowest first, in an order that is fixed before the first step"
+    " (section 4.2): by importance; by the single ablations, which use the scored examples (oracle); or at random",
 }
 
 
@@ -145,9 +146,9 @@ def _heads(results: HeadResults) -> Finding:
     sentence = (
         f"{int((worse <= 0).sum())} of {worse.size} heads of {results.label} can be removed one at a time without a"
         f" loss on {results.what}. The {results.metric} is {results.before:.4g} on {results.examples[1]:,} examples,"
-        f" and worse by {np.nanmax(worse):.3g} at most, without head {names[np.nanargmax(worse)]}; the most important"
-        f" by I_h is head {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples);"
-        f" the rank correlation of importance and ablation is {correlation}."
+        f" and at most {np.nanmax(worse):.3g} worse, without head {names[np.nanargmax(worse)]}. The most important head"
+        f" by I_h is {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples); the"
+        f" rank correlation of importance and ablation is {correlation}."
     )
     rank_A = np.argsort(np.argsort(-results.ranked_LN.ravel(), kind="stable")) + 1
     layer_A, head_A = (place.ravel() + 1 for place in np.indices(worse.shape))
@@ -162,7 +163,7 @@ def _heads(results: HeadResults) -> Finding:
         "score_alone_in_layer": results.scores(alone).ravel(),
         "alone_worse_by": alone.ravel(),
     }
-    title = f"{results.label}: heads for {results.what}; {results.metric} with all of them: {results.before:.3f}"
+    title = f"{results.label}: heads for {results.what}; {results.metric} with all heads: {results.before:.3f}"
     return Finding("heads", sentence, table, partial(_draw_heads, title, results.examples))
 
 
@@ -171,9 +172,9 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
     width, height = max(9.0, 3 * (0.42 * heads + 1.2)), max(3.0, 0.36 * layers + 1.7)
     figure, axes = new_figure(title, panels=3, width=width, height=height)
     panels = {
-        "importance_normalised": f"importance, L2 norm 1 a layer\n(n = {examples[0]:,} examples)",
-        "worse_by": f"worse by, without the head\n(n = {examples[1]:,})",
-        "alone_worse_by": "worse by, the head alone in its layer",
+        "importance_normalised": f"importance, L2 norm 1 per layer\n(n = {examples[0]:,} examples)",
+        "worse_by": f"worse by, without this head\n(n = {examples[1]:,})",
+        "alone_worse_by": "worse by, with only this head in its layer",
     }
     for axis, (column, heading) in zip(axes, panels.items(), strict=True):
         values_LN = np.reshape(table[column], (layers, heads))
@@ -198,9 +199,9 @@ def _one_left(results: HeadResults) -> Finding:
     least_L = worse.min(axis=1)
     hardest = int(least_L.argmax())
     sentence = (
-        f"With one head left in a layer of {results.label}, the best one, {int((least_L <= 0).sum())} of"
-        f" {len(least_L)} layers lose nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the"
-        f" {results.metric} ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
+        f"With only its best head left, {int((least_L <= 0).sum())} of {len(least_L)} layers of {results.label} lose"
+        f" nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the {results.metric}"
+        f" ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
     )
     table = {
         "layer": range(1, len(least_L) + 1),
@@ -219,15 +220,16 @@ def _pruning(results: HeadResults) -> Finding:
     if results.worse_by(shown["importance"])[-1] > 0:
         sentence = (
             f"{results.removable(shown['importance'])} of {heads} heads of {results.label} can be pruned by importance"
-            f" before the {results.metric} has lost {TOLERANCE:.0%} of what it loses without any. It goes from"
-            f" {results.before:.4g} to {without_any:.4g}; so many heads can go: {', '.join(parts)}"
-            f" ({results.examples[1]:,} examples, {len(results.counts) - 1} steps; the oracle has seen them)."
+            f" before the {results.metric} has lost {TOLERANCE:.0%} of what it loses without any head. It goes from"
+            f" {results.before:.4g} to {without_any:.4g}; heads that can be pruned: {', '.join(parts)}"
+            f" ({results.examples[1]:,} examples, {len(results.counts) - 1} steps; the oracle order uses these"
+            " examples)."
         )
     else:
         sentence = (
             f"Without any head the {results.metric} of {results.label} is {without_any:.4g}, no worse than"
-            f" {results.before:.4g} with all {heads} ({results.examples[1]:,} examples): its predictions rest on none"
-            " of them."
+            f" {results.before:.4g} with all {heads} ({results.examples[1]:,} examples): its predictions do not depend"
+            " on the heads."
         )
     counts = np.array(results.counts)
     table = {"heads_pruned": counts, "share_pruned": counts / heads, **results.curves}

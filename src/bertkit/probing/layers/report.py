@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "probe": "multinomial logistic regression on the states of one layer, each dimension standardised on the training"
-    " words, with an L2 penalty on all that is learnt (a mix's logits, too), by L-BFGS: no seed; edge probing's"
-    " published classifier has a projection and a hidden layer",
-    "score": "accuracy, or for tagged chunks and entities conlleval's F1 over whole chunks; on test sentences",
-    "dep": "the relation of a word to its head, both given, without its subtype; the root's is left out",
-    "pooling": "a span of several words: softmax attention with a learnt query (edge probing), or its first and last"
-    " word, or the mean; a word of several tokens has their mean",
-    "control": "each word form (a span's text; the first of two spans) has one label, drawn from the training labels'"
-    " distribution, in training and test alike (Hewitt and Liang 2019)",
-    "selectivity": "accuracy less the accuracy of a probe of the same kind on the control task",
-    "codelength_bits": "online code of the training labels (Voita and Titov 2020): the first 0.1 % at log2 K bits each,"
-    " then each portion up to 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25, 50 and 100 % by a probe that has learnt from all"
-    " before it; items in random order",
-    "compression": "n log2 K over the code's length",
-    "mix": "sum over layers of softmax(s)_l h_l, learnt with the classifier (Tenney et al. 2019, 1905.05950); no factor"
-    " gamma, whose place the classifier's weights take",
+    " words, with an L2 penalty on all trained parameters (including a mix's logits), fitted by L-BFGS without a seed;"
+    " the published classifier of edge probing has a projection and a hidden layer",
+    "score": "accuracy, or for tagged chunks and entities conlleval's F1 over whole chunks; on the test sentences",
+    "dep": "the relation of a word to its head, given both, without its subtype; roots are left out",
+    "pooling": "a span of several words: softmax attention with a trained query (edge probing), the concatenation of"
+    " its first and last word, or the mean; a word of several tokens is represented by their mean",
+    "control": "each word form (a span's text; the first of two spans) gets one label, drawn from the distribution of"
+    " the training labels, the same in training and test (Hewitt and Liang 2019)",
+    "selectivity": "accuracy minus the accuracy of the same kind of probe on the control task",
+    "codelength_bits": "online code of the training labels in random order (Voita and Titov 2020): the first 0.1 % at"
+    " log2 K bits each, then each portion up to 0.2, 0.4, 0.8, 1.6, 3.2, 6.25, 12.5, 25, 50 and 100 % by a probe"
+    " trained on all items before it",
+    "compression": "n log2 K divided by the length of the code",
+    "mix": "sum over layers of softmax(s)_l h_l, trained with the classifier (Tenney et al. 2019, 1905.05950); without"
+    " the factor gamma, which the classifier's weights absorb",
     "centre_of_gravity": "sum of l softmax(s)_l over all layers, the embeddings as layer 0",
     "kl_from_uniform": "KL(softmax(s) || uniform) in nats",
     "expected_layer": "sum of l (S_l - S_(l-1)) / sum of (S_l - S_(l-1)), l from 1, with S_l the score of a mix of"
-    " layers 0..l; null where gains and losses cancel so far that it is no layer from 1 to the last",
-    "random": "the same architecture with newly drawn weights; layer 0 of either is the other control",
+    " layers 0..l; null if gains and losses cancel so far that the result is outside 1 to the last layer",
+    "random": "the same architecture with random weights; layer 0 of either model is the other control",
     "layer": "0 is the input of the first layer, l the output of layer l",
 }
 
@@ -158,13 +158,13 @@ class LayersScores:
             f"{each.task.name} in layer {top} ({each.metric} {each.scores[top]:.3f})"
             for each, top in zip(self.results, best, strict=True)
         )
-        parts = [f"Linear probes of {self.label} predict {tops} best."]
+        parts = [f"Best layers of {self.label} for linear probes: {tops}."]
         for each, top in zip(self.results, best, strict=True):
             compression, random = ([layer.code.compression for layer in own] for own in (each.layers, each.random))
             short = int(np.argmax(compression))
             parts.append(
                 f"{each.task.name}: {each.scores[0]:.3f} in layer 0, {each.scores[-1]:.3f} in layer {self.layers[-1]},"
-                f" at most {max(layer.score for layer in each.random):.3f} with random weights; selectivity"
+                f" at most {max(layer.score for layer in each.random):.3f} with random weights. Selectivity:"
                 f" {each.selectivity[top]:.3f} in layer {top}; labels compress best in layer {short}"
                 f" ({compression[short]:.1f} times; at most {max(random):.1f} with random weights; n ="
                 f" {len(each.task.train):,} training and {len(each.task.test):,} test items)."
@@ -186,8 +186,9 @@ class LayersScores:
     def _draw_layers(self, table: Table) -> Figure:
         count, layers = len(self.results), len(self.layers)
         title = (
-            f"{self.label}: linear probes by layer\nabove: scores on test items; below: an online code of the"
-            f"{' ' if count > 1 else chr(10)}training labels, how many times shorter than a uniform one"
+            f"{self.label}: linear probes by layer\n"
+            f"top: scores on test items; bottom: compression of the{' ' if count > 1 else chr(10)}training labels by an"
+            " online code, relative to a uniform code"
         )
         figure, grid = new_figure(title, panels=count, rows=2, height=8.2)
         for number, ((score, code), each) in enumerate(zip(np.reshape(grid, (2, count)).T, self.results, strict=True)):
@@ -217,7 +218,7 @@ class LayersScores:
             expected = "not defined" if np.isnan(each.expected_layer) else f"{each.expected_layer:.2f}"
             parts.append(f"{each.task.name} {each.centre:.2f} and {expected} ({each.metric} {each.cumulative[-1]:.3f})")
         sentence = (
-            f"Learnt mixes of the layers 0 to {self.layers[-1]} of {self.label} have these centres of gravity and"
+            f"Trained mixes of the layers 0 to {self.layers[-1]} of {self.label} have these centres of gravity and"
             f" expected layers: {', '.join(parts)}. The centre of a uniform mix is {self.layers[-1] / 2:.2f}."
         )
         rows = [
@@ -229,7 +230,7 @@ class LayersScores:
         return Finding("mix", sentence, table, lambda _: self._draw_mixes())
 
     def _draw_mixes(self) -> Figure:
-        figure, (weights, points) = new_figure(f"{self.label}: weights of a learnt mix of the layers", panels=2)
+        figure, (weights, points) = new_figure(f"{self.label}: weights of a trained mix of layers", panels=2)
         lines(weights, self.layers, {each.task.name: each.mix_weights_L.tolist() for each in self.results})
         weights.axhline(1 / len(self.layers), color="0.6", linestyle=":", linewidth=1)
         weights.set_ylim(bottom=0)

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFINITIONS = {
-    "answer": "the sense of the majority of the k nearest training occurrences of the same word by cosine (Wiedemann et"
-    " al. 2019); of equally frequent senses the first to reach this frequency, counting from the nearest",
-    "capped": "k is at most the number of examples of the word's rarest sense, as in the paper, if settings.capped",
-    "candidates": "training occurrences compared with a test word: those of its lemma, of lemma and part of speech, or"
-    " of the word as it is written, without case (settings.candidates)",
-    "word": "the mean of its tokens' states; a phrase with one sense is one word",
-    "last 4 layers": "their concatenation, the paper's choice; layer 0 is the input of the first layer",
-    "coverage": "share of the test words with a candidate in training; all others have no answer",
-    "accuracy": "correct answers over answers: words without candidates are skipped",
-    "f1": "2PR / (P + R), precision over answers and recall over all test words; any gold sense is correct",
-    "f1_with_back_off": "the same with the back-off's answer where there is none: the most frequent sense of the"
-    " lemma as this part of speech, else of the lemma, in the whole training file (also in sentences that were not"
-    " drawn), else none; no first senses of WordNet are used",
-    "most_frequent_sense": "the back-off alone, for every word",
-    "purity": "of all occurrences of a word in the training file, the share whose nearest other one has the same sense",
-    "picture": "t-SNE of cosine distances, perplexity 30 or a third of the occurrences less one",
+    "answer": "the majority sense of the k nearest training occurrences of the same word by cosine (Wiedemann et al."
+    " 2019); of equally frequent senses, the one that reaches this count first, from the nearest neighbour on",
+    "capped": "if settings.capped, k is at most the number of examples of the word's rarest sense, as in the paper",
+    "candidates": "training occurrences that a test word is compared with: those of the same lemma, of the same lemma"
+    " and part of speech, or of the same spelling ignoring case (settings.candidates)",
+    "word": "mean of the states of its tokens; a phrase with one sense counts as one word",
+    "last 4 layers": "concatenated, as chosen in the paper; layer 0 is the input of the first layer",
+    "coverage": "share of the test words with a candidate in training; the others get no answer",
+    "accuracy": "correct answers divided by answers; words without candidates are skipped",
+    "f1": "2PR / (P + R), with precision over answers and recall over all test words; any gold sense counts as correct",
+    "f1_with_back_off": "F1 with a back-off for words without an answer: the most frequent sense of the lemma with this"
+    " part of speech, else of the lemma, in the whole training file (including sentences that were not drawn), else"
+    " none; WordNet's first sense is not used",
+    "most_frequent_sense": "the back-off alone, applied to every word",
+    "purity": "share of a word's occurrences in the training file whose nearest other occurrence has the same sense",
+    "picture": "t-SNE of cosine distances; perplexity min(30, (n - 1) / 3) for n occurrences",
 }
 Scores = Mapping[str, Mapping[int, SenseScores]]
 """Scores by the name of the layers and k."""
@@ -119,7 +119,7 @@ class SensesScores:
         k, name = self.ks[0], self.results[0].concatenated
         tops = ", ".join(f"{each.alone[name][k].f1:.1%} on {each.name}" for each in self.results)
         parts = [
-            f"The F1 of senses by the nearest neighbours (k = {k}) in the {name} of {self.label}, concatenated, is"
+            f"Predicting senses by nearest neighbours (k = {k}) in the concatenated {name} of {self.label} has an F1 of"
             f" {tops} ({self.examples:,} training occurrences)."
         ]
         for each in self.results:
@@ -159,7 +159,7 @@ class SensesScores:
             by_k = {name: [f1[name][k] for k in self.ks] for name in (each.concatenated, best)}
             lines(neighbours, self.ks, {**by_k, "most frequent sense": [frequent] * len(self.ks)})
             neighbours.set_xticks(self.ks)
-            plain(neighbours, x="neighbours that vote (k)", y="F1")
+            plain(neighbours, x="neighbours (k)", y="F1")
         # One scale for all panels, so that a difference of a few words does not look large.
         limits = [axes.get_ylim() for axes in np.ravel(grid)]
         for axes in np.ravel(grid):

@@ -1,7 +1,7 @@
 """Similarity of two representations of the same words, whatever their axes: linear CKA and SVCCA.
 
-    linear CKA   ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred columns, in [0, 1] SVCCA        mean canonical
-    correlation of the singular directions with most of the variance of each side
+    linear CKA   ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred columns, in [0, 1]
+    SVCCA        mean canonical correlation of the singular directions with most of the variance of each side
 
 Kornblith et al. 2019, arXiv:1905.00414, section 3 and table 1 (the biased estimate, in the feature form; it equals
 HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = X X^T, L = Y Y^T); Raghu et al. 2017, arXiv:1706.05806, section 2. CKA

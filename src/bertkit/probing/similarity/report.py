@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "layer": "0 is the input of the first layer (word, position and segment embeddings together); l is the output of"
-    " layer l, the last one after the final norm where there is one",
+    " layer l, for the last layer after the final norm if there is one",
     "cka": "linear CKA (Kornblith et al. 2019): ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of column-centred states;"
     " biased estimate",
-    "svcca": "mean canonical correlation of the singular directions that hold `variance` of each layer's variance, over"
-    " the smaller number of directions (Raghu et al. 2017, their p = 99%)",
+    "svcca": "mean canonical correlation of the singular directions that explain `variance` of each layer's variance;"
+    " the mean is over the smaller of the two numbers of directions (Raghu et al. 2017, with p = 99%)",
     "dtype": "float32 model, float64 measures",
 }
 
@@ -70,10 +70,10 @@ class SimilarityScores:
         neighbours = [float(cka[a, b]) for a, b in pairwise(rows)]
         least = int(np.argmin(neighbours))
         return (
-            f"Neighbouring layers of {subject.label} have a linear CKA of {np.mean(neighbours):.3f} on average. It is"
-            f" least between layers {least} and {least + 1} ({neighbours[least]:.3f}); the embeddings and the last"
-            f" layer have {cka[rows[0], rows[-1]]:.3f} (SVCCA {svcca[rows[0], rows[-1]]:.3f}; n = {self.words:,}"
-            " words)."
+            f"Neighbouring layers of {subject.label} have a linear CKA of {np.mean(neighbours):.3f} on average. The"
+            f" lowest is between layers {least} and {least + 1} ({neighbours[least]:.3f}); between the embeddings and"
+            f" the last layer it is {cka[rows[0], rows[-1]]:.3f} (SVCCA {svcca[rows[0], rows[-1]]:.3f}; n ="
+            f" {self.words:,} words)."
         )
 
     def _between(self, number: int) -> str:
@@ -83,10 +83,10 @@ class SimilarityScores:
         closest = ", ".join(f"{layer}-{other}" for layer, other in enumerate(np.argmax(block, axis=1).tolist()))
         sentence = (
             f"The last layers of {self.subjects[number - 1].label} and {self.subjects[number].label} have a linear CKA"
-            f" of {block[-1, -1]:.3f}. Layer by layer the closest are {closest}"
+            f" of {block[-1, -1]:.3f}. Most similar layers: {closest}"
         )
         if len(first) == len(second):
-            sentence += f"; layers of one number have {np.trace(block) / len(first):.3f} on average"
+            sentence += f"; layers with the same number have {np.trace(block) / len(first):.3f} on average"
         return sentence + "."
 
     def _draw(self) -> Figure:
@@ -129,4 +129,4 @@ class SimilarityScores:
         labels = [subject.label for subject in self.subjects]
         axes.set_xticks(middles, labels, rotation=15, ha="right", fontsize="small")
         axes.set_yticks(middles, labels, rotation=90, va="center", fontsize="small")
-        axes.set(xlabel="model, its layers from left to right", ylabel="model, its layers from the top")
+        axes.set(xlabel="model (its layers from left to right)", ylabel="model (its layers from top to bottom)")

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 _WORDS: dict[CutInto, str] = {
-    "words": "as the tokenizer that all models share cuts text, or as the treebank has them; the mean of their tokens",
-    "spaces": "separated by white space, since the models' tokenizers differ, or as the treebank has them; the mean of"
-    " their tokens, punctuation included",
+    "words": "cut by the tokenizer that all models share, or as in the treebank; mean of the states of their tokens",
+    "spaces": "separated by white space because the models' tokenizers differ, or as in the treebank; mean of the"
+    " states of their tokens, punctuation included",
 }
 
 
@@ -73,8 +73,8 @@ def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> Pro
     widest = max(subject.model.encoder.width for subject in subjects)
     if count < ENOUGH * widest:
         log.warning(
-            "%d words for %d dimensions: below %d per dimension, both measures are high by chance; raise --words and"
-            " --sentences",
+            "%d words for %d dimensions: with fewer than %d per dimension, both measures are high by chance; raise"
+            " --words and --sentences",
             *(count, widest, ENOUGH),
         )
 

@@ -35,24 +35,25 @@ _DRAWN_LENGTHS = range(6, 15)
 _SHOWN = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 
 DEFINITIONS = {
-    "distance": "d_B(h_i, h_j)^2 = ||B(h_i - h_j)||^2, trained to be the number of edges between two words of the"
+    "distance": "d_B(h_i, h_j)^2 = ||B(h_i - h_j)||^2, trained to predict the number of edges between two words in the"
     " dependency tree (Hewitt and Manning 2019, section 2.2); the loss is the mean absolute difference over all W^2"
     " ordered pairs of a sentence",
-    "depth": "||B h_i||^2, trained to be the number of edges to the root (section 2.3); mean absolute difference",
-    "uuas": "share of the gold trees' edges, words tagged PUNCT left out, that are in the minimum spanning trees of the"
-    " predicted distances; over all edges of all sentences (micro)",
-    "dspr": "Spearman's correlation of predicted and true distances of each word to all words of its sentence (itself"
-    " included, as in the published code), averaged over the words of sentences of one length, then over the lengths"
-    " from 5 to 50",
-    "root_accuracy": "share of sentences in which the word of least predicted depth, PUNCT left out, is the root",
+    "depth": "||B h_i||^2, trained to predict the number of edges to the root (section 2.3); the loss is the mean"
+    " absolute difference",
+    "uuas": "share of the gold trees' edges that are in the minimum spanning trees of the predicted distances, without"
+    " words tagged PUNCT; over all edges of all sentences (micro)",
+    "dspr": "Spearman's correlation of predicted and true distances from each word to all words of its sentence"
+    " (including itself, as in the published code), averaged over the words of sentences of one length, then over the"
+    " lengths from 5 to 50",
+    "root_accuracy": "share of sentences in which the word with the lowest predicted depth, without PUNCT, is the root",
     "nspr": "Spearman's correlation of predicted and true depths of a sentence's words, averaged by length (5 to 50)",
     "layer": "0 is the input of the first layer, l the output of layer l; a word is the mean of its tokens' states,"
-    " divided by the root mean square of the training words' states in the layer",
-    "training": "Adam; the learning rate is cut by ten after every epoch without gain on the held-out tenth, which also"
-    " decides which epoch's B is kept",
-    "random": "the same architecture with newly drawn weights, and a probe trained on its states in the same way",
-    "adjacent": "baseline without a model: every word tied to the next; DSpr of the distance in the sentence, depth by"
-    " the place in the sentence (the first word is the root)",
+    " divided by the root mean square of the training words' states in that layer",
+    "training": "Adam; after every epoch without improvement on the held-out tenth of the sentences, the learning rate"
+    " is divided by ten; the epoch with the best held-out loss is kept",
+    "random": "the same architecture with random weights; a probe is trained on its states in the same way",
+    "adjacent": "baseline without a model: every word linked to the next; DSpr of the linear distance in the sentence,"
+    " depth by position in the sentence (the first word is the root)",
 }
 
 
@@ -147,7 +148,7 @@ class StructureScores:
             f" ({uuas[top]:.1%}). It is {uuas[0]:.1%} in layer 0, {uuas[-1]:.1%} in the last layer, at most"
             f" {max(table['random_uuas']):.1%} with random weights and {self.chain.uuas:.1%} for adjacent words; DSpr"
             f" is at most {max(table['dspr']):.3f}. Depth probes find at most {max(roots):.1%} of the roots, in layer"
-            f" {int(np.argmax(roots))} ({roots[0]:.1%} in layer 0). The held-out loss is least in layer {self.best}"
+            f" {int(np.argmax(roots))} ({roots[0]:.1%} in layer 0). The held-out loss is lowest in layer {self.best}"
             f" ({self.counts})."
         )
         return Finding("structure", sentence, table, self._draw_layers)
@@ -175,9 +176,9 @@ class StructureScores:
         top = max(scores.uuas for scores in ranks.values())
         enough = next(rank for rank, scores in ranks.items() if scores.uuas >= 0.98 * top)
         sentence = (
-            f"Rank {enough} of the distance probe on layer {self.best} of {self.label} is the first whose UUAS is"
-            f" within 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at"
-            f" rank {most} ({self.counts})."
+            f"Rank {enough} of the distance probe on layer {self.best} of {self.label} is the lowest with a UUAS within"
+            f" 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at rank"
+            f" {most} ({self.counts})."
         )
         table: Table = {
             "rank": list(ranks),
@@ -193,7 +194,7 @@ class StructureScores:
         lines(axes, table["rank"], {"UUAS": table["uuas"], "DSpr": table["dspr"]})
         axes.set_xticks(table["rank"], [str(rank) for rank in table["rank"]])
         axes.minorticks_off()
-        plain(axes, x="rank of B (logarithmic)", y="share of edges; correlation")
+        plain(axes, x="rank of B (log scale)", y="share of edges; correlation")
         return figure
 
     def _trees(self) -> Finding:
@@ -205,8 +206,8 @@ class StructureScores:
             for kind, edges in (("gold", tree.edges), ("predicted", found)):
                 rows += [[example.id, kind, a + 1, b + 1, example.words[a], example.words[b]] for a, b in edges]
         sentence = (
-            f"Minimum spanning trees of layer {self.best} of {self.label} have every edge right in {correct:,} of"
-            f" {with_edges:,} sentences with an edge, punctuation left out."
+            f"Minimum spanning trees of layer {self.best} of {self.label} contain all gold edges in {correct:,} of"
+            f" {with_edges:,} sentences with an edge, without punctuation."
         )
         columns = ["sentence", "tree", "word", "other_word", "word_form", "other_form"]
         return Finding("trees", sentence, table_of(columns, rows), lambda _: self._draw_trees())
@@ -217,7 +218,7 @@ class StructureScores:
         title = (
             f"{self.label}, layer {self.best}: trees of the first {len(chosen)} test sentences of"
             f" {_DRAWN_LENGTHS.start} to {_DRAWN_LENGTHS.stop - 1} words\n"
-            "(above: gold; below: minimum spanning tree of the predicted distances, dashed where wrong)"
+            "(top: gold; bottom: minimum spanning tree of the predicted distances, wrong edges dashed)"
         )
         figure, panels = new_figure(title, rows=len(chosen), width=9, height=2.3 * len(chosen) + 0.6)
         for axes, number in zip(np.atleast_1d(panels), chosen, strict=True):
