@@ -1,8 +1,10 @@
-"""Terms over two models: neither the cut of a batch nor its padding changes a sum over rows; projections are shared."""
+"""Terms over two models: micro-batches and padding do not change a sum over rows; projections are shared."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from bertkit.distillation.terms import (
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.pruning import prune_heads
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 
 TEXTS = [[5, 9, 11, 7, 6], [8, 30, 31], [40, 41, 42, 43, 44, 45, 46, 47], [3, 4]]
@@ -89,7 +92,7 @@ def test_layers_that_name_one_projection_share_it_and_its_gradient_is_their_sum(
     assert list(one) == ["fit"]
     assert list(several) == ["fit1", "fit2"]
     assert one["fit"].weight.shape == (20, 12)
-    assert one["fit"].weight.std().item() == pytest.approx(0.02, rel=0.15)  # as TinyBERT's code draws it
+    assert one["fit"].weight.std().item() == pytest.approx(0.02, rel=0.15)  # as initialised in TinyBERT's code
     assert not one["fit"].bias.any()
     for each in several.values():
         each.load_state_dict(one["fit"].state_dict())
@@ -153,6 +156,25 @@ def test_terms_that_do_not_fit_the_models_are_refused(
 def test_attention_needs_as_many_heads() -> None:
     with pytest.raises(UsageError, match="3 heads per layer, the teacher 2"):
         Attention().specs(ShapePair(ModelShape(2, 12, 3), ModelShape(2, 20, 2)))
+
+
+def test_attention_is_compared_if_compared_layers_have_as_many_heads_left(
+    models: tuple[HeadedModel, HeadedModel],
+) -> None:
+    shapes = shapes_of(models)
+    heads = shapes.student.heads
+    pair = ShapePair(replace(shapes.student, pruned={1: 1}), replace(shapes.teacher, heads=heads, pruned={2: 1}))
+    Attention(layers=((1, 2),)).specs(pair)
+    with pytest.raises(UsageError, match=f"layer 1 has {heads - 1}, the teacher's layer 1 has {heads}"):
+        Attention(layers=((1, 1),)).specs(pair)
+
+
+def test_a_shape_has_the_heads_that_pruning_left(models: tuple[HeadedModel, HeadedModel]) -> None:
+    student = copy.deepcopy(models[0])
+    whole = ModelShape.of(student)
+    prune_heads(student, {1: [0]})
+    shape = ModelShape.of(student)
+    assert (shape.heads_in(1), shape.heads_in(2)) == (whole.heads, whole.heads - 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -20,6 +20,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
+from bertkit.models.pruning import pruned_heads
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import WordLogits
 
@@ -95,11 +96,15 @@ class Activations:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that terms depend on: layers, width D, heads N of each layer (0 if there are none)."""
+    """The sizes of a model that terms depend on: layers, width D, heads N of each layer (0 if there are none).
+
+    `pruned` has the number of pruned heads by layer, without unpruned layers.
+    """
 
     layers: int
     width: int
     heads: int
+    pruned: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: HeadedModel) -> ModelShape:
@@ -109,7 +114,8 @@ class ModelShape:
             DataError: the layers cannot be recorded.
         """
         heads = getattr(model.encoder.config, "num_attention_heads", 0)
-        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads))
+        pruned = {number + 1: len(gone) for number, gone in pruned_heads(model.encoder).items()}
+        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads), pruned)
 
     @classmethod
     def from_config(cls, config: EncoderConfig) -> ModelShape:
@@ -118,6 +124,10 @@ class ModelShape:
             width = config.build(_ANY_VOCABULARY).width
         layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
         return cls(int(layers), width, int(heads))
+
+    def heads_in(self, layer: int) -> int:
+        """The heads of one layer that were not pruned."""
+        return self.heads - self.pruned.get(layer, 0)
 
 
 class ActivationRecorder:

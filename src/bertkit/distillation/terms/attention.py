@@ -45,7 +45,16 @@ class Attention(DistillationTerm):
                 f"attention: the student has {heads[0]} heads per layer, the teacher {heads[1]}, but maps are compared"
                 " head by head; use a student with as many heads, or leave the term out"
             )
-        students, teachers = map(frozenset, zip(*self.layer_pairs(shapes), strict=True))
+        pairs = self.layer_pairs(shapes)
+        for layer, taught_by in pairs:
+            heads = shapes.student.heads_in(layer), shapes.teacher.heads_in(taught_by)
+            if heads[0] != heads[1]:
+                raise UsageError(
+                    f"attention: heads were pruned: the student's layer {layer} has {heads[0]}, the teacher's layer"
+                    f" {taught_by} has {heads[1]}, but maps are compared head by head; choose other attention.layers,"
+                    " use the unpruned model, or leave the term out"
+                )
+        students, teachers = map(frozenset, zip(*pairs, strict=True))
         return ActivationSpec(scores=students), ActivationSpec(scores=teachers)
 
     def count(self, batch: PackedBatch, rows: int) -> int:
