@@ -24,6 +24,7 @@ from bertkit.distillation.terms import ShapePair, specs_of
 from bertkit.distillation.text import load_teachers, term_rows
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.distillation.text_recipe import DistillTextRecipe
+from bertkit.finetuning.arguments import PlannedRun
 from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import Stage, stages_of
@@ -76,38 +77,41 @@ def _sequences_read(recipe: DistillTextRecipe, stage: Stage) -> float:
     return min(sequences, data.static_copies * shards.tokens / data.sequence_length)
 
 
-def planned_task_teacher(prepared: DistillationData, runs: Sequence[tuple[DistillRecipe, float]]) -> PlannedTeacher:
-    """What the teacher of a task adds to the cost of some runs.
-
-    Args:
-        prepared: the data of the runs.
-        runs: each run's recipe and the number of epochs it trains.
-    """
-    task = prepared.task
-    models = prepared.teacher.load(task.head, task.labels)
-    shapes = ShapePair.from_configs(prepared.config, prepared.teacher.config)
-    encoded = prepared.train if prepared.teacher_train is None else prepared.teacher_train
-    lengths = np.diff(encoded.features.starts_S1).astype(np.float64)
-    sizes = {
-        "tokens": float(lengths.sum()),
-        "squared_lengths": float((lengths**2).sum()),
-        "sequences": float(lengths.size),
-    }
-    flops, kept = 0.0, set()
-    for recipe, epochs in runs:
+def planned_task_teacher(runs: Sequence[PlannedRun]) -> PlannedTeacher:
+    """What the teacher of a task adds to the cost of some runs; the last one's teacher is named."""
+    flops, cached = 0.0, set()
+    name: str | list[str] = ""
+    loaded = ""
+    models: list[HeadedModel] = []
+    for run in runs:
+        (taught,), recipe = run.prepared, run.recipe
+        assert isinstance(taught, DistillationData)
+        assert isinstance(recipe, DistillRecipe)
+        task = taught.task
+        name = recipe.teacher_in_json
+        if taught.teacher.fingerprint != loaded:
+            models, loaded = taught.teacher.load(task.head, task.labels), taught.teacher.fingerprint
         if not recipe.terms:
             continue
-        _, spec = specs_of(recipe.terms, shapes)
+        encoded = taught.train if taught.teacher_train is None else taught.teacher_train
+        lengths = np.diff(encoded.features.starts_S1).astype(np.float64)
+        sizes = {
+            "tokens": float(lengths.sum()),
+            "squared_lengths": float((lengths**2).sum()),
+            "sequences": float(lengths.size),
+        }
+        _, spec = specs_of(recipe.terms, ShapePair.from_configs(taught.config, taught.teacher.config))
         teacher = Teacher(models, spec)
         pass_flops = sum(step_flops(each, **sizes, predictions=0) for each in models)
         if not spec.has_layers:
             pass_flops -= sum(spared_flops(each.encoder, **sizes) for each in models if each.reads_one_token(task.head))
+        epochs = run.epochs
         limit = recipe.engine.teacher_store_gb * 1e9
         if teacher.can_be_cached and output_bytes(teacher, task, encoded.features) <= limit:
             # Runs on the same examples share a cache.
             seed = None if recipe.data.train_examples is None else recipe.seed
-            example = spec, recipe.data.max_length, seed
-            epochs = 0.0 if example in kept else 1.0
-            kept.add(example)
+            outputs = spec, id(encoded), recipe.data.max_length, seed
+            epochs = 0.0 if outputs in cached else 1.0
+            cached.add(outputs)
         flops += FORWARD_SHARE * pass_flops * epochs
-    return PlannedTeacher(runs[-1][0].teacher_in_json, sum(map(count_weights, models)), flops, _resident(models))
+    return PlannedTeacher(name, sum(map(count_weights, models)), flops, _resident(models))

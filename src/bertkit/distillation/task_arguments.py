@@ -22,7 +22,7 @@ from bertkit.distillation.task_recipe import (
     recipe_before,
     resolved_distillation,
 )
-from bertkit.finetuning.arguments import FinetuneArguments, absolute
+from bertkit.finetuning.arguments import FinetuneArguments, PlannedRun, absolute
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
@@ -109,13 +109,8 @@ class DistillArguments(FinetuneArguments):
         assert isinstance(taught, DistillationData)
         return TaskDistiller(recipe, taught, run, cache=self.cache, start=start)
 
-    def planned_teacher(
-        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
-    ) -> PlannedTeacher | None:
-        (taught,) = prepared
-        assert isinstance(taught, DistillationData)
-        own = [(recipe, epochs) for recipe, epochs in runs if isinstance(recipe, DistillRecipe)]
-        return planned_task_teacher(taught, own)
+    def planned_teacher(self, runs: Sequence[PlannedRun]) -> PlannedTeacher | None:
+        return planned_task_teacher(runs)
 
     def summary(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The teacher's scores and the mean of the students'."""

@@ -5,6 +5,7 @@ Distillation on a task has more options (distillation/task_arguments.py); siblin
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,20 @@ log = logging.getLogger(__name__)
 
 _UNNAMED = "unnamed"
 """The name of a recipe until it is named after its task and model."""
+_READ = {
+    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
+    *("teacher", "student", "transfer", "augmentation"),
+}
+"""Keys of a recipe that determine how the data are read; the last ones are for distillation."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run whose cost is estimated: its recipe, the data of its tasks, and how many epochs it trains."""
+
+    recipe: FinetuneRecipe
+    prepared: Sequence[Prepared]
+    epochs: float
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,11 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         """Whether the data depend on the seed, as with a sample of the examples."""
         return recipe.data.train_examples is not None
 
+    def data_key(self, recipe: FinetuneRecipe) -> str:
+        """Equal for recipes whose data are the same."""
+        parts = recipe.model_dump(mode="json", include=_READ)
+        return json.dumps([parts, recipe.seed if self.draws_data(recipe) else None], sort_keys=True)
+
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
         """The data of a recipe of one task."""
         prepared = prepare(recipe, offline=self.offline)
@@ -142,10 +162,8 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         """
         return Finetuner(recipe, prepared, run)
 
-    def planned_teacher(
-        self, prepared: Sequence[Prepared], runs: Sequence[tuple[FinetuneRecipe, float]]
-    ) -> PlannedTeacher | None:
-        """What a teacher adds to the cost of these runs, each with its number of epochs; None without a teacher."""
+    def planned_teacher(self, runs: Sequence[PlannedRun]) -> PlannedTeacher | None:
+        """What a teacher adds to the cost of these runs; None without a teacher."""
         return None
 
     def for_worker(self) -> Self:

@@ -5,6 +5,7 @@ Tokens and FLOPs are those of the real examples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.arguments import FinetuneArguments, PlannedRun
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts
 from bertkit.finetuning.multitask import joined
@@ -23,7 +24,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.recipe.hashing import named_and_hashed
 from bertkit.training.compiled_kernels import attends_by_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, spared_flops, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
 from bertkit.training.plan import PlannedCost, plan_document
@@ -37,26 +38,33 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
 
     Tokens and FLOPs are those of the real sequences, training only, assuming that every weight is trained: a method
     that freezes the encoder costs less. Each setting of a grid is counted with its own epochs and batch size on the
-    same sequences. The passes of a teacher are counted and listed under `teacher`.
+    same sequences; a run before it, on its own. The passes of a teacher are counted and listed under `teacher`.
     """
     recipe = arguments.new_recipe()
-    prepared = [arguments.prepare(each) for each in recipe.alone]
-    parts = [_TaskCost.of(each) for each in prepared]
+    data = _PlannedData.of(arguments, recipe)
+    prepared, parts = data.prepared, data.parts
+    before = arguments.before(recipe)
+    data_before = None if before is None else _PlannedData.of(arguments, before, like=(recipe, data))
     engine = resolve_engine(recipe.engine, TASK_INTERVALS)
     model = joined([part.model for part in parts])
     parameters = count_parameters(model)
     runs = sweep_runs(recipe, arguments.seeds or [recipe.seed], arguments.grid, arguments.trials)
     steps, tokens, flops = 0, 0.0, 0.0
-    recipes = [recipe for run in runs for recipe in (arguments.before(run.recipe), run.recipe) if recipe is not None]
-    read: list[tuple[FinetuneRecipe, float]] = []
-    for each_recipe in recipes:
+    planned: list[tuple[FinetuneRecipe, _PlannedData]] = []
+    for run in runs:
+        first = arguments.before(run.recipe)
+        if first is not None and data_before is not None:
+            planned.append((first, data_before))
+        planned.append((run.recipe, data))
+    planned_runs: list[PlannedRun] = []
+    for each_recipe, own_data in planned:
         optimisation = each_recipe.optimisation
         assert optimisation.epochs is not None
-        order = TaskOrder.of(each_recipe, prepared)
+        order = TaskOrder.of(each_recipe, own_data.prepared)
         own = order.steps(optimisation.epochs, optimisation.steps)
         steps += own
-        read.append((each_recipe, own / order.steps_per_epoch))
-        for part, each, count in zip(parts, order.orders, order.steps_by_task, strict=True):
+        planned_runs.append(PlannedRun(each_recipe, own_data.prepared, own / order.steps_per_epoch))
+        for part, each, count in zip(own_data.parts, order.orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
@@ -93,10 +101,10 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "initial_model": 4.0 * parameters.total,
             "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
         },
-        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(recipes)),
+        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(planned)),
         optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
     )
-    document = named_and_hashed(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(prepared, read))
+    document = named_and_hashed(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
     prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
     counts = {
         f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
@@ -104,6 +112,27 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
     repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
     return document | {"labels": counts, "in_train": repeated, "skipped": skipped_counts(found)}
+
+
+@dataclass(frozen=True)
+class _PlannedData:
+    """What a run trains on, and the cost of each of its tasks."""
+
+    prepared: Sequence[Prepared]
+    parts: Sequence[_TaskCost]
+
+    @classmethod
+    def of(
+        cls,
+        arguments: FinetuneArguments,
+        recipe: FinetuneRecipe,
+        like: tuple[FinetuneRecipe, _PlannedData] | None = None,
+    ) -> _PlannedData:
+        """Of a recipe; `like` are another recipe and its data, which are the same if the recipes read alike."""
+        if like is not None and arguments.data_key(recipe) == arguments.data_key(like[0]):
+            return like[1]
+        prepared = [arguments.prepare(each) for each in recipe.alone]
+        return cls(prepared, [_TaskCost.of(each) for each in prepared])
 
 
 @dataclass(frozen=True)
@@ -138,11 +167,12 @@ class _TaskCost:
             )
         features = prepared.train.features
         lengths = np.diff(features.starts_S1).astype(np.float64)
-        flops = step_flops(
-            model,
-            tokens=float(lengths.sum()),
-            squared_lengths=float((lengths**2).sum()),
-            predictions=0,
-            sequences=lengths.size,
-        )
+        sizes = {
+            "tokens": float(lengths.sum()),
+            "squared_lengths": float((lengths**2).sum()),
+            "sequences": float(lengths.size),
+        }
+        flops = step_flops(model, **sizes, predictions=0)
+        if model.reads_one_token(prepared.task.head):
+            flops -= spared_flops(model.encoder, **sizes)
         return cls(model, lengths, flops)

@@ -54,11 +54,6 @@ from bertkit.training.run import (
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
 
 SUITE_FILE = "suite.json"
-_READ = {
-    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
-    *("teacher", "student", "transfer", "augmentation"),
-}
-"""Keys of a recipe that determine how the data are read; the last ones are for distillation."""
 _RUNS = "runs"
 BEFORE = "before"
 """Directory name of an intermediate run, below the run that starts from its model."""
@@ -117,8 +112,7 @@ class _Runs:
 
     def data(self, recipe: FinetuneRecipe) -> tuple[Prepared, ...]:
         """The data of each of the recipe's tasks, prepared again only if they differ from the last run's."""
-        parts = recipe.model_dump(mode="json", include=_READ)
-        key = json.dumps([parts, recipe.seed if self.arguments.draws_data(recipe) else None], sort_keys=True)
+        key = self.arguments.data_key(recipe)
         if key != self._data_key:
             with current().in_turn():
                 self._prepared = tuple(self.arguments.prepare(each) for each in recipe.alone)
