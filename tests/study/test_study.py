@@ -1,4 +1,4 @@
-"""A study end to end: what is chosen and scored, and that it may be broken off anywhere without a trace."""
+"""A study end to end: choices and scores, and interruptions at any point without an effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUNS = 2 * (2 + 2)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the study, and its run `straight`, which was never broken off."""
+    """A folder with the study, and its uninterrupted run `straight`."""
     directory = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the study, not carried out."""
+    """A folder with the study, before it is run."""
     monkeypatch.chdir(tmp_path)
     write_study(tmp_path)
     return tmp_path
@@ -55,7 +55,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take longer than all the rest; only `straight` has them."""
+    """Figures take longer than everything else; only `straight` has them."""
     monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
 
 
@@ -110,7 +110,7 @@ def test_figures_have_the_table_that_drew_them(home: Path) -> None:
 
 
 def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(home: Path) -> None:
-    """Each attempt makes two updates of a run of three or six."""
+    """Each attempt runs two updates of a run of three or six."""
     stops: list[str] = []
     while not (home / "stopped" / "results.json").exists():
         try:
@@ -236,7 +236,7 @@ def test_what_is_kept_is_no_part_of_what_is_compared(home: Path) -> None:
 
 
 def test_a_candidate_that_diverges_is_never_chosen(place: Path) -> None:
-    """Of the causal arm both do, so that it has no score; the study goes on without it."""
+    """Both runs of the causal arm do, so it has no score; the study continues without it."""
     sets = [
         "choose.grid.optimisation.schedule.peak=[1.0e-3, 2.0e-3]",
         "arms.causal.set.optimisation.optimizer={name: adamw, clip_norm: null, weight_decay: 1.0e+38}",
@@ -278,7 +278,7 @@ def test_an_arm_with_a_share_of_the_budget_is_the_same_run_in_fewer_steps(place:
     tried = {each.arm: planned.steps(each, costs) for each in planned.runs() if each.candidate is not None}
     assert steps["masked"] > 8
     assert steps["short"] == pytest.approx(steps["masked"] / 4, abs=0.6)
-    assert tried["short"] == pytest.approx(steps["short"] / 2, abs=0.6), "its candidates have the share of the choice"
+    assert tried["short"] == pytest.approx(steps["short"] / 2, abs=0.6), "candidates use the choice's share"
 
 
 def test_tokens_as_a_budget_give_arms_of_one_layout_equal_steps(place: Path) -> None:
@@ -312,7 +312,8 @@ def test_a_plan_is_refused_where_the_study_would_be(home: Path, bertkit, monkeyp
     assert "schedule.warmup_share" in planned.stderr
 
 
-def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
+def test_some_arms_alone_keep_the_claims_between_them(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     given = arguments(
         place,
         "unused",
@@ -321,6 +322,7 @@ def test_some_arms_alone_keep_the_claims_between_them(place: Path) -> None:
     ).requested()
     assert list(given.arms) == ["masked", "third"]
     assert given.claims == []
+    assert "--arms leaves out the claims about other arms: causal against masked on " in caplog.text
     given = arguments(
         place,
         "unused",

@@ -7,6 +7,7 @@ candidates on a separate seed, and fresh seeds are scored. Claims are decided by
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from bertkit.recipe.resolve import Override, kind_of, require_kind, resolve_reci
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
 from bertkit.study.measure_settings import AnyMeasure, MeasureSettings
+
+log = logging.getLogger(__name__)
 
 KIND: Final = "study"
 OWN_KEYS = {
@@ -389,6 +392,8 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
     if claims is not None and isinstance(claims.value, list):
         some = [each for each in claims.value if _arms_of(each, against) <= kept.keys()]
         value["claims"] = Located(some, claims.place)
+        if left_out := [_in_words(each, against) for each in claims.value if each not in some]:
+            log.info("--arms leaves out the claims about other arms: %s", "; ".join(left_out))
         for each in some:
             if isinstance(each.value, dict) and each.child("against") is None:
                 each.value["against"] = Located(against, each.place)
@@ -412,6 +417,15 @@ def _with_points(tree: Located) -> Located:
         for share in shares.value:
             points[f"{name}-{share.plain()}"] = Located({**common, "budget_share": share}, arm.place)
     return Located({**tree.value, "arms": Located(points, arms.place)}, tree.place)
+
+
+def _in_words(claim: Located, baseline: str) -> str:
+    found = claim.plain()
+    if not isinstance(found, dict):
+        return str(found)
+    measure = found.get("measure")
+    names = " and ".join(map(str, measure)) if isinstance(measure, list) else measure
+    return f"{found.get('arm')} against {found.get('against') or baseline} on {names}"
 
 
 def _arms_of(claim: Located, baseline: str) -> set[str]:
