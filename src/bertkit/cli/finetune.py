@@ -314,7 +314,7 @@ def print_scores(outcome: FinishedRun) -> None:
     for name, truncated in results["truncation"].items():
         if truncated["examples_cut"]:
             console.line(
-                f"{name}: {truncated['examples_cut']:,} of {truncated['examples']:,} examples cut,"
+                f"{name}: {truncated['examples_cut']:,} of {truncated['examples']:,} examples truncated,"
                 f" {truncated['tokens_dropped']:,} tokens dropped"
             )
     if len(outcome.runs) > 1:

@@ -449,8 +449,9 @@ def encode_split(
     account = features.account
     if account.examples_cut:
         log.info(
-            "%s: %d of %d examples are truncated to %d tokens; %d tokens are dropped",
-            *(name, account.examples_cut, account.examples, encoder.max_tokens, account.tokens_dropped),
+            "%s: %s of %s examples are truncated to %d tokens; %s tokens are dropped",
+            *(name, f"{account.examples_cut:,}", f"{account.examples:,}", encoder.max_tokens),
+            f"{account.tokens_dropped:,}",
         )
     return EncodedSplit(split, features, scored)
 
