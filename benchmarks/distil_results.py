@@ -83,7 +83,7 @@ def train(setting: str, arm: str, *, teacher: Path, tasks: Path, out: Path) -> d
 
 def table(teachers: Sequence[Path], out: Path) -> str:
     """A Markdown row per arm: mean and spread over the seeds, and the share of the teacher's score."""
-    lines = ["| task | student learns from | score | seeds | of the teacher's |", "|---|---|---|---|---|"]
+    lines = ["| task | trained on | score | seeds | of the teacher's |", "|---|---|---|---|---|"]
     for teacher in teachers:
         own = read_json(teacher / "results.json")
         (task,) = own["tasks"]

@@ -103,7 +103,7 @@ def table(out: Path) -> None:
     }
     finished = {arm: found for arm, found in results.items() if found}
     lines = [
-        "| arm | seeds | held-out accuracy | beside full | held-out loss | the paper's GLUE, beside full |",
+        "| arm | seeds | held-out accuracy | minus full | held-out loss | the paper's GLUE, minus full |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     full = _figures(finished.get("full", []), COLUMNS[0])

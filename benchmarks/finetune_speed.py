@@ -15,8 +15,8 @@ Contributions:
 - the last layer computes only [CLS] (`Encoder.forward_summary_token`): 14% fewer operations
 - the table's gradient by rows (training/clipping.py): dense, its zeros alone cost as much as AdamW's whole update
 
-    python -m benchmarks.finetune_speed --tasks DATA                 as many threads as OMP_NUM_THREADS says
-    python -m benchmarks.finetune_speed --tasks DATA --profile       where the time of our step goes
+    python -m benchmarks.finetune_speed --tasks DATA                 with OMP_NUM_THREADS threads
+    python -m benchmarks.finetune_speed --tasks DATA --profile       profile of bertkit's step
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generation speed of bertkit and `transformers.generate`: the same random GPT-2, greedy, alternating in one process.
 
     python -m benchmarks.generate_speed                    batch 1 and 16, 124M parameters, 128 new tokens
-    python -m benchmarks.generate_speed --bf16             beside `transformers` in both precisions
+    python -m benchmarks.generate_speed --bf16             compared with `transformers` in both precisions
     python -m benchmarks.generate_speed --uncached         with and without the cache, 256 new tokens
 
 Reports ratios of each side's fastest rounds. Run it on an idle machine, or with `--clock processor --threads 1`, which

@@ -1,17 +1,17 @@
-"""Small runs of every kind, recorded to the bit: the proof that a change of the code changes no number.
+"""Record small runs of every kind bit for bit, to check that a code change changes no number.
 
     python -m benchmarks.golden_runs record --data DATA --source BEFORE/src --out before.json
     python -m benchmarks.golden_runs record --data DATA --source src --out after.json
     python -m benchmarks.golden_runs compare before.json after.json
 
 DATA has text/wikipedia-dev*.xz, babylm/dev/simple_wiki.dev.txt.xz, glue, conll2003, choice, squad/xquad-en-v1.1.json;
-a few lines of each are copied to FILE.runs beside FILE.json, where the runs lie, too. Only the command line is used, on
-one CPU thread, so that any version can run the cases. All take some 15 minutes; `record NAME ...` runs these and those
-whose models they read, `--add` keeps the cases of FILE.json that ended well.
+a few lines of each are copied to FILE.runs next to FILE.json, which also contains the runs. Only the command line is
+used, on one CPU thread, so any version can run the cases. All take some 15 minutes; `record NAME ...` runs these cases
+and those whose models they read, `--add` keeps the successful cases of FILE.json.
 
-A case has its exit codes, the SHA-256 of weights and predictions, a digest of the newest checkpoint's tensors whatever
-their names (teachers and projections that train along are only there), metrics, results and plan, all without what
-depends on the clock. Messages about bad input are compared for information only.
+A record contains exit codes, the SHA-256 of weights and predictions, a digest of the newest checkpoint's tensors for
+any names (jointly trained teachers and projections are only there), metrics, results and plan, all without values that
+depend on the clock. Messages about bad input are compared for information only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-# A word KEY=VALUE stands for `--set KEY=VALUE`, and $NAME for one of these; the model of a case lies in runs/CASE.
+# A word KEY=VALUE stands for `--set KEY=VALUE`, and $NAME for one of these; the model of a case is in runs/CASE.
 GROUPS = {
     "log": "engine.log_every_steps=1 engine.evaluate_every_steps=3 engine.save_every_steps=1"
     " engine.evaluation_sequences=12 engine.pseudo_perplexity_sequences=2",
@@ -126,7 +126,7 @@ CASES = {
     "contextuality": "probe contextuality --model runs/bert --data simple.txt --sentences 60 $read/contextuality",
     "attention": "probe attention --model runs/bert --data simple.txt --sentences 20 --pairs 10 $read/attention",
 }
-STOPPED = {  # run once more, stopped and resumed: killed behind step 2, or stopped behind step 1 as out of time
+STOPPED = {  # run again with an interruption: killed after step 2, or stopped after step 1 by the time limit
     **dict.fromkeys(("bert", "mrpc", "distilbert", "distil-task"), "kill"),
     **dict.fromkeys(("electra-small", "stacking", "multi-task", "small-vocabulary", "theseus"), "--max-minutes"),
 }
@@ -149,12 +149,12 @@ MESSAGES = {
     "no teacher": "distill distil-task --task mrpc $tune",
     "training what has int8 weights": "$mrpc --model runs/q8bert",
 }
-# Keys that depend on the clock, on the machine, or on how settings are spelt.
+# Keys that depend on the clock, on the machine, or on the spelling of settings.
 UNSTABLE = re.compile(r"(^|_)(seconds|minutes|time|per_s|mfu|stall|hash|versions)($|_)|peak_memory")
 
 
 class Place:
-    """A folder of runs, and the code that they are made by."""
+    """A folder of runs, and the source code that they use."""
 
     def __init__(self, folder: Path, python: str, source: Path | None) -> None:
         self.folder, self.python = folder, python
@@ -164,7 +164,7 @@ class Place:
         self.environment = os.environ | path | caches | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     def call(self, words: list[str], kill_at: Path | None = None) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a command, which is killed as soon as there is a file of that name."""
+        """Exit code, stdout and stderr of a command, which is killed once a file with that name exists."""
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [self.python, "-m", "bertkit", *words]
         process = subprocess.Popen(command, cwd=self.folder, env=self.environment, **pipes)
@@ -176,7 +176,7 @@ class Place:
         return process.returncode, stdout, stderr
 
     def plain(self, value: Any) -> Any:
-        """A document without what changes from run to run, its paths as seen from the folder."""
+        """A document without parts that change from run to run, with paths relative to the folder."""
         if isinstance(value, dict):
             return {self.plain(key): self.plain(each) for key, each in value.items() if not UNSTABLE.search(key)}
         if isinstance(value, list):
@@ -184,7 +184,7 @@ class Place:
         return value.replace(f"{self.folder}/", "").replace(self.checkout, "") if isinstance(value, str) else value
 
     def case(self, name: str, how: str | None) -> dict[str, Any]:
-        """Run a case, perhaps stopped and resumed, and gather the files that it wrote."""
+        """Run a case, optionally stopped and resumed, and gather the files that it wrote."""
         begin, words = time.monotonic(), words_of(CASES[name])
         run = self.folder / "runs" / (f"{name}-resumed" if how else name)
         shutil.rmtree(run, ignore_errors=True)
@@ -231,7 +231,7 @@ class Place:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command, its groups and settings written out."""
+    """The words of a command with its groups and settings expanded."""
     while "$" in command:
         command = Template(command).substitute(GROUPS)
     parted = (["--set", word] if re.match(r"[a-z][\w.]*=", word) else [word] for word in shlex.split(command))
@@ -239,7 +239,7 @@ def words_of(command: str) -> list[str]:
 
 
 def tensors_digest(data: bytes) -> str:
-    """The digest of the tensors of a safetensors file, whatever they are called."""
+    """The digest of the tensors of a safetensors file, for any tensor names."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header.pop("__metadata__", None)
@@ -251,7 +251,7 @@ def tensors_digest(data: bytes) -> str:
 
 
 def cut_data(data: Path, folder: Path) -> None:
-    """A little of each text and task, in the files that the cases name."""
+    """Excerpts of each text and task, in the files that the cases name."""
 
     def head(source: Path, target: str, lines: int) -> None:
         opened = lzma.open if source.suffix == ".xz" else open
@@ -287,7 +287,7 @@ def read_by(name: str) -> list[str]:
 
 
 def record(options: argparse.Namespace) -> int:
-    """Run the cases and write their records, after each of them."""
+    """Run the cases and write the records after each of them."""
     out: Path = options.out.resolve()
     place = Place(out.with_suffix(".runs"), options.python, options.source)
     done: dict[str, Any] = {"cases": {}, "messages": {}}
@@ -338,7 +338,7 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print case by case whether two records are identical; 1 if one of them is not."""
+    """Print case by case whether two records are identical; returns 1 if one of them is not."""
     one, other = (json.loads(path.read_text()) for path in (options.one, options.other))
     names = list({**one["cases"], **other["cases"]})
     changed = 0

@@ -4,7 +4,7 @@
 
 The vectors are derived from real ones (`bertkit embed --normalise --out sentences.npy`): each is a unit-length random
 mixture of two of them and noise. They are therefore distributed like sentence vectors, in any number. Queries are
-further such mixtures.
+further mixtures of this kind.
 """
 
 from __future__ import annotations

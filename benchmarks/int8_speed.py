@@ -118,7 +118,7 @@ def compare_on_task(answers: dict[str, Answer], given: argparse.Namespace) -> No
         told = ", ".join(f"{metric} {100 * score:.2f}" for metric, score in scores.items() if score is not None)
         others = int((logits.argmax(1) != floats.argmax(1)).sum())
         error = np.sqrt(((logits - floats) ** 2).mean()) / floats.std()
-        print(f"  {name:18s} {told}; {others} of {len(examples)} answered otherwise, logits {100 * error:.1f}% off")
+        print(f"  {name:18s} {told}; {others} of {len(examples)} answered differently, logits {100 * error:.1f}% off")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Asks the Hub in a process of its own, for its client reads its settings once: argv is what to ask for, as KIND=NAME.
+"""Queries the Hub in a separate process, because its client reads its settings only once; argv is a list of KIND=NAME.
 
-KIND is `text` (a source's documents), `task` (TASK:SPLIT, its examples) or `tokenizer` (its vocabulary's size); with
-`offline-` before it nobody is asked. Prints one JSON list: each answer, or the error.
+KIND is `text` (a source's documents), `task` (TASK:SPLIT, its examples) or `tokenizer` (its vocabulary size); the
+prefix `offline-` prevents any request. Prints one JSON list with each answer or error.
 """
 
 from __future__ import annotations

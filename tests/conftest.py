@@ -1,10 +1,10 @@
-"""What tests share: an offline machine, caches and runs of their own, the command line, and the real corpora."""
+"""Shared fixtures: an offline machine, separate caches and runs, the command line, and the real corpora."""
 
 from __future__ import annotations
 
 import os
 
-# Before anything imports torch or a Hugging Face library, which read these once; child processes inherit them.
+# Before anything imports torch or a Hugging Face library, which read these only once; child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
@@ -23,14 +23,14 @@ settings.load_profile("bertkit")
 
 CHECKOUT = Path(__file__).parents[1]
 
-# A shell makes what it starts in the background ignore SIGINT, and commands that the tests start would inherit that.
+# A shell makes background jobs ignore SIGINT, and commands started by the tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """The outputs of a command."""
 
     code: int
     stdout: str
@@ -39,7 +39,7 @@ class Outcome:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Caches of this test session alone, in child processes too; runs go below the test's working directory."""
+    """Caches used only by this test session and its child processes; runs go below the test's working directory."""
     with pytest.MonkeyPatch.context() as patch:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("BERTKIT_CACHE", str(cache))
@@ -65,7 +65,7 @@ def bertkit(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def bertkit_process() -> Callable[..., Outcome]:
-    """Run the command line in a process of its own, as a shell would: `bertkit_process("--help", cwd=...)`."""
+    """Run the command line in a separate process, as a shell would: `bertkit_process("--help", cwd=...)`."""
 
     def call(*arguments: str | Path, timeout: float = 120, **options: object) -> Outcome:
         command = [sys.executable, "-m", "bertkit", *map(str, arguments)]
@@ -77,7 +77,7 @@ def bertkit_process() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The directory of real corpora, beside the checkout where it has one."""
+    """The directory of real corpora, next to the checkout if it exists."""
     directory = CHECKOUT.parent / "shared" / "data"
     if not directory.is_dir():
         pytest.skip(f"needs the real corpora in {directory}")

@@ -1,8 +1,8 @@
-"""A small server that speaks as much of the Hub's protocol as fetching models and data sets needs.
+"""A small server with the parts of the Hub's protocol needed to fetch models and data sets.
 
-Protocol of huggingface.co as `huggingface_hub` asks it: `/api/models/ID/revision/REV` names the commit, `/tree/` lists
-the files, `/paths-info/` those asked for, and `/ID/resolve/REV/FILE` gives one, with its etag and commit in headers,
-and byte ranges. Of data sets it is `/api/datasets/ID` and `/datasets/ID/resolve/`. Uploads are those of the Large File
+Protocol of huggingface.co as used by `huggingface_hub`: `/api/models/ID/revision/REV` names the commit, `/tree/` lists
+the files, `/paths-info/` the requested ones, and `/ID/resolve/REV/FILE` returns one, with its etag and commit in
+headers, and byte ranges. For data sets it is `/api/datasets/ID` and `/datasets/ID/resolve/`. Uploads use Large File
 Storage: `/api/repos/create`, `/preupload/`, `/info/lfs/objects/batch`, a PUT of each object, and `/commit/`.
 """
 
@@ -25,18 +25,18 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """What the server gives and what it was asked.
+    """The server's contents and its log of requests.
 
     Attributes:
-        files: contents by id and path; a data set's id begins with `datasets/`. Behind an id may stand `@` and a branch
-            that has files of its own.
-        revisions: other branches and tags that exist; all of them are one commit.
+        files: contents by id and path; a data set's id begins with `datasets/`. An id may be followed by `@` and a
+            branch with its own files.
+        revisions: other existing branches and tags, all of the same commit.
         gated, private: ids that are refused.
-        cut_after: bytes after which the connection of a file breaks off; each cut happens once.
-        writers: tokens that may write; others are not known.
+        cut_after: bytes after which a file's connection is cut; each cut happens once.
+        writers: tokens with write access; others are unknown.
         objects: uploaded large files by sha256.
         log: method, path and range of each request.
-        url: where it listens.
+        url: the server's address.
     """
 
     files: dict[str, dict[str, bytes]]
@@ -50,7 +50,7 @@ class Hub:
     url: str = ""
 
     def downloads(self, path: str) -> list[str | None]:
-        """The ranges asked for in downloads of one file."""
+        """The ranges requested in downloads of one file."""
         return [asked for method, wanted, asked in self.log if method == "GET" and wanted.endswith("/" + path)]
 
 
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def log_message(self, *_arguments: object) -> None:
-        """Quiet: the tests look at `Hub.log`."""
+        """No output: the tests read `Hub.log`."""
 
     def answer(self) -> None:
         path = self.path.partition("?")[0]
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.give(*found, unquote(match[3]))
 
     def take(self, path: str, asked: bytes) -> bool:
-        """Answer a request of an upload; whether it is one."""
+        """Answer a request of an upload; returns whether it is one."""
         if (stored := re.fullmatch(r"/objects/([0-9a-f]{64})", path)) and self.command == "PUT":
             assert hashlib.sha256(asked).hexdigest() == stored[1]
             self.hub.objects[stored[1]] = asked
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send({"Content-Type": kind}, json.dumps(contents).encode(), status=status)
 
     def find(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """The commit and the files of a revision; None where the answer was a refusal."""
+        """The commit and the files of a revision; None if the request was refused."""
         for name, files in self.hub.files.items():
             own, _, branch = name.partition("@")
             commit = commit_of(files)
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repository in self.hub.gated:
             self.fault(403, "GatedRepo", f"Access to {repository} is restricted")
         elif repository in self.hub.private or repository not in self.hub.files:
-            # The real Hub does not tell a private repository from one that does not exist.
+            # The real Hub does not distinguish a private repository from a missing one.
             self.fault(401, "RepoNotFound", "Repository not found")
         elif revision not in (*self.hub.revisions, COMMIT):
             self.fault(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
     def describe(
         self, repository: str, commit: str, files: dict[str, bytes], what: str, folder: str, asked: bytes
     ) -> None:
-        """A repository (`revision`), what lies in a folder (`tree`), or what the body asks for (`paths-info`)."""
+        """A repository (`revision`), a folder's entries (`tree`), or the paths in the body (`paths-info`)."""
         if what == "revision":
             name = repository.removeprefix("datasets/")
             siblings = [{"rfilename": path} for path in sorted(files)]
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def commit_of(files: dict[str, bytes]) -> str:
-    """Of a branch that has files of its own."""
+    """The id of a branch with its own files."""
     hashes = {name: hashlib.sha1(contents).hexdigest() for name, contents in files.items()}
     return hashlib.sha1(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
@@ -244,7 +244,7 @@ def _folder_of(path: str) -> str:
 
 
 def _entry(path: str, contents: bytes | None) -> dict[str, object]:
-    """How the Hub lists a file, or a folder, which has no contents."""
+    """The Hub's listing of a file, or of a folder, which has no contents."""
     if contents is None:
         return {"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0}
     return {"type": "file", "path": path, "oid": hashlib.sha1(contents).hexdigest(), "size": len(contents)}

@@ -1,4 +1,4 @@
-"""Overrides of recipes as tests write them: the texts of `--set`."""
+"""Overrides of recipes, written in tests as the text of `--set`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from bertkit.recipe.resolve import Override
 
 
 def parsed(texts: Iterable[str | Override]) -> list[Override]:
-    """`KEY=VALUE` as the command line parses it; what is an override already stays as it is."""
+    """`KEY=VALUE` as parsed by the command line; an override is returned unchanged."""
     return [Override.parse(each) if isinstance(each, str) else each for each in texts]

@@ -1,4 +1,4 @@
-"""Records on disk: they come back, survive a crash and damage, and belong to one identity."""
+"""Records on disk: read back unchanged, robust to crashes and damage, and bound to one identity."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_addresses_depend_on_the_content_of_the_identity_alone(tmp_path: Path) -
 def test_two_processes_that_make_a_cache_at_once_have_the_same_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one finds no cache, and another's half-made one a moment later."""
+    """The second one finds no cache, and another's incomplete one a moment later."""
     write, others = module.write_json, []
 
     def write_after_the_other(path: Path, value: object) -> None:

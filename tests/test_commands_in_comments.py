@@ -1,4 +1,4 @@
-"""The commands in the comments of recipes and benchmarks are accepted: their recipes, keys and arms exist."""
+"""The commands in the comments of recipes and benchmarks are valid: their recipes, keys and arms exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[1]
 
 
 def commands(folder: str, command: str) -> list[list[str]]:
-    """Word by word, without the notes behind them; a backslash continues a line."""
+    """Word by word, without trailing notes; a backslash continues a line."""
     found = []
     for path in sorted((CHECKOUT / folder).rglob("*.yaml")):
         text = re.sub(r"\\\n#\s+", "", path.read_text(encoding="utf-8"))

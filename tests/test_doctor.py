@@ -1,4 +1,4 @@
-"""`bertkit doctor`: what works is said, what does not is named with its remedy, and the exit code tells them apart."""
+"""`bertkit doctor`: working parts are listed, failures are named with a remedy and an exit code."""
 
 from __future__ import annotations
 

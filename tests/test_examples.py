@@ -1,4 +1,4 @@
-"""The examples run as they stand and learn: on small text, in seconds."""
+"""The examples run unchanged and train in seconds on small text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def write_sentences(path: Path) -> Path:
-    """Forty documents of sentences that are put together from a few words."""
+    """Forty documents of sentences composed from a few words."""
     parts = (["the cat", "a dog", "the girl", "a friend"], ["sees", "likes", "finds"], ["a house", "the river"])
     sentences = [" ".join(words) + "." for words in itertools.product(*parts)]
     documents = ["\n".join(sentences[start % 24 :] + sentences[: start % 24]) for start in range(40)]

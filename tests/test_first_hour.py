@@ -1,6 +1,6 @@
-"""docs/first-hour.md as it stands: every command runs on small data of the same shape, and prints such lines.
+"""docs/first-hour.md: every command runs on small data of the same shape and prints the shown lines.
 
-A line that is shown is found again by its first word; a JSON line by its keys. Models and steps are shrunk.
+A shown line is found by its first word, a JSON line by its keys. Models and steps are shrunk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_data(directory: Path) -> None:
 
 
 def shrunk(words: list[str], *, new: bool) -> list[str]:
-    """The command with fewer steps, tokens and, where the model is new, smaller sizes."""
+    """The command with fewer steps and tokens and, if the model is new, smaller sizes."""
     if words[0] != "pretrain":
         return words
     words = ["2" if before == "--add-tokens" else word for before, word in zip(["", *words], words, strict=False)]
@@ -50,7 +50,7 @@ def shrunk(words: list[str], *, new: bool) -> list[str]:
 
 
 def expected(shown: str) -> list[str]:
-    """The first words of the lines that a page shows; of what it leaves out (`...`) nothing."""
+    """The first words of the lines shown on a page, skipping omitted parts (`...`)."""
     return [line.split()[0] for line in shown.splitlines() if line.strip() and not line.startswith("...")]
 
 

@@ -1,4 +1,4 @@
-"""Text, tasks and tokenizers of the Hub, by its own clients against a small server on this machine.
+"""Text, tasks and tokenizers of the Hub, with its own clients and a small local server.
 
 Models are in tests/models/test_hub_fetch.py.
 """
@@ -147,7 +147,7 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
     unreached = [word for word in (*READ, *REFUSED) if word.startswith("unreachable ")]
     with serving(hub):
         answers = dict(zip(reached, ask(hub.url, home, reached), strict=True))
-    # The server is gone: nobody listens at its address.
+    # The server is gone: no process listens at its address.
     asked = [word.removeprefix("unreachable ") for word in unreached]
     answers |= zip(unreached, ask(hub.url, home, asked), strict=True)
     return hub, answers

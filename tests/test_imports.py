@@ -1,4 +1,4 @@
-"""Packages import those below them in docs/architecture.md, and libraries only where pyproject.toml names them."""
+"""Packages import only those below them in docs/architecture.md, and libraries only where pyproject.toml names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 
 def levels() -> list[tuple[str, ...]]:
-    """The packages of the page's first table, one row a level, the uppermost first."""
+    """The packages of the page's first table, one row per level, top level first."""
     lines = PAGE.read_text(encoding="utf-8").partition("| package | holds |")[2].splitlines()[2:]
     rows = [line.split("|")[1] for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]]
     return [tuple(re.findall(r"`(\w+)`", row)) for row in rows]
@@ -69,7 +69,7 @@ def modules_imported(file: Path) -> set[Path]:
 
 
 def circle_of(graph: dict[Path, set[Path]]) -> list[str]:
-    """The files of a circle in the graph; none where it has no circle."""
+    """The files of a cycle in the graph; none if it has no cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -78,7 +78,7 @@ def circle_of(graph: dict[Path, set[Path]]) -> list[str]:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    # A package's __init__ only hands names on.
+    # A package's __init__ only re-exports names.
     graph = {file: modules_imported(file) for file in ROOT.rglob("*.py") if file.name != "__init__.py"}
     assert circle_of(graph) == []
 
@@ -107,8 +107,8 @@ def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
     roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"bertkit", "pydantic_core"}
     distributions = metadata.packages_distributions()
     imported = {_plain(distribution) for root in roots for distribution in distributions.get(root, [root])}
-    # torch writes TensorBoard's files, its exporter those of ONNX, and datasets reads .zst, each by a library that it
-    # does not bring along. Where torch is built for a GPU it brings triton.
+    # torch writes TensorBoard's files, its exporter those of ONNX, and datasets reads .zst, each with a library that is
+    # not its dependency. A torch built for a GPU installs triton.
     assert declared == (imported - {"triton"}) | {"tensorboard", "onnxscript", "zstandard"}
 
 

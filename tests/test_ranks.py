@@ -1,4 +1,4 @@
-"""Who the ranks are: read from the environment, their shares, and a process alone."""
+"""Ranks: read from the environment, their shares, and a single process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_alone_every_answer_is_the_own() -> None:
 
 @pytest.mark.parametrize("is_rank", [False, True])
 def test_a_rank_ends_at_once_with_all_that_it_printed(is_rank: bool) -> None:
-    """A process alone cleans up first, as Python does."""
+    """A single process cleans up first, as Python does."""
     script = (
         "import atexit; from bertkit.ranks import leave; "
         "atexit.register(print, 'cleaned up'); print('result'); leave(75)"

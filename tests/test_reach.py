@@ -1,8 +1,8 @@
-"""How far a value reaches: in how many files, of those that a command can import, code names a recipe or a teacher.
+"""How far a value reaches: in how many importable files code names a recipe or a teacher.
 
 A file that passes a value on without using it must be changed with every change of the value. A file counts if a
 variable, a parameter or a field in it has the value's name; attributes (`arguments.recipe`) and keywords of calls do
-not. `Settings.unread_keys` is left out: it reads a recipe in every class that has keys of its own.
+not. `Settings.unread_keys` is excluded because it reads a recipe in every class that has keys.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def tree_of(file: Path) -> ast.Module:
 
 
 def files_of(module: str) -> Iterator[Path]:
-    """The file of a module, if it is one, and those of the packages that it is in; without bertkit/__init__.py, whose
-    names are imported when they are used."""
+    """The file of a module, if it is one, and those of its parent packages, without bertkit/__init__.py, whose names
+    are imported when used."""
     folder = ROOT
     for name in module.split(".")[1:]:
         folder = folder / name
@@ -47,7 +47,7 @@ def imported(file: Path) -> set[Path]:
 
 
 def reachable(start: Path) -> set[Path]:
-    """The files that importing one, and running what is in it, may import."""
+    """The files that may be imported by importing one and running its code."""
     found, waiting = set[Path](), [start]
     while waiting:
         file = waiting.pop()

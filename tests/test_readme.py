@@ -1,4 +1,4 @@
-"""The README's commands work as they stand: on a user's text, with a run made by the first of them."""
+"""The README's commands work unchanged on a user's text, with a run made by the first of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.slow
 def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretraining is shrunk as the shipped recipes are; RUN stands for the run that the first command leaves."""
+    """Pretraining is shrunk like the shipped recipes; RUN stands for the run of the first command."""
     monkeypatch.chdir(tmp_path)
     text = write_text(tmp_path / "my.txt", documents=300)
     new_words = "\n\nThe zebrafish and the nebula saw a quasar." * 8

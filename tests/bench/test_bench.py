@@ -1,4 +1,4 @@
-"""`bertkit bench`: the document, the sides' agreement, what is left out, bad input; no timing decides a test."""
+"""`bertkit bench`: the document, agreement of the sides, what is left out, bad input; no test depends on timing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PEERS = {
     "generate": "transformers.generate",
     "tokenize": "datasets.map + group_texts",
 }
-"""The other side of each."""
+"""The peer of each benchmark."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short look at the machine."""
+    """A short stand-in for measuring the machine."""
     monkeypatch.setattr("bertkit.bench.machine.COPY_FLOATS", 1000)
     monkeypatch.setattr(
         "bertkit.bench.machine.product_rates", lambda device, bf16: [2e9 if bf16 else 1e9, 4e9 if bf16 else 2e9]
@@ -58,7 +58,7 @@ def options(text: Path) -> list[str]:
 
 
 def without(names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if these libraries were not installed."""
+    """Makes these libraries appear as not installed."""
 
     def imported(name: str) -> Any:
         if name in names:
@@ -86,7 +86,7 @@ def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text
             assert "mfu" not in found
             continue
         assert sum(found["time"].values()) == pytest.approx(1)
-        # What is counted does not depend on the clock.
+        # Counts do not depend on the clock.
         assert found["mfu"] == pytest.approx(found["gflops"] / known(document, found))
     assert document["benchmarks"]["generate"]["about"]["equal_outputs"] == 3
     assert document["benchmarks"]["embed"]["about"]["least_cosine"] > 0.99
@@ -102,7 +102,7 @@ def test_text_is_written_in_bf16_where_that_is_asked_for(bertkit: Callable[..., 
 
 
 def check_page(document: dict[str, Any]) -> None:
-    """docs/performance.md shows the keys of the document."""
+    """docs/performance.md lists the keys of the document."""
     page = Path(__file__).parents[2] / "docs" / "performance.md"
     shown = json.loads(page.read_text(encoding="utf-8").partition("```json\n")[2].partition("```")[0])
     for part in (lambda each: each, lambda each: each["machine"], lambda each: each["benchmarks"]["pretrain"]):

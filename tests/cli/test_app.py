@@ -1,4 +1,4 @@
-"""The command line answers at once, keeps result and messages apart, and turns every error into its exit code."""
+"""The command line starts quickly, separates result and messages, and turns every error into its exit code."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_each_fault_has_its_exit_code_and_no_traceback(bertkit, play, fault: typ
     outcome = bertkit("play")
     assert outcome.code == code
     assert outcome.stdout == ""
-    prefix = "" if code == 75 else "error: "  # a stop is no error
+    prefix = "" if code == 75 else "error: "  # a stop is not an error
     assert outcome.stderr == f"{prefix}file.txt:3: what was wrong\n"
 
 

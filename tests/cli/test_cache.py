@@ -1,4 +1,4 @@
-"""`bertkit cache`: what it counts is what runs have cached, and it deletes nothing else."""
+"""`bertkit cache` counts exactly what runs have cached and deletes nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bertkit = Callable[..., Any]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own with a file of the user's beside the kinds, and runs below the same directory."""
+    """A separate cache with a user's file next to the kinds, and runs below the same directory."""
     root = tmp_path / "cache"
     monkeypatch.setenv("BERTKIT_CACHE", str(root))
     monkeypatch.setenv("BERTKIT_RUNS", str(tmp_path / "runs"))

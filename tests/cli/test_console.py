@@ -1,4 +1,4 @@
-"""Messages read well in a log file: whole tables, sparse progress lines, rounded lengths of time."""
+"""Messages in a log file: untruncated tables, sparse progress lines, rounded durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bertkit distill`: one command for two forms of recipes, and what it says where they do not fit."""
+"""`bertkit distill`: one command for two kinds of recipes, and its messages if options do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bertkit eval`: one JSON document or a run directory on stdout, the table on stderr, faults with their exit codes."""
+"""`bertkit eval`: one JSON document or a run directory on stdout, the table on stderr, errors with their exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertkit.cli.eval import SUITES
 
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model, three minimal pairs, and nothing else."""
+    """A model and three minimal pairs."""
     monkeypatch.chdir(tmp_path)
     save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "model")
     rows = [("The reader tests.", "The reader test."), ("A file is.", "A file are."), ("The file", "The file")]

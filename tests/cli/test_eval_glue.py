@@ -1,6 +1,7 @@
-"""`bertkit eval glue`, `eval TASK`, `eval score` and `eval check`: what is measured, what is packed, what is refused.
+"""`bertkit eval glue`, `eval TASK`, `eval score` and `eval check`: measurements, submissions, refusals.
 
-One evaluation of a narrow model on made files of all nine tasks serves most tests; asking for it again costs nothing.
+One evaluation of a narrow model on generated files of all nine tasks serves most tests; evaluating again reuses its
+runs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHORT = ("--max-steps", "1")
 
 
 class Place:
-    """A model and GLUE's folder, with runs beside them."""
+    """A model and GLUE's folder, next to a folder for runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -49,7 +50,7 @@ class Place:
 
     @property
     def asked(self) -> tuple[str | Path, ...]:
-        """The command line's words for the same."""
+        """The equivalent command-line arguments."""
         return ("--model", self.model, "--data-dir", self.data, *SHORT)
 
 

@@ -1,4 +1,4 @@
-"""`bertkit eval speed`: tables on stderr, one document on stdout, and faults that say what to do."""
+"""`bertkit eval speed`: tables on stderr, one document on stdout, and errors with a remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUICK = ("--batch-sizes", "2", "--lengths", "5,64", "--rounds", "1", "--threads"
 
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models, one of which reads 64 tokens, and nothing else."""
+    """Two models, one of which reads at most 64 tokens."""
     monkeypatch.chdir(tmp_path)
     tokenizer = tiny_tokenizer()
     save_tiny(tiny_model(tokenizer, BertConfig(**BERT | {"max_position_embeddings": 64})), tokenizer, Path("large"))
@@ -52,7 +52,7 @@ def test_for_people_the_tables_are_on_stderr(bertkit) -> None:
     assert (Path("here") / "figures" / "pareto.svg").is_file()
     (row,) = (line.split() for line in outcome.stderr.splitlines() if line.startswith("small") and "TinyBERT" in line)
     assert row[-5:] == ["7.50", "96.0", "9.40", "BERT", "base"]
-    assert row[4] == "-"  # it reads no 64 tokens, of which the table tells
+    assert row[4] == "-"  # it cannot read 64 tokens, which the table reports
 
 
 def test_one_model_is_enough_for_its_own_figures(bertkit) -> None:
@@ -86,4 +86,4 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
         assert (outcome.code, outcome.stdout) == (code, ""), arguments
         assert told in outcome.stderr
         assert "Traceback" not in outcome.stderr
-    assert not Path("runs").exists()  # a fault leaves no run behind
+    assert not Path("runs").exists()  # an error leaves no run behind

@@ -1,4 +1,4 @@
-"""`bertkit generate`: its document, its stream, and what it says of bad input."""
+"""`bertkit generate`: its document, its stream, and its messages about bad input."""
 
 from __future__ import annotations
 

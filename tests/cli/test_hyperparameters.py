@@ -1,4 +1,4 @@
-"""`--lr`, `--epochs`, `--batch`, `--max-length`: short for `--set`, and the same recipe to the bit."""
+"""`--lr`, `--epochs`, `--batch`, `--max-length` are short for `--set` and give the same recipe and bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every failure under `--json` is one JSON document on stdout, `{"error", "code"}`, with the exit code it names."""
+"""Every failure under `--json` is one JSON document on stdout, `{"error", "code"}`, with the same exit code."""
 
 from __future__ import annotations
 

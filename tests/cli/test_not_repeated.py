@@ -1,4 +1,4 @@
-"""The same command again finds its finished run, prints what it printed, and trains nothing; `--fresh` trains."""
+"""Repeating a command finds its finished run, prints the same result and trains nothing; `--fresh` trains again."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_fresh_runs_again(name: str, home: Path, bertkit: Bertkit) -> None:
 
 
 def test_what_shows_in_the_result_is_run_again(home: Path, bertkit: Bertkit) -> None:
-    """Data under the same name, the starting model, and settings of the engine that are reported."""
+    """Different data under the same name, a different starting model, and engine settings that are reported."""
     assert bertkit(*FINETUNE).code == 0
     write_table(home / "dev.csv", reviews(24, 3))
     changed = bertkit(*FINETUNE)

@@ -1,4 +1,4 @@
-"""Options are generated from settings classes and spread over the signature that typer reads."""
+"""Options generated from settings classes become parameters of the signature that typer reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`bertkit predict`: what fine-tuning saved, for every kind of task, in a pipe, and faults that say where."""
+"""`bertkit predict` reproduces the predictions saved by fine-tuning for every kind of task, streams, and locates
+errors."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ Bertkit = Callable[..., Any]
 
 
 EXTRA = {
-    "tagging": ["optimisation.max_steps=42", "optimisation.epochs=14"],  # until it finds some
+    "tagging": ["optimisation.max_steps=42", "optimisation.epochs=14"],  # until the model finds some
     "span": ["span.max_query_tokens=8", "data.max_length=32"],
-    "pair": ["engine.precision=bf16"],  # training's; what is saved of dev is computed in fp32, as `predict` does
+    "pair": ["engine.precision=bf16"],  # for training; saved dev predictions are computed in fp32, as in `predict`
 }
 
 
 class Trained:
-    """A fine-tuned run of each kind, made when first asked for."""
+    """Fine-tuned runs of each kind, trained on first use."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,7 +45,7 @@ class Trained:
         self._made: dict[str, tuple[Path, Path]] = {}
 
     def of(self, kind: str) -> tuple[Path, Path]:
-        """The run, and dev without labels."""
+        """The run, and its dev file without labels."""
         if kind not in self._made:
             task, inputs = write_kind(self.directory, kind)
             extra = EXTRA.get(kind, [])
@@ -58,7 +59,7 @@ class Trained:
         return self._made[kind]
 
     def saved(self, kind: str) -> list[Any]:
-        """The lines that the fine-tuning wrote of dev, without gold labels and texts."""
+        """The dev predictions written by fine-tuning, without gold labels and texts."""
         lines = lines_of((self.of(kind)[0] / "predictions" / f"{kind}-dev.jsonl").read_text())
         return [{key: line[key] for key in ("id", "prediction", "scores") if key in line} for line in lines]
 
@@ -161,7 +162,7 @@ def test_top_keeps_the_greatest_scores_first(trained: Trained, piped: Bertkit) -
 
 
 def test_a_tagger_finds_words_itself_in_text(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:
-    """The words that the text has are tagged as if they were given, and an entity is a range of the text."""
+    """A text's own words get the same tags as given words, and an entity is a character range of the text."""
     run, _ = trained.of("tagging")
     text = "the fine cat, (warm) list."
     (found,) = lines_of(piped(text + "\n", "--model", run).stdout)
@@ -212,7 +213,7 @@ def test_columns_come_out_as_columns(trained: Trained, piped: Bertkit, tmp_path:
 
 
 def test_documents_of_a_file_are_not_divided(trained: Trained) -> None:
-    """A tagger that reads documents has all sentences of one in a window."""
+    """A tagger that reads documents puts all sentences of a document into one window."""
     predictor = Predictor.load(str(trained.of("tagging")[0]), MeasurementArguments(device="cpu").engine())
     settings = predictor.task.settings.model_copy(update={"context": "document"})  # type: ignore[attr-defined]
     predictor.task.settings = settings  # type: ignore[attr-defined]
@@ -220,7 +221,7 @@ def test_documents_of_a_file_are_not_divided(trained: Trained) -> None:
     read: list[int] = []
     stream = predictor.stream((read.append(i) or each for i, each in enumerate(sentences)), first=2, largest=2)  # type: ignore[func-returns-value]
     next(stream)
-    assert len(read) == 6  # the first document, and the next one's sentence that ends it
+    assert len(read) == 6  # the first document, and the sentence of the next one that ends it
     whole = predictor(sentences)
     assert [found for _, found in predictor.stream(sentences, first=2, largest=2)] == whole
 
@@ -276,7 +277,7 @@ def test_a_reader_who_leaves_ends_it_without_a_word(trained: Trained) -> None:
 
 
 def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
-    """A stream without an end is answered, in windows that grow and stay bounded."""
+    """An endless stream gets answers, in windows that grow up to a limit."""
     predictor = Predictor.load(str(trained.of("classification")[0]), MeasurementArguments(device="cpu").engine())
     read: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`bertkit probe`: one JSON document or a run directory on stdout, what was found on stderr, faults with exit codes."""
+"""`bertkit probe`: one JSON document or a run directory on stdout, findings on stderr, errors with exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertkit.cli.probe import KINDS
 
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model, a text, and nothing else."""
+    """A model and a text."""
     monkeypatch.chdir(tmp_path)
     save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "tiny")
     write_sentences(tmp_path / "text.txt")

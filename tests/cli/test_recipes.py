@@ -1,4 +1,4 @@
-"""`bertkit recipes` lists what ships and shows a recipe in full, in the forms that the contract fixes."""
+"""`bertkit recipes` lists the shipped recipes and shows a recipe in full, in the forms fixed by the contract."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`bertkit runs`: the documents of the contract, its exit codes, and what people see.
+"""`bertkit runs`: the documents of the contract, its exit codes, and its terminal output.
 
-Runs the command in this process; the runs are made by tests/run/making.py.
+The command runs in this process; the runs are created by tests/run/making.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from making import finished_run, stopped_run
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runs root with one finished and one newer, stopped run."""
+    """A runs root with one finished run and one newer, stopped run."""
     root = tmp_path / "runs"
     finished_run(root)
     time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""`bertkit runs diff`: two runs on the same examples, by their saved predictions alone."""
+"""`bertkit runs diff`: two runs on the same examples, compared only by their saved predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
         self.task, _ = write_kind(directory, "tagging")
 
     def finetuned(self, name: str, task: Any = "rte", *overrides: str, **fields: Any) -> Path:
-        """A short run, made once."""
+        """A short run, trained once."""
         path = self.directory / name
         if not path.exists():
             data_dir = str(self.data) if isinstance(task, str) else None
@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def changed_copy(run: Path, target: Path, name: str, change: Callable[[list[Any]], list[Any]]) -> Path:
-    """The run with other predictions."""
+    """A copy of the run with different predictions."""
     shutil.copytree(run, target)
     file = target / "predictions" / f"{name}.jsonl"
     lines = change([json.loads(line) for line in file.read_text().splitlines()])

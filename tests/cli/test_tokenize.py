@@ -1,4 +1,4 @@
-"""`bertkit tokenize`: the directory on stdout, JSON on demand, faults with their exit codes."""
+"""`bertkit tokenize`: the directory on stdout, JSON on request, errors with their exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that version 0.1.0 wrote, unpacked into a folder: README.md in previous/ says how they were made."""
+"""Unpacks runs written by version 0.1.0 into a folder; previous/README.md explains how they were made."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bertkit.files import sha256_of, write_json
 
 ARCHIVES = Path(__file__).parent / "previous"
 PLACEHOLDER = b"@FOLDER@"
-"""Stands in the archives for the folder that the runs were made in: a run records absolute paths."""
+"""Placeholder in the archives for the folder of the runs, because a run records absolute paths."""
 _TEXT = (".json", ".jsonl", ".yaml", ".txt", ".csv")
 
 
 def unpack(folder: Path) -> Path:
-    """Unpack all archives, with every recorded path and the hashes of files that hold one as if made in `folder`."""
+    """Unpack all archives, with every recorded path, and the hashes of files containing one, rewritten for `folder`."""
     for archive in sorted(ARCHIVES.glob("*.tar.xz")):
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")

@@ -1,6 +1,6 @@
-"""Run directories, checkpoints, model directories and token shards of version 0.1.0 are read as their own version did.
+"""Run directories, checkpoints, models and token shards of version 0.1.0 give the same results as with that version.
 
-The oracle is that version: beside each unfinished run the archives hold the same command run through by it.
+The oracle is that version: next to each unfinished run, the archives contain the same command completed by it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ UNFINISHED = {
     "distilbert": ("distill", "model"),
     "distil-task": ("distill", "model"),
 }
-"""Each unfinished run with its command and the model that its end writes."""
+"""Each unfinished run with its command and the model that completing it writes."""
 FINISHED = ("bert", "reviews", "reviews/runs/seed=1", "distilbert", "distil-task", "eval-mlm", "contextuality")
 TEXT = "The cat likes this funny film at night."
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The runs of the previous version, with the working directory and the cache beside them."""
+    """The runs of the previous version, next to their working directory and cache."""
     monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("BERTKIT_RUNS", str(tmp_path / "unfinished"))
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def test_unfinished_run_ends_with_the_weights_that_the_previous_version_gave(
     wanted = load_file(folder / "finished" / name / model / "model.safetensors")
     assert resumed.keys() == wanted.keys()
     for tensor, values in wanted.items():
-        # Not to the bit: the archives were made on another processor, whose sums may round in another order.
+        # Not bit for bit: the archives were made on another processor, whose sums may round in a different order.
         assert torch.allclose(resumed[tensor], values, rtol=0, atol=1e-6), tensor
     results = [json.loads((folder / state / name / "results.json").read_text()) for state in ("unfinished", "finished")]
     assert results[0].keys() >= results[1].keys()

@@ -1,4 +1,4 @@
-"""Gates on heads: 1 changes nothing, 0 is a head cut out of the weights, and importance is what its formula says."""
+"""Gates on heads: 1 changes nothing, 0 removes the head's weights, and importance equals its formula."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def found(model: HeadedModel, *, batch: int = 60) -> HalfRetrieval:
 
 
 def without_columns(model: HeadedModel, layer: int, head: int) -> HeadedModel:
-    """A copy in which the head is cut out of the output projection."""
+    """A copy with the head removed from the output projection."""
     copy = tiny_model(tiny_tokenizer(), model.encoder.config, model.head_names)
     copy.load_state_dict(model.state_dict())
     output = copy.encoder.layers[layer].attention.output  # type: ignore[index, union-attr]  # modules by name
@@ -142,7 +142,7 @@ def test_importance_is_the_mean_over_examples_of_the_finite_difference(model: He
             signed_LN[layer, head] += slope / len(sentences)
     found_LN = head_importance(words(model, sentences), heads)
     np.testing.assert_allclose(found_LN, expected_LN, rtol=0.02, atol=2e-3)
-    # Were a batch's gradients added up before the absolute value, some would cancel.
+    # If a batch's gradients were summed before taking the absolute value, some would cancel.
     assert (found_LN > 1.05 * np.abs(signed_LN)).any()
 
 
@@ -187,7 +187,7 @@ def test_ablations_equal_models_with_the_weights_taken_out(model: HeadedModel, c
         cut = without_columns(model, layer, head)
         assert found_LN[layer, head] == pytest.approx(gated_score(words(cut), heads, heads.all_on()), rel=1e-5)
     assert told == [1, 2, 3, 4]
-    # With two heads in a layer, one alone is the other gone.
+    # With two heads per layer, keeping one is removing the other.
     np.testing.assert_allclose(each_alone_in_its_layer(words(model), heads), found_LN[:, ::-1], rtol=1e-6)
     scores_LN = without_each(answers(classifier), Heads.of(classifier))
     assert set(np.round(9 * scores_LN.ravel(), 6)) <= set(range(10))

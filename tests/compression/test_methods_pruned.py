@@ -1,4 +1,4 @@
-"""Fine-tuning of what pruning leaves: the probes' ranking, zeros that stay, the same bytes after a stop."""
+"""Fine-tuning of pruned models: the probes' ranking, permanent zeros, identical bytes after a stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.tasks.tiny_task import reviews
 Bertkit = Callable[..., Any]
 BOTH = "method={name: pruned, heads: 0.34, magnitude: 0.45, magnitude_every_steps: 3}"
 A_HEAD = 3 * 10 * 31 + 10 * 30
-"""Parameters of one of three heads of a model that is 30 wide."""
+"""Parameters of one of three heads of a model of width 30."""
 ENGINE = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
 
 
@@ -166,7 +166,7 @@ def test_several_tasks_lack_the_same_heads(tmp_path: Path) -> None:
     tasks = Tasks(tmp_path)
     outcome = tasks.run("method={name: pruned, heads: 2}", "optimisation.max_steps=3")
     found = outcome.results["pruned"]
-    assert found["examples"] == MOODS, "importance is the first task's"
+    assert found["examples"] == MOODS, "importance is measured on the first task"
     lacked = [pruned_heads(load_model(outcome.run.model / name)[0].encoder) for name in ("mood", "worth", "tags")]
     assert lacked[0] == lacked[1] == lacked[2]
     assert sum(map(len, lacked[0].values())) == 2
@@ -194,7 +194,7 @@ def test_heads_have_the_numbers_of_the_layers_before_any_is_taken_out(task_train
 
 
 def test_zeros_stay_zeros_however_the_optimiser_moves(task_trainer: TaskTrainer, tmp_path: Path) -> None:
-    """Momentum of before would move a weight that has become 0; its gradient is 0 from then on."""
+    """Earlier momentum would move a weight that has become 0; its gradient is 0 from then on."""
     settings = Pruned(magnitude=0.5, magnitude_ramp=1.0, magnitude_every_steps=2)
     model = settings.prepare(task_trainer.model, 0, data_of(task_trainer))
     maps = prunable_maps(model)

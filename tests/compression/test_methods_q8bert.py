@@ -1,4 +1,4 @@
-"""Q8BERT: thresholds by hand, gradients as if nothing were rounded, and a result that computes what was trained."""
+"""Q8BERT: thresholds by hand, gradients as without rounding, and a result that computes what was trained."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_map_computes_with_rounded_numbers_and_gradients_pass_as_if_not() -> N
     assert made.weight.grad is not None
     torch.testing.assert_close(rows.grad, upstream @ weight)
     torch.testing.assert_close(made.weight.grad, upstream.t() @ rounded)
-    assert rows.detach().abs().max() > 0.8, "values beyond the threshold have their gradient, too"
+    assert rows.detach().abs().max() > 0.8, "values beyond the threshold also have a gradient"
 
 
 def test_rows_of_a_table_are_rounded_and_their_gradient_can_be_sparse() -> None:
@@ -147,7 +147,7 @@ def test_the_result_is_int8_and_predicts_what_training_measured(place: Place, fi
     examples = [TextExample(str(number), text, None, None) for number, (text, _) in enumerate(reviews(DEV, 2))]
     found = [each.prediction for each in predictor(examples)]
     agreed = [found[number] == json.loads(line)["prediction"] for number, line in enumerate(lines)]
-    assert sum(agreed) >= len(lines) - 1, "a value on the edge of two steps may fall to either side"
+    assert sum(agreed) >= len(lines) - 1, "a value on the border of two steps may round to either side"
 
 
 def test_it_computes_in_whole_numbers_what_it_computed_in_floats(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_it_computes_in_whole_numbers_what_it_computed_in_floats(tmp_path: Path)
     rows = torch.randn(50, 37)
     with torch.no_grad():
         differences = (made.eval()(rows) - static(rows)).abs()
-    assert differences.max() <= 2.5 / 127 * 1.01, "one step of the output, where a sum is on the edge"
+    assert differences.max() <= 2.5 / 127 * 1.01, "one step of the output, if a sum is on the border"
     assert (differences > 1e-5).float().mean() < 0.02
 
 

@@ -1,4 +1,4 @@
-"""Q-BERT: eigenvalues that torch.linalg confirms, bits by layer, and a result that is packed."""
+"""Q-BERT: eigenvalues equal to torch.linalg's, bits per layer, and a packed result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_block_of_several_matrices_is_one_block() -> None:
 
 
 def test_curvature_of_packed_sequences_is_that_of_gradients_by_differences(place: Place) -> None:
-    """Attention gathers sequences of unequal length by gradients of its own, which here are derived once more."""
+    """Attention over sequences of unequal length has its own gradients, which are differentiated a second time here."""
     model, _ = load_model(place.calm, heads=("sequence_classification",), labels=Labels(("bad", "good")))
     model.double().requires_grad_(False)
     block = model.encoder.layers[0].attention.query.bias.requires_grad_(True)  # type: ignore[union-attr, index]

@@ -1,4 +1,4 @@
-"""BERT-of-Theseus: with p = 1 it is the student alone, with p = 0 the teacher; draws are a function of the step."""
+"""BERT-of-Theseus: p = 1 is the student alone, p = 0 the teacher; draws are a function of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenises in a process of its own, slowly enough to be killed: `SOURCE OUT CACHE WORKERS SHARD_TOKENS`."""
+"""Tokenises in a separate process, slowly enough to be killed: `SOURCE OUT CACHE WORKERS SHARD_TOKENS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: every sequence continues that of the step before in its place, in both directions, whatever the documents."""
+"""Lanes: every sequence continues the one at its place in the previous step, in both directions, for any documents."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 def stream_of(
     shards: TokenShards, layout: LaneLayout, lanes: int, *, every: int = 1, length: int = LENGTH
 ) -> LaneStream:
-    """A stream over every n-th document left out, as held-out text leaves gaps."""
+    """A stream that leaves out every n-th document, as held-out text leaves gaps."""
     documents = whole_documents(shards)
     kept = documents if every == 1 else documents[np.arange(len(documents)) % every != 0]
     return LaneStream(SampleSpec(3, "train/0", layout, length, None), shards, kept, lanes, SEP)
 
 
 def expected_text(stream: LaneStream, epoch: int) -> list[int]:
-    """The epoch's documents in their order, each behind the other with a separator: a plain loop."""
+    """The epoch's documents in order, each followed by a separator, from a plain loop."""
     shards = stream.shards
     uniform_N = stream.spec.draw.uniform("lanes/documents", epoch=epoch, sample=np.arange(len(stream.documents_N2)))
     text: list[int] = []
@@ -92,7 +92,8 @@ def test_a_batch_is_a_function_of_its_step(shards: TokenShards) -> None:
 @pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("reused", [None, 7])
 def test_segments_behind_the_reused_tokens(shards: TokenShards, reused: int | None, every: int) -> None:
-    """The first part goes on where the last first part ended, A behind it; B follows A in the text, or does not."""
+    """The first part continues where the previous first part ended, followed by A; B either follows A in the text or
+    does not."""
     stream = stream_of(shards, ReusedSegments(reused_tokens=reused), 6, every=every, length=44)
     advance = 22 if reused is None else reused
     text = expected_text(stream, 0)
@@ -130,7 +131,8 @@ def test_segments_behind_the_reused_tokens(shards: TokenShards, reused: int | No
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_partners_are_random_as_often_as_asked(shards: TokenShards, probability: float) -> None:
-    """A segment is cut where a sentence ends; only a sentence that fills the room has a random partner in any case."""
+    """A segment is cut at the end of a sentence; only a sentence that fills the available room always has a random
+    partner."""
     layout = ReusedSegments(bidirectional=False, random_partner_probability=probability)
     stream = stream_of(shards, layout, 4, length=140)
     text = expected_text(stream, 0)
@@ -141,10 +143,10 @@ def test_partners_are_random_as_often_as_asked(shards: TokenShards, probability:
         ids, types = (each[first : first + 140] for each in (samples.ids_T, samples.token_types_T))
         last, behind = ids[types == 0][-2], ids[types == 1][0]
         if SEP not in (last, behind):
-            # Behind a cut A the sentence goes on, and B begins with the next one.
+            # If A was cut, its sentence continues and B begins with the next one.
             follows.append(0 < place[behind] - place[last] <= 140)
     assert len(follows) > 20
-    assert abs(np.mean(follows) - (1 - probability)) < 0.15  # a random place may be the next one
+    assert abs(np.mean(follows) - (1 - probability)) < 0.15  # a random position may be the next one
 
 
 def test_boundaries_of_a_lane_are_where_sentences_begin(shards: TokenShards) -> None:

@@ -1,5 +1,5 @@
-"""Several languages in one corpus: their shares, in the vocabulary's sample and in training; whose documents are whose;
-and that nothing depends on how the samples are asked for."""
+"""Several languages in one corpus: their shares in the vocabulary's sample and in training, the language of each
+document, and independence of how the samples are read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENIZER = TokenizerConfig(vocab_size=90, min_frequency=1)
 
 
 def write_language(path: Path, letters: str, documents: int, seed: int) -> str:
-    """Words of these letters alone, two or three lines a document."""
+    """A file of words from these letters only, two or three lines per document."""
     generator = np.random.default_rng(seed)
 
     def line() -> str:
@@ -47,7 +47,7 @@ def write_language(path: Path, letters: str, documents: int, seed: int) -> str:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("languages")
     for seed, (name, letters) in enumerate(LETTERS.items()):
-        # Two files of one language, to tell readers from languages.
+        # Two files per language, to distinguish readers from languages.
         write_language(directory / f"{name}-1.txt", letters, DOCUMENTS[name] // 3, seed)
         write_language(directory / f"{name}-2.txt", letters, DOCUMENTS[name] - DOCUMENTS[name] // 3, seed + 9)
     return directory
@@ -78,7 +78,7 @@ def vocabulary(shards: TokenShards) -> Vocabulary:
 
 
 def language_of(ids_T: np.ndarray, shards: TokenShards) -> set[int]:
-    """The languages whose letters a sequence has."""
+    """The languages whose letters occur in a sequence."""
     text = load_tokenizer(shards.directory).decode([i for i in ids_T.tolist() if i > 4])
     return {number for number, letters in enumerate(LETTERS.values()) if set(letters) & set(text)}
 
@@ -95,7 +95,7 @@ def test_the_manifest_says_whose_documents_are_whose(shards: TokenShards) -> Non
 def test_shards_are_the_same_after_an_interruption_anywhere(
     home: Path, shards: TokenShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new writer takes up the state of the last full shard, wherever that ends."""
+    """A new writer continues from the state of the last full shard, wherever that ends."""
     corpus = open_languages(data_config(home))
     append = shard_writer.ShardWriter.append
 
@@ -126,7 +126,7 @@ def test_smoothing_lifts_small_languages() -> None:
     shares = np.array([0.9, 0.099, 0.001])
     assert smoothed(shares, 1.0) == pytest.approx(shares)
     assert smoothed(shares, 0.0) == pytest.approx([1 / 3] * 3)
-    # multilingual.md: 1000 times as much becomes about 100 times as much with S = 0.7.
+    # multilingual.md: a ratio of 1000 becomes about 100 with S = 0.7.
     ratio = smoothed([1000.0, 1.0], 0.7)
     assert ratio[0] / ratio[1] == pytest.approx(1000**0.7) == pytest.approx(126, abs=1)
 
@@ -168,14 +168,14 @@ def test_the_order_of_languages_has_no_pattern(home: Path, shards: TokenShards) 
 
 def test_a_sample_has_text_of_its_language_alone(home: Path, shards: TokenShards) -> None:
     training, _ = streams(home, shards)
-    first = BLOCK_SAMPLES - 40  # over the edge of two blocks
+    first = BLOCK_SAMPLES - 40  # across the boundary of two blocks
     samples = training.samples(first, 90, vocabulary(shards))
     for one, language in zip(samples.split(1), training.languages(first, 90).tolist(), strict=True):
         assert language_of(one.ids_T, shards) == {language}
 
 
 def test_each_language_goes_through_its_text_evenly(home: Path, shards: TokenShards) -> None:
-    """Between two readings of a sample its language reads all of the others."""
+    """Between two readings of a sample, its language reads all of the others."""
     training, _ = streams(home, shards, language_smoothing=0.0, layout={"name": "doc-sentences"})
     small = training.streams[2]
     count = 9 * small.epoch_length(0)
@@ -186,7 +186,7 @@ def test_each_language_goes_through_its_text_evenly(home: Path, shards: TokenSha
     readings = np.unique(of_small[:whole], return_counts=True)[1]
     assert whole
     assert set(readings.tolist()) == {whole // small.epoch_length(0)}
-    # No two languages share an address, by which draws are keyed.
+    # No two languages share an address, which keys their draws.
     addresses = [set(samples.sample_B[language_B == language].tolist()) for language in range(3)]
     assert not addresses[0] & addresses[1] | addresses[1] & addresses[2]
 
@@ -230,7 +230,7 @@ def test_documents_of_every_language_are_held_out_and_come_in_turn(home: Path, s
 def test_the_vocabularys_sample_has_the_smoothed_shares(home: Path) -> None:
     for smoothing in (0.0, 0.7, 1.0):
         corpus = open_languages(data_config(home, language_smoothing=smoothing))
-        for megabytes in (0.02, 100):  # less than there is, and all there is
+        for megabytes in (0.02, 100):  # less than the corpus has, and all of it
             text = "".join(corpus.sample_text(megabytes))
             letters = [sum(text.count(letter) for letter in each) for each in LETTERS.values()]
             sizes = [sum((home / f"{name}-{part}.txt").stat().st_size for part in (1, 2)) for name in LETTERS]

@@ -1,4 +1,4 @@
-"""Batches on their way to a device: every tensor of them is pinned and moved, and nothing else is changed."""
+"""Batches on their way to a device: every tensor is pinned and moved, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_batches_are_pinned_by_the_thread_that_prepares_them(monkeypatch: pytest
 
 @pytest.mark.parametrize("made", [full_batch, task_batch])
 def test_each_tensor_is_moved(made: Any) -> None:
-    """To torch's device without memory, which every machine has."""
+    """To torch's meta device, which every machine has."""
     batch = made()
     moved = batch.to(torch.device("meta"))
     assert {tensor.device.type for tensor in tensors_of(moved) if tensor.device.type != "cpu"} == {"meta"}
     stayed = [tensor for tensor in tensors_of(moved) if tensor.device.type == "cpu"]
     prepared = [id(tensor) for tensor in tensors_of(batch)]
-    assert {id(tensor) for tensor in stayed} <= set(prepared), "only what the host keeps, as it was prepared"
+    assert {id(tensor) for tensor in stayed} <= set(prepared), "tensors that stay on the host are unchanged"
     assert len(tensors_of(moved)) - len(stayed) == len(prepared)

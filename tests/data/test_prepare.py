@@ -1,4 +1,4 @@
-"""From text to shards: independent of workers and interruptions, found again by hash, exact in what is kept."""
+"""From text to shards: independent of workers and interruptions, found again by hash, with exact contents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shards of one process that nothing stopped."""
+    """The shards of one uninterrupted process."""
     directory = tmp_path_factory.mktemp("straight")
     run(source, directory / "shards", directory / "cache", 1, SHARD_TOKENS)
     return directory / "shards"
@@ -243,7 +243,7 @@ def test_every_awkward_text_goes_through_all_kinds(tmp_path: Path) -> None:
         shards = prepare_shards(corpus, config, tmp_path / kind, cache=tmp_path, workers=1)
         tokenizer = load_tokenizer(tmp_path / kind)
         assert shards.tokens == shards.token_counts_V.sum()
-        assert shards.token_counts_V[tokenizer.unk_id] <= 2  # the 250 letters long word of WordPiece
+        assert shards.token_counts_V[tokenizer.unk_id] <= 2  # WordPiece's word of 250 letters
 
 
 def test_samples_are_bounded_spread_and_the_same_each_time(source: Path, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_samples_are_bounded_spread_and_the_same_each_time(source: Path, tmp_pat
 
 
 def test_preparing_text_needs_neither_torch_nor_scipy() -> None:
-    """Their imports take seconds, in each of the processes that tokenise."""
+    """Heavy imports take seconds in each of the tokenising processes."""
     probe = "import sys, bertkit.data.prepare; sys.exit('torch' in sys.modules or 'scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""The counter-based generator: the published answers, uniformity, independence of addresses, and its permutations."""
+"""The counter-based generator: published known answers, uniformity, independence of addresses, and its permutations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segment pairs: the rules of the released code, and its statistics on made and real text."""
+"""Segment pairs: the rules of the released code, and its statistics on generated and real text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assembled(layout: SegmentPair, shards: TokenShards, epoch: int = 0) -> tuple
 
 
 def split_pairs(samples: Samples) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The two segments of each sample as positions in the corpus, after checking what stands around them."""
+    """The two segments of each sample as positions in the corpus, after checking the special tokens around them."""
     pairs = []
     for start, end in zip(samples.cu_seqlens_B1[:-1], samples.cu_seqlens_B1[1:], strict=True):
         ids = samples.ids_T[start:end]
@@ -63,7 +63,7 @@ def test_the_label_says_whether_the_second_segment_follows(shards: TokenShards) 
             assert document[0] != document[1]
         else:
             assert document[0] == document[1]
-            # What truncation cut away between the two lies inside the segments around one boundary.
+            # The tokens that truncation removed between the two are inside the segments around one boundary.
             assert np.any((segment_start > first[-1]) & (segment_start <= second[0]))
     assert len(plan) == len(random_B)
 
@@ -76,7 +76,7 @@ def test_no_pair_is_longer_than_asked_and_most_are_full(shards: TokenShards) -> 
 
 
 def test_without_random_partners_every_token_is_read_once_unless_cut(shards: TokenShards) -> None:
-    """Negatives put their unused segments back; without them, chunks tile each document of several segments."""
+    """Negatives return their unused segments; without negatives, chunks tile each document of several segments."""
     layout = SegmentPair(random_partner_probability=0.0, short_sequence_probability=0.0)
     plan, samples = assembled(layout, shards)
     following = plan["random"] == 0
@@ -91,7 +91,7 @@ def test_without_random_partners_every_token_is_read_once_unless_cut(shards: Tok
 
 
 def released_random_share(documents: list[list[int]], passes: int) -> float:
-    """create_instances_from_document of BERT's script, its counts alone: the share of pairs with a random partner."""
+    """Only the counts of create_instances_from_document in BERT's script: the share of pairs with a random partner."""
     generator, pairs, foreign = Random(3), 0, 0
     for _ in range(passes):
         for lengths in documents:
@@ -114,7 +114,8 @@ def released_random_share(documents: list[list[int]], passes: int) -> float:
 
 
 def test_random_partners_are_as_many_as_by_the_released_procedure(shards: TokenShards) -> None:
-    """More than half, since a lone segment always has one: the share of a walk through the same documents."""
+    """More than half, since a lone segment always has a random partner: the share from a walk through the same
+    documents."""
     starts = shards.segment_start_S1
     documents = [np.diff(starts[low : high + 1]).tolist() for low, high in whole_documents(shards)]
     expected = released_random_share(documents, passes=60)

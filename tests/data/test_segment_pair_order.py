@@ -1,4 +1,4 @@
-"""Pairs in order, swapped and random: what the labels say, the shares, and what becomes of a single segment."""
+"""Pairs in order, swapped and random: their labels, their shares, and the treatment of a single segment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def documents_of(shards: TokenShards, tokens: np.ndarray) -> np.ndarray:
 
 
 def found_relations(samples: Samples, shards: TokenShards) -> list[Relation]:
-    """How the second segment of each pair really stands to the first, by where the tokens come from."""
+    """The actual relation of each pair's second segment to the first, from the origin of their tokens."""
     found = []
     for first, second in split_pairs(samples):
         document = documents_of(shards, np.array([first[0], second[0]]))
@@ -47,7 +47,7 @@ def assert_share(count: int, total: int, expected: float) -> None:
 
 
 def test_berts_pairs_are_those_that_they_were_before_there_were_swaps(shards: TokenShards) -> None:
-    """The draws of a swap come after all others: a run of BERT's reads the same bytes as ever."""
+    """The draws for swaps follow all others, so a BERT run reads the same bytes as before."""
     digest = hashlib.sha256()
     for epoch in (0, 3):
         _, samples = assembled(SegmentPair(), shards, epoch)
@@ -81,7 +81,7 @@ def test_the_three_relations_have_a_third_each(shards: TokenShards) -> None:
 
 
 def test_a_swap_exchanges_the_two_segments_and_nothing_else(tmp_path: Path) -> None:
-    """Segments of one token fill a sample exactly, so that nothing is cut off."""
+    """Segments of one token fill a sample exactly, so nothing is truncated."""
     shards = write_shards(tmp_path, [[1] * length for length in (130, 7, 66, 93)])
     options = {"random_partner_probability": 0.0, "short_sequence_probability": 0.0, "lone_segment": "cut"}
     straight, swapped = (
@@ -95,7 +95,7 @@ def test_a_swap_exchanges_the_two_segments_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_a_swapped_pair_is_cut_by_its_place_in_the_sample(tmp_path: Path) -> None:
-    """The longer side is cut wherever it stands."""
+    """The longer side is truncated in either position."""
     shards = write_shards(tmp_path, [[42, 41], [5, 90]] * 20)
     layout = SegmentPair(random_partner_probability=0.0, short_sequence_probability=0.0, swap_probability=1.0)
     plan = layout.plan(shards, whole_documents(shards), LENGTH, Draw(5), 0)
@@ -113,7 +113,7 @@ def test_by_the_released_rule_a_single_segment_has_a_random_partner(tmp_path: Pa
 
 
 def test_a_single_segment_is_cut_into_two_consecutive_ones(tmp_path: Path) -> None:
-    """At any token; one token cannot be cut and makes no pair."""
+    """At any token; a single token cannot be cut and forms no pair."""
     shards = write_shards(tmp_path, [[9], [1], [200]] * 60)
     plan, samples = assembled(ORDER, shards)
     assert len(plan) == 120
@@ -130,7 +130,7 @@ def test_a_single_segment_is_cut_into_two_consecutive_ones(tmp_path: Path) -> No
 
 
 def test_without_random_partners_the_pairs_tile_the_text(tmp_path: Path) -> None:
-    """In any order, where they fill a sample exactly and nothing is cut off."""
+    """In any order, if they fill a sample exactly and nothing is truncated."""
     shards = write_shards(tmp_path, [[1] * length for length in (130, 7, 66, 93)])
     _, samples = assembled(ORDER, shards)
     tokens = np.concatenate([segment for pair in split_pairs(samples) for segment in pair])

@@ -1,4 +1,4 @@
-"""Sentence pairs: each side is one whole sentence, the next one or one of another document."""
+"""Sentence pairs: each side is one whole sentence, the second either the next one or from another document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 
 
 def sentence_of(shards: TokenShards, tokens: np.ndarray) -> int:
-    """The number of the segment that these tokens are the whole of."""
+    """The number of the segment that consists of exactly these tokens."""
     number = int(np.searchsorted(shards.segment_start_S1, tokens[0], "right")) - 1
     assert (tokens[0], tokens[-1] + 1) == tuple(shards.segment_start_S1[number : number + 2])
     return number
@@ -42,7 +42,7 @@ def test_without_random_partners_every_sentence_is_read_once(shards: TokenShards
     _, samples = assembled(SentencePair(random_partner_probability=0.0, lone_segment="cut"), shards)
     tokens = np.concatenate([side for pair in split_pairs(samples) for side in pair])
     assert tokens.size == np.unique(tokens).size
-    # The sentences that are missing are single and of one token: there is nothing to pair within them.
+    # The missing sentences are single and of one token: there is nothing to pair within them.
     missing = np.setdiff1d(np.arange(shards.tokens), tokens)
     assert missing.size < 10
     assert np.isin([missing, missing + 1], shards.segment_start_S1).all()
@@ -64,7 +64,7 @@ def test_sentences_that_do_not_fit_are_cut_as_segments_are(tmp_path: Path) -> No
 
 
 def test_pairs_are_far_shorter_than_those_of_segments(shards: TokenShards) -> None:
-    """Which is why the paper gives them a larger batch."""
+    """This is why the paper uses a larger batch for them."""
     sentences, segments = (assembled(layout, shards)[1].lengths_B.mean() for layout in (SentencePair(), SegmentPair()))
     assert sentences < 0.75 * segments
 

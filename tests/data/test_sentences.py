@@ -1,4 +1,4 @@
-"""FULL-SENTENCES and DOC-SENTENCES: nothing lost, nothing repeated, separators where documents meet."""
+"""FULL-SENTENCES and DOC-SENTENCES: nothing is lost or repeated, and separators are between documents."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shard
     last_token = samples.ids_T[samples.cu_seqlens_B1[1:] - 2] - FIRST_ID
     document_of = np.searchsorted(document_token, np.stack([first_token, last_token]), side="right")
     np.testing.assert_array_equal(document_of[0], document_of[1])
-    # A sample's sequences take its tokens, special ones counted, and the next sentence would not have fitted.
+    # A sample's sequences use its tokens, including special ones, and the next sentence would not have fitted.
     row_of = np.searchsorted(plan["start"], first_token, side="right") - 1
     filled = np.bincount(row_of, samples.lengths_B, minlength=len(plan))
     assert filled.max() <= LENGTH
@@ -121,7 +121,7 @@ def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shard
             next_tokens = int(starts[np.searchsorted(starts, end) + 1]) - end
             more = next_tokens + (2 if end in document_token else 0)
             assert filled[row] + more > LENGTH
-    # Each has draws of its own, though several share a sample.
+    # Each has its own draws, although several share a sample.
     assert len({(epoch, sample) for epoch, sample in zip(samples.epoch_B, samples.sample_B, strict=True)}) == len(
         samples.lengths_B
     )
@@ -132,7 +132,7 @@ def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shard
 
 
 def released_chunks(lengths: list[int], target: int) -> list[tuple[int, int]]:
-    """create_instances_from_document_no_nsp: (first token, token after the last) of each chunk, before it is cut."""
+    """create_instances_from_document_no_nsp: (first token, token after the last) of each chunk, before truncation."""
     chunks, current, begin, place = [], 0, 0, 0
     for number, length in enumerate(lengths):
         current += length
@@ -173,7 +173,7 @@ def test_a_tenth_of_the_documents_aims_at_shorter_segments(tmp_path: Path) -> No
     lengths = (plan["end"] - plan["start"]).astype(int)
     document = plan["start"].astype(int) // 120
     longest = np.array([lengths[document == number].max() for number in range(1500)])
-    # Of the 38 aims from 2 to 39 those up to 36 are reached by whole sentences below 39 tokens.
+    # Of the 38 target lengths from 2 to 39, those up to 36 are reached by whole sentences below 39 tokens.
     short = longest < LENGTH - 2
     expected = 0.1 * 35 / 38
     assert short.mean() == pytest.approx(expected, abs=3 * np.sqrt(expected / 1500))

@@ -1,4 +1,4 @@
-"""Token shards: what is written is what is read, and what is damaged is named."""
+"""Token shards: reading returns what was written, and damaged files are named."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 
 IDENTITY = "0" * 64
-# Each document a list of segments, each segment a number of tokens.
+# Each document is a list of segments, each segment a number of tokens.
 DOCUMENTS = [[3, 2], [4, 1], [7], [1, 1, 1, 1, 1], [20, 1], [2]]
 
 
 def blocks_of(documents: list[list[int]], vocab_size: int) -> list[TokenBlock]:
-    """One block a document, of tokens drawn from the whole vocabulary."""
+    """One block per document, with tokens drawn from the whole vocabulary."""
     draw = np.random.default_rng(0)
     return [
         TokenBlock(
@@ -95,7 +95,7 @@ def test_an_interrupted_writer_goes_on_and_writes_the_same_bytes(tmp_path: Path,
     first = ShardWriter(tmp_path / "resumed", IDENTITY, 300, shard_tokens=8)
     for number, block in enumerate(blocks[:stop]):
         first.append(block, number)
-    first.close()  # what is beyond the last finished shard stays in the files, as after a kill
+    first.close()  # data after the last finished shard stays in the files, as after a kill
     second = ShardWriter(tmp_path / "resumed", IDENTITY, 300, shard_tokens=8)
     done = -1 if second.position is None else second.position
     assert done < stop
@@ -120,8 +120,8 @@ def test_a_document_whose_first_segments_are_empty_begins_at_its_first_token(tmp
         return TokenBlock(np.ones(sum(lengths), np.int64), np.array(lengths, np.int64), np.array(begins, bool), opens)
 
     blocks = [
-        block([2], [False], False),  # the corpus begins a document even where no part says so
-        block([1], [False], True),  # goes on, then begins a document of which nothing is left here
+        block([2], [False], False),  # the corpus begins a document even if no part marks it
+        block([1], [False], True),  # continues, then begins a document of which nothing is left here
         block([], [], False),
         block([3, 1], [False, True], False),
     ]

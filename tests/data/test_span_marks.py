@@ -1,4 +1,4 @@
-"""Annotated spans in shards and samples: the same bytes however they were made, and never a part of a span."""
+"""Annotated spans in shards and samples: the same bytes for any way of writing them, and never a partial span."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARD_TOKENS = 700
 
 
 def write_corpus(path: Path, documents: int = 90) -> Path:
-    """Documents of sentences; spans of one to three words at random places, and one of a whole document."""
+    """Documents of sentences; spans of one to three words at random positions, and one of a whole document."""
     draw = np.random.default_rng(8)
     sentences = english(700)
     records = []
@@ -93,7 +93,7 @@ def ranges(marks_T: np.ndarray, field: int) -> list[tuple[int, int]]:
 
 
 def test_the_marked_tokens_are_the_words_of_the_spans(source: Path, shards: TokenShards) -> None:
-    """Every kept span of one field reads, decoded, as the annotated characters do."""
+    """Every kept span of a field decodes to its annotated characters."""
     tokenizer = load_tokenizer(shards.directory)
     assert len(shards.manifest["shards"]) > 3
     texts = []

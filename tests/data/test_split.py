@@ -1,4 +1,4 @@
-"""Held-out text is a share of the tokens with a floor, and what large corpora hold out is as it was."""
+"""Held-out text is a share of the tokens with a minimum, and the held-out part of large corpora has not changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = DataConfig().held_out_tokens
 
 
 def indices(documents: list[list[int]]) -> Any:
-    """What the split reads of a corpus of documents given as the lengths of their segments."""
+    """What the split reads from a corpus of documents given as the lengths of their segments."""
     lengths = [length for document in documents for length in document]
     return SimpleNamespace(
         directory=Path("toy"),

@@ -1,4 +1,4 @@
-"""The stream of batches: the same for any workers and from any step, each epoch whole, held-out text apart."""
+"""The stream of batches: the same for any workers and from any step, complete epochs, separate held-out text."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(shards: TokenS
 
 
 def test_static_copies_come_round_again_and_dynamic_masks_do_not(shards: TokenShards) -> None:
-    """Layout without draws of its own, so that a sample of one epoch can be found in another."""
+    """A layout without draws, so a sample of one epoch can be found in another."""
     masked = {}
     for copies in (2, None):
         batches = step_batches(shards, layout=DocSentences(), static_copies=copies)

@@ -1,4 +1,4 @@
-"""Blocks are tokenised in a pool and beside it: in their order, a bounded number ahead, whoever is fast."""
+"""Blocks tokenised in a pool and in this process: in order, a bounded number ahead, at any relative speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IN_FLIGHT = 2
 
 
 class SlowPool:
-    """A pool that has done a block when it is told so, or, once it is `fast`, at once."""
+    """A pool that finishes a block on request, or immediately once it is `fast`."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], list[Any]]] = []
@@ -96,7 +96,7 @@ def test_the_collector_comes_back_when_the_last_one_ends() -> None:
 
 
 def test_no_more_are_kept_than_memory_has_room_for() -> None:
-    """The first block is never done: after a number of others it alone is waited for."""
+    """If the first block is never finished, only it is waited for after a number of others."""
     pool = SlowPool()
     done = 0
 

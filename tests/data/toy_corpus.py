@@ -1,4 +1,4 @@
-"""Shards whose tokens tell where they come from: the id of a token is its position in the corpus plus ten."""
+"""Shards whose tokens show their origin: a token's id is its position in the corpus plus ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher, its tables and recipes, for the tests of distillation on a task; each file has its own."""
+"""A teacher, its tables and recipes for the tests of distillation on a task; each test file has its own."""
 
 from __future__ import annotations
 

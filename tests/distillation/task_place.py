@@ -1,4 +1,4 @@
-"""A teacher that was never trained and two tables, for tests of distillation on a task."""
+"""An untrained teacher and two tables, for tests of distillation on a task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL_TERMS = """
 
 
 class Place:
-    """A teacher of two layers that was never trained, two tables, and runs beside them."""
+    """An untrained teacher of two layers, two tables, and a folder for runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class Place:
             "teachers": [str(self.teacher)],
             "runs_root": self.directory / "runs",
             "cache": self.directory / "cache",
-            # A single run is trained again: else it would be compared with itself.
+            # A single run is always trained; otherwise it would be compared with itself.
             "fresh": not {"seeds", "grid", "resume"} & fields.keys(),
             **fields,
         }

@@ -1,4 +1,4 @@
-"""Distillation on a task: what a plain loop of `transformers` computes, whatever the cut, to the bit after a stop."""
+"""Distillation on a task equals a plain `transformers` loop for any micro-batch, and is bit-identical after a stop."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lines_of(outcome: FinishedRun) -> list[dict[str, Any]]:
 
 
 def oracle_loss(student: Any, teacher: Any, rows: dict[str, Any], label_I: torch.Tensor) -> torch.Tensor:
-    """ALL_TERMS written out on padded rows: masks where padding is, sums over what is real."""
+    """ALL_TERMS written out on padded rows: padding is masked, and sums are over real tokens."""
     asked = {"output_hidden_states": True, "output_attentions": True}
     with torch.no_grad():
         taught = teacher(**rows, **asked)
@@ -69,8 +69,8 @@ def oracle_loss(student: Any, teacher: Any, rows: dict[str, Any], label_I: torch
 
 
 def test_steps_equal_a_plain_loop_over_a_teacher_of_transformers(place: Place) -> None:
-    """The same batches and rates, torch's own AdamW on padded rows, no dropout; attention apart, which is tested
-    with the terms."""
+    """The same batches and learning rates, torch's own AdamW on padded rows, no dropout; attention is tested with the
+    terms."""
     transformers = pytest.importorskip("transformers")
     terms = ALL_TERMS.replace("- attention: {weight: 0.5, layers: [[1, 2]]}\n", "")
     outcome = place.run(
@@ -205,7 +205,7 @@ def test_kept_outputs_are_those_of_these_weights_settings_tokens_and_precision(p
 
 
 def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str, tmp_path: Path) -> None:
-    """To the bit: without its teacher, a student is a model like any other."""
+    """Without its teacher, a student is bit-identical to a fine-tuned model."""
     control = place.run(every_term, control=True, run_dir=tmp_path / "control")
     teacher, _ = load_model(place.teacher)
     save_model(from_teacher_layers(teacher, [1]), load_tokenizer(place.teacher), tmp_path / "student")
@@ -220,7 +220,8 @@ def test_a_control_is_the_same_student_fine_tuned(place: Place, every_term: str,
 
 
 def test_a_run_before_makes_the_student_and_is_not_repeated(place: Place, tmp_path: Path) -> None:
-    """Inside first at a constant rate, then the predictions, as TinyBERT; a second rate starts from the same run."""
+    """Hidden states first at a constant learning rate, then the predictions, as in TinyBERT; a second learning rate
+    starts from the same run."""
     inside = "[{hidden_states: {layers: [[1, 2]]}}]"
     before = f"before: {{set: {{distillation: {inside}, lr: 0.001, warmup: 0.0, optimisation.schedule: constant}}}}"
     recipe = place.recipe("steps", " [soft_targets]", f"student: {{layers: first, number: 1}}\n{before}")
@@ -257,7 +258,7 @@ def test_maps_between_widths_learn_and_go_when_the_student_is_done(place: Place,
 
 
 def test_a_student_with_another_tokenizer_learns_the_same_rows(place: Place, tmp_path: Path) -> None:
-    """Each reads the items in its own way: a BiLSTM with words of its own, a DistilBERT without segments."""
+    """Each reads the items in its own way: a BiLSTM with its own vocabulary, a DistilBERT without segments."""
     bilstm = place.recipe("bilstm", " [logit_error]", "student: {family: bilstm, vocab_size: 60, embedding_size: 9}")
     lines = lines_of(place.run(bilstm, "epochs=6", run_dir=tmp_path / "bilstm"))
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -316,7 +317,7 @@ def test_a_regressions_bias_begins_at_the_mean_of_the_known_labels(learnt: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
-    """A student that is its teacher has nothing to learn from its logits: the loss of the first step is 0."""
+    """A student identical to its teacher has a logit loss of 0 in the first step."""
     task, _ = write_kind(tmp_path, kind)
     base = write_model(tmp_path / "base", dropout=0.0)
     shared = {"runs_root": tmp_path / "runs", "task": task}
@@ -364,7 +365,7 @@ def test_equal_tokens_that_are_other_words_have_other_outputs() -> None:
 
 
 def test_several_teachers_act_by_the_mean_of_their_logits(place: Place, tmp_path: Path) -> None:
-    """Taught by itself and its mirror image, a student learns what lies between."""
+    """With a teacher and its mirror image, the target is their mean."""
     recipe = place.recipe("two", " [logit_error]", "student: {layers: [0, 1]}")
     settings = ["optimisation.max_steps=1"]
     mirror = write_model(tmp_path / "mirror", heads=(HEAD,), labels=LABELS, dropout=0.0)

@@ -1,4 +1,4 @@
-"""Distillation on a task: what is refused, before anything is trained."""
+"""Distillation on a task: errors that are found before training."""
 
 from __future__ import annotations
 

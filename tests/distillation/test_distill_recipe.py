@@ -1,4 +1,4 @@
-"""Recipes that distil on a task: what they may hold, what is told of faults, and every shipped one."""
+"""Recipes that distil on a task: valid contents, messages about errors, and every shipped recipe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_shipped_recipe_is_the_same_after_writing_and_reading(name: str, tmp_p
 
 
 def test_pkd_has_the_papers_values_on_this_projects_scales() -> None:
-    """Alpha 0.7 of the code is 0.7 / 2 for two labels, since the code divides by the number of classes besides."""
+    """The code's alpha of 0.7 is 0.7 / 2 for two labels, since the code also divides by the number of classes."""
     six, three = load_distill_recipe("pkd"), load_distill_recipe("pkd-3")
     for recipe in (six, three):
         soft, patience = sorted(recipe.terms, key=lambda term: term.term, reverse=True)

@@ -1,4 +1,5 @@
-"""Distillation on text, from a recipe to a model: its steps against transformers, resumes, stages, and mistakes."""
+"""Distillation on text, from a recipe to a model: its steps compared with transformers, resuming, stages, and
+errors."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def finished(classroom: Classroom) -> FinishedRun:
 
 
 def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> TextDistiller:
-    """What a request would train."""
+    """The plan of a request."""
     return classroom.job(directory, TextDistiller, *overrides, **changes)
 
 
@@ -56,7 +57,7 @@ def test_transformers_loads_the_student_with_equal_logits(finished: FinishedRun)
 def test_steps_are_those_of_a_plain_loop_over_transformers(classroom: Classroom, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     optimizer = "optimisation.optimizer={name: adamw, weight_decay: 0, eps: 1e-4, betas: [0.9, 0.98], clip_norm: null}"
-    # cut into micro-batches here, in one piece there
+    # split into micro-batches here, in one batch there
     ours = job(
         classroom, tmp_path, *WITHOUT_DROPOUT, optimizer, "engine.precision=fp32", "engine.micro_batch_tokens=50"
     )
@@ -195,11 +196,11 @@ def test_in_a_layers_phase_it_moves_fast_those_before_slowly_and_all_else_stays(
     # The first update of Adam moves a weight by its learning rate.
     assert largest[0] == {"0": pytest.approx(3e-3, rel=0.02), "1": 0.0, "other": 0.0}
     assert largest[2] == {"0": pytest.approx(3e-4, rel=0.02), "1": pytest.approx(3e-3, rel=0.02), "other": 0.0}
-    assert min(largest[4].values()) > 0  # behind the phases all learns
+    assert min(largest[4].values()) > 0  # after the phases all layers are trained
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, tmp_path: Path) -> None:
-    """Stopped inside the second layer's phase, with a learnt map and with dropout."""
+    """Stopped inside the second layer's phase, with a trained map and with dropout."""
     overrides = (PHASES[0].replace("feature_maps: {weight: 100}", "hidden_states: {projection: fit}"), PHASES[1])
     whole = classroom.run("whole", *overrides, run_dir=tmp_path / "whole", max_steps=6)
     with stopping_at(3), pytest.raises(StoppedError, match="`bertkit distill --resume"):
@@ -384,7 +385,7 @@ def test_what_a_teacher_computes_is_counted_unless_its_outputs_are_kept(classroo
 
 
 def test_two_teachers_teach_by_the_mean_of_their_logits(classroom: Classroom, tmp_path: Path) -> None:
-    """One who is listed twice teaches what it teaches alone; of another the run's record has both weights."""
+    """A teacher listed twice has the effect of one; with a different one the run's record has both weights."""
     words = ("objective=[{soft_targets: {temperature: 2}}, {masked_lm: {weight: 0.1}}]",)
     same = [str(classroom.teacher)] * 2
     runs = [

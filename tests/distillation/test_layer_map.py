@@ -1,4 +1,4 @@
-"""Names of layer maps give the papers' maps, and what is out of range is refused."""
+"""Named layer maps equal the papers', and invalid ones are refused."""
 
 from __future__ import annotations
 

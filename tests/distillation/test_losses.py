@@ -1,4 +1,4 @@
-"""The losses of distillation: each equal to a formula written otherwise, in value and gradient; padding has no part."""
+"""The losses of distillation: value and gradient equal independent formulas, and padding contributes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def value_and_gradient(rows_of: Rows, student: Tensor, teacher: Tensor) -> tuple
 
 
 def soft_by_hand(student: Tensor, teacher: Tensor) -> Tensor:
-    """By exponentials and logarithms, at temperature 3."""
+    """With exponentials and logarithms, at temperature 3."""
     share, guess = (torch.exp(each / 3) / torch.exp(each / 3).sum(dim=1, keepdim=True) for each in (teacher, student))
     return 9 * (share * share.log() - share * guess.log()).sum(dim=1)
 

@@ -1,4 +1,5 @@
-"""Mixed vocabularies: the text against both tokenizers, the draws and masks, and the teacher against itself before."""
+"""Mixed vocabularies: the text compared with both tokenizers, the draws and masks, and the teacher compared with
+itself."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from bertkit.pretraining.loss_terms import ObjectiveTerms
 from tests.distillation.two_vocabularies import pair_samples, row_of, student, teacher
 
 ROWS = 157
-"""Of the teacher's table: some more than it has words."""
+"""Rows of the teacher's table: a few more than it has tokens."""
 DRAW = Draw(5, "a stage")
 SIZES = {
     "num_hidden_layers": 2,
@@ -52,13 +53,13 @@ def corrupt(wanted: MixedVocabulary, samples: Samples) -> Samples:
 
 
 def written(ids: Sequence[int]) -> str:
-    """Mixed pieces as text: words joined, special tokens in between."""
+    """Mixed tokens as text: words joined, special tokens in between."""
     pieces = [teacher().token(each) if each < ROWS else student().token(each - ROWS) for each in ids]
     return " ".join(pieces).replace(" ##", "")
 
 
 def original(samples: Samples) -> np.ndarray:
-    """The mixed text before it was masked, from the targets alone."""
+    """The mixed text before masking, from the targets alone."""
     targets = samples.targets[TARGET]
     return np.where(targets.columns["label"] >= 0, targets.columns["label"], targets.id_M)
 
@@ -184,7 +185,7 @@ def test_masks_are_berts_and_random_pieces_of_the_same_vocabulary() -> None:
     assert replaced.sum() > 100
     np.testing.assert_array_equal((read >= ROWS)[chosen][replaced], (label >= ROWS)[chosen][replaced])
     assert read.max() < ROWS + student().vocab_size
-    assert not np.isin(read, np.arange(teacher().vocab_size, ROWS)).any()  # rows to spare are no words
+    assert not np.isin(read, np.arange(teacher().vocab_size, ROWS)).any()  # spare rows are not tokens
     assert len(Counter(read[chosen][replaced].tolist())) > 60
 
 
@@ -287,7 +288,7 @@ def test_the_students_words_are_drawn_by_the_seed_and_the_teacher_keeps_one_head
     assert drawn[0].equal(drawn[1])
     assert not drawn[0].equal(drawn[2])
     assert drawn[0].shape == (student().vocab_size, 24)
-    assert 0.2 < drawn[0].std() < 0.3  # cut at two standard deviations of 0.3
+    assert 0.2 < drawn[0].std() < 0.3  # truncated at two standard deviations of 0.3
     assert teacher_of(small).model.head_names == ("masked_lm",)
     assert not any(name.startswith(TEACHER) for name in small.own_state())
 

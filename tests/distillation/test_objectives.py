@@ -1,4 +1,5 @@
-"""The terms of distillation as objectives: the formulas, what is asked of whom, and no effect of how a batch is cut."""
+"""The terms of distillation as objectives: the formulas, the layers requested from each model, and independence of the
+micro-batches."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def model(width: int, layers: int, *, seed: int, heads: tuple[str, ...] = ("mask
     made.initialise(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in made.parameters():  # first weights are too alike to tell formulas apart
+        for parameter in made.parameters():  # initial weights are too similar to tell formulas apart
             parameter.mul_(3.0).add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     return made.eval()
 
@@ -64,7 +65,7 @@ def student() -> HeadedModel:
 
 @pytest.fixture(scope="module")
 def batches() -> tuple[PackedBatch, list[PackedBatch]]:
-    """A masked batch, whole and cut into single sequences."""
+    """A masked batch, whole and split into single sequences."""
     samples = MaskedLM().corrupt(made_samples(LENGTHS), vocabulary(WORDS), Draw(4))
     return PackedBatch.from_samples(samples), [PackedBatch.from_samples(part) for part in samples.split(1)]
 
@@ -254,7 +255,7 @@ def test_the_teacher_is_read_once_without_dropout_or_gradients_and_only_where_wo
     passes.clear()
     masked = terms_of(student, [MaskedLM(), objective("soft_targets", positions="masked")], dropping)
     masked.losses(student, batches[0])
-    assert not passes  # both last layers are computed at the predicted tokens alone
+    assert not passes  # both last layers are computed only at the predicted tokens
     narrow = masked.teacher.outputs(masked.query(batches[0])).logits
     assert isinstance(narrow, VocabularyProjection)
     index_M = batches[0].targets["masked_lm"].index_M

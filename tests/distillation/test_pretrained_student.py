@@ -40,7 +40,7 @@ def command(place: Path, bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> B
 
 @pytest.fixture
 def teacher(place: Path, command: Bertkit) -> Path:
-    """A run that was fine-tuned from the pretrained model."""
+    """A run fine-tuned from the pretrained model."""
     run = place / "teacher"
     if not run.exists():
         done = command("finetune", "--model", "base", "--run-dir", run, "--set", "lr=6e-3", "--max-steps", "4")

@@ -1,4 +1,5 @@
-"""Shared projections: value and gradients against a formula of their own, what is matched, and what does not fit."""
+"""Shared projections: value and gradients equal an independent formula; matched parameters; errors if models do not
+fit."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def distance(student: HeadedModel, objective: SharedProjections) -> Tensor:
 
 
 def by_hand(student: HeadedModel, direction: str, matrices: Mapping[str, Tensor]) -> Tensor:
-    """The formula in einsum, kind of parameter by kind of parameter, without the code's table of names."""
+    """The formula in einsum, one kind of parameter after the other, without the code's table of names."""
     own = dict(student.named_parameters())
     dual = teacher_of(student)
     theirs = dict(dual.model.named_parameters())

@@ -1,4 +1,4 @@
-"""Words of one vocabulary cut by another: against the other tokenizer itself."""
+"""Words of one vocabulary split by another, compared with the other tokenizer itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = sorted({word for sentence in sentences() for word in sentence.removesuff
 
 
 def renamed(tokenizer: Tokenizer, **names: str) -> Tokenizer:
-    """The same with other names for its special tokens, by role."""
+    """The same vocabulary with other names for its special tokens, by role."""
     content = json.dumps(json.loads(tokenizer.backend.to_str()))
     for role, name in names.items():
         content = content.replace(tokenizer.roles[role], name)
@@ -68,7 +68,7 @@ def test_a_full_memory_and_another_process_cut_alike(monkeypatch: pytest.MonkeyP
 
 def test_accents_that_the_teacher_leaves_to_its_case_are_those_of_its_case() -> None:
     content = json.loads(teacher().backend.to_str())
-    content["normalizer"]["strip_accents"] = None  # as the tokenizers of BERT's authors are on the Hub
+    content["normalizer"]["strip_accents"] = None  # as in the tokenizers of BERT's authors on the Hub
     unsaid = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), teacher().roles)
     assert word_rules(unsaid) == word_rules(teacher())
     check_same_words(student(), unsaid)

@@ -1,4 +1,4 @@
-"""Every shipped recipe that distils or compresses on a task trains when it is shrunk, and says what its student is."""
+"""Every shipped recipe that distils or compresses on a task trains at a reduced size and reports its student's size."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--set", "before.set.optimisation.epochs=1", "--set", "before.set.optimisation.batch_sequences=5"),
     ),
 }
-"""What each needs besides, on models of a few layers."""
+"""Additional requirements of each, with models of a few layers."""
 LAYERS = {"prune-heads": 4, "qbert": 4, "pkd-3": 3}
-"""Of the student; two in all others."""
+"""Layers of the student; two in all others."""
 
 
 def write_small(directory: Path, layers: int) -> None:

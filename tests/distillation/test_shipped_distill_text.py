@@ -33,11 +33,11 @@ NAMES = [
     for header in shipped_headers()
     if header["kind"] == "distill" and resolve_recipe(header["name"]).child("objective") is not None
 ]
-"""Those that distil on a task have a test file of their own."""
+"""Recipes that distil on a task have their own test file."""
 
-# With heads and without. 66M, 14.5M and 25.3M are published; of the last, 24.9M when what the released model has in
-# front of the vocabulary is counted, and 11.7M more with the head's own columns. The fourth was not published; of the
-# fifth only that it is 62 times smaller than BERT base, not how wide its feed-forward layers are.
+# With heads and without. 66M, 14.5M and 25.3M are published; for the last, 24.9M if the released model's layers before
+# the vocabulary are counted, plus 11.7M for the head's own columns. The fourth was not published; for the fifth only
+# that it is 62 times smaller than BERT base, not how wide its feed-forward layers are.
 PUBLISHED = {
     "distilbert": (66_985_530, 66_362_880),
     "tinybert-general": (14_252_592, 14_350_248),
@@ -45,7 +45,7 @@ PUBLISHED = {
     "minibert": (33_291_259, 33_171_200),
     "small-vocabulary": (607_952, 602_928),
 }
-# As all shipped recipes are shrunk, but for the tokenizer, which is the teacher's.
+# Shrunk like all shipped recipes, except for the tokenizer, which is the teacher's.
 SHRUNK = {key: value for key, value in test_shipped.SHRUNK.items() if not key.startswith("tokenizer.")}
 OWN = {
     "distilbert": {"student.layers": [0, 3]},

@@ -1,4 +1,4 @@
-"""A student with a small vocabulary, from a recipe to a model: its run, resumes, its control, and mistakes."""
+"""A student with a small vocabulary, from a recipe to a model: its run, resuming, its control, and errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ engine:
 
 
 SAME_TEXT = ("objective.mixed_vocabulary.student_share=1.0",)
-"""The teacher reads all of the student's pieces."""
+"""The teacher reads all tokens of the student's vocabulary."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def finished(classroom: Classroom) -> FinishedRun:
 
 
 def job(classroom: Classroom, directory: Path, *overrides: str, **changes: object) -> MixedVocabularyTrainer:
-    """What a request would train."""
+    """The plan of a request."""
     return classroom.job(directory, MixedVocabularyTrainer, *overrides, **changes)
 
 
@@ -141,7 +141,7 @@ def test_a_step_is_the_same_however_its_batch_is_cut(classroom: Classroom, tmp_p
         training = job(classroom, tmp_path, f"engine.micro_batch_tokens={tokens}", *without)
         for part in training.model.modules():
             if hasattr(part, "rate"):
-                part.rate = 0.0  # the teacher's dropout, which its own settings say
+                part.rate = 0.0  # the teacher's dropout, from its own config
         stage_run = training.stages[0]
         batches = stage_run.batches[1]
         outcome = training.take_step(batches)

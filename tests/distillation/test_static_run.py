@@ -1,4 +1,4 @@
-"""`bertkit distill static-embeddings`: a run like any other, whose model every command reads."""
+"""`bertkit distill static-embeddings` writes an ordinary run, whose model works in every command."""
 
 from __future__ import annotations
 

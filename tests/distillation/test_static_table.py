@@ -1,4 +1,4 @@
-"""Static embeddings: the table is model2vec's, and both libraries read it with equal vectors."""
+"""Static embeddings: the table equals model2vec's, and both libraries compute equal vectors from it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_whole_words_have_the_mean_state_of_their_tokens(model: Path, tmp_path: 
     made = write_static(str(model), tmp_path / "table", settings)
     assert (made["words"], made["tokens"]) == (2, old.vocab_size + 2)
     assert made["variance_kept"] == pytest.approx(1)
-    # Without weights and with all components, differences of rows are differences of states.
+    # Without weighting and with all components, differences of rows are differences of states.
     vectors = token_vectors(load_model(model, heads=())[0], old, rows)
     table = load_static(tmp_path / "table").encoder.word_embedding.weight.detach().numpy()
     distances = np.linalg.norm(table[-2:, None] - table[5:15], axis=-1)

@@ -1,4 +1,4 @@
-"""Students out of teachers: the layers that were chosen, to the bit, in files that `transformers` loads whole."""
+"""Students from teachers: the chosen layers are copied bit for bit, into files that `transformers` loads completely."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def teacher_of(kind: type[EncoderConfig], heads: tuple[str, ...] = ("sequence_cl
     model = HeadedModel(kind(**names).build(53), heads, labels=LABELS)
     model.initialise(seed=4)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():  # nothing is zero, so that nothing left out passes for copied
+        for name, parameter in model.named_parameters():  # nothing is zero, so an uncopied weight is noticed
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)) * 0.1)
     return model.eval()
@@ -96,7 +96,7 @@ def test_a_bert_student_loads_as_bert_with_nothing_missing(tmp_path: Path) -> No
 
 
 def test_a_distilbert_student_is_its_bert_without_segments_and_pooler(tmp_path: Path) -> None:
-    """With segment embeddings of zero both encoders compute the same, and the masked-LM head goes along."""
+    """With segment embeddings of zero both encoders compute the same; the masked-LM head is copied, too."""
     transformers = pytest.importorskip("transformers")
     teacher = teacher_of(BertConfig, ("masked_lm",))
     with torch.no_grad():

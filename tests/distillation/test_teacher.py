@@ -1,4 +1,4 @@
-"""A teacher's word on a batch: what is remembered equals what is computed, whatever the batch it is asked for in."""
+"""A teacher's cached outputs equal its computed ones, in any batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def models() -> list[HeadedModel]:
 
 
 def reading(numbers: Sequence[int]) -> TaskQuery:
-    """Of these items; a sequence has a row with a class for each of its tokens, as a span has."""
+    """A query for these items; each sequence has one row with a class per token, as for spans."""
     sequences = [sequence for number in numbers for sequence in ITEMS[number]]
     packed = PackedBatch.from_ids(sequences)
     lengths = [len(sequence) for sequence in sequences]
@@ -84,7 +84,7 @@ def test_the_size_that_is_foretold_is_the_size_that_is_kept(tmp_path: Path, mode
 
 
 def test_equal_sequences_asked_for_other_tokens_are_other_items() -> None:
-    """Pieces `ab c` and `a bc` are the same tokens, and two words in either."""
+    """The texts `ab c` and `a bc` have the same tokens, and two words each."""
 
     packed = PackedBatch.from_ids([[5, 6, 7], [5, 6, 7]])
 
@@ -98,7 +98,7 @@ def test_equal_sequences_asked_for_other_tokens_are_other_items() -> None:
 
 
 def test_where_nothing_can_be_kept_the_teacher_is_asked_once_a_batch(tmp_path: Path, models: list[HeadedModel]) -> None:
-    """Another process is writing: what is computed is given, and not computed again."""
+    """While another process is writing, outputs are computed once and returned."""
     writing = cache(tmp_path / "s")
     asked: list[int] = []
 

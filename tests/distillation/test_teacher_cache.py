@@ -1,6 +1,6 @@
-"""A teacher's outputs on disk: what was kept comes back to the bit; what a crash spoils, tests/test_cache.py has.
+"""A teacher's outputs on disk are returned bit for bit; damage after a crash is tested in tests/test_cache.py.
 
-Words are cut to the likeliest, and the others share the rest of the probability.
+Logits over the vocabulary keep the most probable tokens, and the others share the rest of the probability.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
     assert cache.size_bytes == teacher.item_bytes(**sizes) + 3 * CachedItem.bytes_of(0)  # four items, not one
     spent = teacher.flops
     assert spent > 0
-    # The last and the second sequence, alone.
+    # Only the last and the second sequence.
     turned = {"all": None, "some": [0, 4, 7], "none": []}[positions]
     found, computed = teacher.outputs(query([3, 1], turned)), plain.outputs(query([3, 1], turned))
-    assert teacher.flops == spent, "nothing is computed that is kept"
+    assert teacher.flops == spent, "cached outputs are not computed again"
     for layer in (1, 2):
         torch.testing.assert_close(found.states[layer], computed.states[layer])
         assert torch.equal(found.states[layer], torch.cat([first.states[layer][9:], first.states[layer][4:7]]))
@@ -111,4 +111,4 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
         assert torch.equal(found.logits.part(slice(0, 8)), first.logits.rows(own).part(slice(0, 8)))
     if positions == "some":
         teacher.outputs(query([3, 1], [0, 4]))
-        assert teacher.flops > spent, "other tokens are another question"
+        assert teacher.flops > spent, "other tokens have another key"

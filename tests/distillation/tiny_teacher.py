@@ -53,7 +53,7 @@ Job = TypeVar("Job", bound=Pretrainer)
 
 @dataclass(frozen=True)
 class Classroom:
-    """A recipe, a text, a teacher of four layers, and where runs go."""
+    """A recipe, a text, a teacher of four layers, and a folder for runs."""
 
     directory: Path
     recipe: Path
@@ -61,7 +61,7 @@ class Classroom:
     teacher: Path
 
     def request(self, name: str, *overrides: str, **changes: object) -> DistillTextArguments:
-        """A run of this name."""
+        """A run with this name."""
         request = DistillTextArguments(
             str(self.recipe),
             overrides=parsed(overrides),
@@ -77,12 +77,12 @@ class Classroom:
         return run_pretraining(self.request(name, *overrides, **changes), progress=silent_progress)
 
     def resume(self, directory: Path) -> FinishedRun:
-        """Go on with a run that was stopped."""
+        """Resume a stopped run."""
         given = {"recipe": None, "sources": [], "teachers": (), "run_dir": None}
         return self.run(directory.name, **given, resume=str(directory))
 
     def job(self, directory: Path, kind: type[Job], *overrides: str, **changes: object) -> Job:
-        """What a request would train, which is of this kind."""
+        """The plan of a request of this kind."""
         request = self.request("none", *overrides, **changes)
         recipe = request.requested()
         shards = open_shards(recipe, cache=self.directory / "cache", offline=True, progress=silent_progress)
@@ -92,7 +92,7 @@ class Classroom:
 
 
 def write_classroom(directory: Path, recipe: str = RECIPE) -> Classroom:
-    """All of it, in this directory."""
+    """The whole setting, in this directory."""
     path, text = directory / "student.yaml", write_text(directory / "text.txt")
     path.write_text(recipe, encoding="utf-8")
     teacher = write_model(BertConfig(num_hidden_layers=4, **SIZES), text, directory / "teacher")
@@ -100,7 +100,7 @@ def write_classroom(directory: Path, recipe: str = RECIPE) -> Classroom:
 
 
 def assert_transformers_agrees(student: Path, architecture: str) -> None:
-    """`transformers` loads a finished student as this class, whole, and its logits are bertkit's."""
+    """`transformers` loads a finished student completely as this class, and its logits equal bertkit's."""
     transformers = pytest.importorskip("transformers")
     oracle, report = transformers.AutoModelForMaskedLM.from_pretrained(student, output_loading_info=True)
     assert type(oracle).__name__ == architecture

@@ -1,4 +1,4 @@
-"""A text of made words, and two WordPiece vocabularies learnt from it: one cuts most words, the other few."""
+"""A text of artificial words, and two WordPiece vocabularies trained on it: one splits most words, the other few."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STUDENT_WORDS, TEACHER_WORDS = 61, 150
 
 @cache
 def sentences(count: int = 90, seed: int = 3) -> tuple[str, ...]:
-    """Of 1 to 9 words of 1 to 4 syllables; some words are frequent."""
+    """Texts of 1 to 9 words of 1 to 4 syllables; some words are frequent."""
     generator = np.random.default_rng(seed)
 
     def word() -> str:
@@ -62,6 +62,6 @@ def pair_samples(tokenizer: Tokenizer, count: int, seed: int = 0) -> tuple[Sampl
 
 
 def row_of(tokenizer: Tokenizer, first: str, second: str) -> np.ndarray:
-    """A pair of sentences as a tokenizer itself cuts them."""
+    """A pair of sentences split by a tokenizer itself."""
     a, b = (tokenizer.encode_plain([text])[0] for text in (first, second))
     return np.concatenate([[tokenizer.cls_id], a, [tokenizer.sep_id], b, [tokenizer.sep_id]])

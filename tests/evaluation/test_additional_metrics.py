@@ -1,4 +1,5 @@
-"""`--metric NAME-OR-PATH`: metrics of `evaluate` beside a task's own; a script, a cached one or ours, never fetched."""
+"""`--metric NAME-OR-PATH`: metrics of `evaluate` in addition to a task's own; a script, a cached one or bertkit's,
+never downloaded."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) ->
 def test_a_script_is_reported_beside_the_tasks_own_metrics(
     dtype: str, own_task: OwnTask, base: Path, tmp_path: Path
 ) -> None:
-    """Names of labels go to a metric that takes text, their numbers to one that takes numbers."""
+    """A metric that takes text gets the labels' names, one that takes numbers their numbers."""
     plain = run(own_task, base, tmp_path / "runs")
     found = run(own_task, base, tmp_path / "runs", script(tmp_path / "errors.py", dtype), "matthews_correlation")
     ((own, with_more),) = zip(plain.results["tasks"].values(), found.results["tasks"].values(), strict=True)
@@ -122,7 +123,7 @@ def test_a_finished_run_serves_only_where_it_has_the_metrics(own_task: OwnTask, 
 def test_a_metric_is_its_scripts_content_not_its_age(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
     runs, metric = tmp_path / "runs", script(tmp_path / "errors.py")
     first = run(own_task, base, runs, metric, seeds=(0, 1))
-    script(tmp_path / "errors.py")  # written again, the same
+    script(tmp_path / "errors.py")  # written again, unchanged
     os.utime(metric, (2**31, 2**31))
     same = run(own_task, base, runs, metric, seeds=(0, 1))
     script(tmp_path / "errors.py", "int32", "wrong = wrong[:1]")
@@ -153,7 +154,7 @@ def test_an_evaluation_reports_them_for_a_trained_head_and_one_that_is_there(bas
     assert {name: trained.results["tasks"]["rte"][name] for name in own} == own
     assert evaluated(str(base)).run.path == trained.run.path
     script(tmp_path / "errors.py", "int32", "wrong = wrong[:1]")
-    assert evaluated(str(base)).run.path != trained.run.path, "a script that changed is another metric"
+    assert evaluated(str(base)).run.path != trained.run.path, "a changed script is another metric"
 
 
 def test_a_question_is_given_as_squads_metrics_take_it() -> None:

@@ -1,4 +1,4 @@
-"""BLiMP: ties count half, the order of a pair does not matter, and the run says how its figures were made."""
+"""BLiMP: ties count one half, the order of a pair does not matter, and the run records its protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = ("reader", "value", "document", "token", "sentence", "writer", "number")
 
 
 def write_pairs(directory: Path, *, swapped: bool = False) -> Path:
-    """Two paradigms of unequal size: in one good and bad differ in length, in the other they never do."""
+    """Two paradigms of unequal size: good and bad differ in length in one and never in the other."""
     directory.mkdir()
     unequal = [(f"The {word} is walked.", f"The {word} walk.") for word in WORDS] + SINGULAR
     equal = [(f"{a} {b} in the file", f"{b} {a} in the file") for a, b in itertools.combinations(WORDS, 2)]
@@ -67,7 +67,7 @@ def test_constant_logits_score_exactly_half_but_for_the_length_that_the_sum_sees
     assert tasks["equal"]["accuracy"]["mean"] == 0.5
     assert {tasks[name]["accuracy_per_token"]["mean"] for name in tasks} == {0.5}
     assert tasks["unequal"]["accuracy"]["mean"] != 0.5
-    assert results["averages"] == results["constant_logits"]  # what was predicted from the token counts alone
+    assert results["averages"] == results["constant_logits"]  # predicted from the token counts alone
     rows = [json.loads(line) for line in (run / "predictions" / "blimp.jsonl").read_text().splitlines()]
     assert results["ties"] == sum(row["prediction"] == "tie" for row in rows) == 22
 
@@ -115,7 +115,7 @@ def test_the_run_says_how_the_figures_were_made_and_verifies(tmp_path: Path) -> 
     protocol = results["protocol"]
     assert protocol["rule"] == "within_word_l2r"
     assert protocol["set"] == "a selection: 2 paradigms, 8 of their 31 pairs, drawn with seed 5 (Philox, by paradigm)"
-    assert results["references"] == []  # they are of all of BLiMP
+    assert results["references"] == []  # they are for all of BLiMP
     record = json.loads((run / "run.json").read_text())
     assert (record["kind"], record["status"], record["seed"]) == ("eval", "done", 5)
     assert run.name == f"eval-blimp-{record['what_hash'][:8]}"
@@ -177,7 +177,7 @@ def test_a_part_of_blimp_is_called_a_selection_and_compared_with_no_published_fi
     _, results = evaluate(tmp_path, tiny_model(tiny_tokenizer()), shared_data, pairs=1, batch=4096)
     assert (results["paradigms"], results["pairs"]) == (67, 67)
     assert results["protocol"]["set"].startswith("a selection: 67 paradigms, 67 of their 67000 pairs")
-    assert results["standard_error"] is None  # nothing is known of the spread within a paradigm
+    assert results["standard_error"] is None  # the spread within a paradigm is unknown
     assert results["references"] == []
     assert 0 <= results["average"] <= 1
 

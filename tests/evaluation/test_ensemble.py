@@ -1,4 +1,4 @@
-"""Ensembles: the mean of what finished runs said; one run is itself, equal runs are one, their order says nothing."""
+"""Ensembles average the predictions of finished runs; one run or equal runs are unchanged, in any order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEV = 17
 
 
 class Place:
-    """Suites of three seeds: of labels with a test split, of numbers, and of tags."""
+    """Suites of three seeds: labels with a test split, numbers, and tags."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -231,7 +231,7 @@ def test_each_kind_combines_what_it_saved() -> None:
     assert several == (["a"], {"a": 0.5, "b": 0.375})
     assert of("choice", (0, [0.75, 0.25, 0.0]), (1, [0.125, 0.5, 0.375])) == (0, [0.4375, 0.375, 0.1875])
     tie = of("classification", ("b", {"a": 0.5, "b": 0.5}))
-    assert tie[0] == "b"  # what most runs said stands where the means are equal
+    assert tie[0] == "b"  # the majority vote decides if the means are equal
     turned = of("classification", ("a", {"a": 0.75, "b": 0.25}), ("b", {"b": 1.0, "a": 0.0}))
     assert turned == ("b", {"a": 0.375, "b": 0.625})
     rows = {"tags": ["O", "B"], "probabilities": [[0.5, 0.5], [0.0, 1.0]]}
@@ -279,6 +279,6 @@ def test_labels_of_an_ensemble_are_those_above_the_tuned_thresholds(place: Place
     for line in said(place.ensemble(first, second).run, "marks-dev.jsonl"):
         least = {name: (both[0][name] + both[1][name]) / 2 for name in line["scores"]}
         assert line["prediction"] == [name for name, share in line["scores"].items() if share >= least[name]]
-    # No example of dev has the label `never`; it counts in the score, so in what is resampled for it, too.
+    # No dev example has the label `never`; it counts in the score, and therefore also in its bootstrap.
     (compared,) = compare_runs(first, second, metric="macro_f1", resamples=20)["comparisons"]
     assert compared["score_a"] == pytest.approx(first.results["splits"]["dev"]["macro_f1"], abs=1e-12)

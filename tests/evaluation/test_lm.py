@@ -1,4 +1,4 @@
-"""`bertkit eval lm`: every token is scored once, with the context that its window gives it."""
+"""`bertkit eval lm`: every token is scored once, with the context of its window."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], runs: Path, *arguments: object
 
 
 def plain_nats(model: HeadedModel, ids: list[int], start: int) -> float:
-    """Token by token: the window that scores it is the first that reaches it."""
+    """Token by token: the first window that reaches a token scores it."""
     total = 0.0
     for place in range(len(ids)):
         first = 0
@@ -138,7 +138,7 @@ def test_bad_settings(
 def test_a_model_that_reads_from_both_ends_is_scored_from_both(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Against lanes of text, which ELMo trains on; its documents begin behind the separator that closes another."""
+    """Compared with ELMo's training on lanes of text; its documents begin after the separator that closes another."""
     settings = TokenizerConfig(type="word", vocab_size=30, min_frequency=1, template="closed")
     known = train_tokenizer(settings, [text.read_text(encoding="utf-8")])
     config = ElmoConfig(character_size=4, filters=((1, 6),), projection_size=6, lstm_width=11)

@@ -1,4 +1,4 @@
-"""Masked words of a text: figures follow from single predictions, whatever the batch; windows are a fair draw."""
+"""Masked words of a text: figures follow from single predictions for any batch; windows are drawn fairly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_documents(directory: Path) -> Path:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A small vocabulary of bytes, which keeps every text."""
+    """A small vocabulary of bytes, which preserves every text."""
     settings = TokenizerConfig(type="byte-bpe", vocab_size=300, lowercase=False)
     return train_tokenizer(settings, english(49, seed=2))
 
@@ -62,7 +62,7 @@ def means(results: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize(("rule", "first"), [("original", 1), ("masked_next_token", 0)])
 def test_figures_follow_from_single_predictions(rule: str, first: int, tmp_path: Path) -> None:
-    """Each from the state that the model was trained to predict it from: a token's own, or the one before."""
+    """Each predicted from the state that the model was trained to use: the token's own, or the one before."""
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     if rule != "original":
@@ -141,7 +141,7 @@ def test_windows_by_bytes_are_the_same_text_for_every_tokenizer(tmp_path: Path) 
     assert all(16 < w.bytes <= 90 for w in whole)
     text = " ".join(" ".join(lines) for lines in corpus.documents())
     parts = [byte_tokenizer().decode(w.ids_T.tolist()).strip() for w in sorted(others, key=lambda w: w.number)]
-    assert " ".join(parts) == text, "nothing is left out or changed, and windows are cut at white space"
+    assert " ".join(parts) == text, "windows contain the whole text and are cut at white space"
     assert [w.number for w in drawn_texts(corpus, tiny_tokenizer(), 90, 5, Draw(0))] == [w.number for w in whole[:5]]
 
 
@@ -169,7 +169,7 @@ def test_bits_per_byte_of_constant_logits_follow_from_the_vocabularys_size(tmp_p
     expected = tokens * math.log2(tokenizer.vocab_size) / size
     assert means(results)["pseudo_bits_per_byte"] == pytest.approx(expected, rel=1e-5)
     _, tokenwise = evaluate(tmp_path, model, sequences=5, pseudo_sequences=3)
-    assert "pseudo_bits_per_byte" not in means(tokenwise), "the bytes of a window cut by tokens are not known"
+    assert "pseudo_bits_per_byte" not in means(tokenwise), "the bytes of a window cut by tokens are unknown"
 
 
 def test_an_exact_share_of_a_window_is_masked_and_at_least_one_token() -> None:

@@ -30,7 +30,7 @@ Bertkit = Callable[..., Any]
 
 
 class Trained:
-    """A fine-tuned run of each kind, made when first asked for."""
+    """Fine-tuned runs of each kind, trained on first use."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,7 +68,7 @@ def evaluated(bertkit: Bertkit, run: Path, data: Path, *words: str | Path) -> di
 def test_the_dev_file_has_the_scores_that_fine_tuning_saved(
     trained: Trained, bertkit: Bertkit, kind: str, tmp_path: Path
 ) -> None:
-    """With the thresholds and the temperature that are stored with the model."""
+    """With the thresholds and the temperature stored with the model."""
     run, task = trained.of(kind)
     document = evaluated(bertkit, run, Path(task.dev), "--run-dir", tmp_path / "new")
     results = json.loads((run / "results.json").read_text())

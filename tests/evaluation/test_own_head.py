@@ -1,4 +1,4 @@
-"""Whether a head is the task's: told by its run or by the names of its labels, never by their number or order."""
+"""Whether a head is the task's own depends on its run or the names of its labels, never on their number or order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_labels_that_several_tasks_share_are_taken_with_a_warning(
 
 
 def test_a_head_in_another_order_gives_the_same_answers(tmp_path: Path, data: Path) -> None:
-    """The same classifier with its rows, and the names that go with them, turned round."""
+    """The same classifier with its rows and their names reversed."""
     plain = labelled(tmp_path / "plain", "contradiction", "entailment", "neutral")
     turned = labelled(tmp_path / "turned", "Neutral", "Entailment", "Contradiction")
     tensors = load_file(plain / "model.safetensors")

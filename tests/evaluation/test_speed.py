@@ -1,6 +1,7 @@
-"""`eval speed`: counts equal those by hand and torch's own, ratios are of one round, the frontier is nobody's inferior.
+"""`eval speed`: counts equal hand counts and torch's own, ratios are within a round, the frontier has no dominated
+point.
 
-No time decides a test: where times matter, the clock is made up.
+No test depends on timing: where times matter, the clock is simulated.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def small(config: EncoderConfig, heads: tuple[str, ...] = CLASSIFIER) -> HeadedM
 
 
 def counted_by_torch(model: HeadedModel, length: int) -> float:
-    """Half the operations that torch's dispatcher sees in an answer to one sentence."""
+    """Half the operations that torch's dispatcher counts for one sentence."""
     batch = PackedBatch.from_ids([[5 + token % 90 for token in range(length)]])
     counter = FlopCounterMode(display=False)
     # The fused attention of the CPU is not counted.
@@ -79,7 +80,7 @@ def test_multiply_adds_are_those_counted_by_hand() -> None:
     encoder = small(BertConfig(**SIZES), ())
     layer = LENGTH * (4 * WIDTH**2 + 2 * WIDTH * INNER) + 2 * LENGTH**2 * WIDTH
     assert multiply_adds(encoder, None, LENGTH) == LAYERS * layer
-    # The last layer computes keys and values of all tokens, and all else for the first one alone.
+    # The last layer computes keys and values of all tokens, and everything else only for the first one.
     last = LENGTH * 2 * WIDTH**2 + (2 * WIDTH**2 + 2 * WIDTH * INNER) + 2 * LENGTH * WIDTH
     head = WIDTH**2 + WIDTH * LABELS
     classifier = small(BertConfig(**SIZES))
@@ -173,7 +174,7 @@ def test_bytes_on_disk_are_those_of_all_shards_and_of_no_other_file(tmp_path: Pa
 
 
 class Clock:
-    """Time that passes only when a work says so."""
+    """A clock that advances only when a task requests it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -209,7 +210,7 @@ def test_ratios_are_of_one_round_so_that_drift_leaves_them_alone() -> None:
 
 def test_every_round_times_each_work_once_in_an_order_of_its_own() -> None:
     clock = Clock()
-    works = [clock.work(name, lambda: 2.0) for name in "abc"]  # long enough for one call to warm it
+    works = [clock.work(name, lambda: 2.0) for name in "abc"]  # long enough for one warm-up call
     timings = time_in_rounds(works, rounds=4, clock=clock)
     assert "".join(clock.called) == "abc" + "abc" + "bca" + "cab" + "abc"
     assert [timing.seconds for timing in timings] == [(2.0,) * 4] * 3
@@ -311,7 +312,7 @@ def save_run(
     started_from: str = "x",
     settings: str = "method: {name: full}",
 ) -> Path:
-    """A finished run with a model and scores, as `finetune` and `distill` leave one."""
+    """A finished run with a model and scores, as written by `finetune` and `distill`."""
     identity = RunIdentity(kind, recipe, settings, "0" * 64, 0, ["bertkit"], {"model": started_from})
     run = RunDirectory.create(path.parent, identity, path)
     with run.recording():
@@ -323,7 +324,7 @@ def save_run(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher and a student that a recipe of TinyBERT made, each in its run; the student reads fewer tokens."""
+    """A teacher and a student made by a TinyBERT recipe, each in its run; the student reads fewer tokens."""
     root = tmp_path_factory.mktemp("runs")
     teacher = tiny_model(tiny_tokenizer(), heads=CLASSIFIER)
     student = tiny_model(
@@ -394,7 +395,7 @@ def test_tables_and_figure_are_drawn_from_the_results(evaluated: tuple[Path, dic
     path, results = evaluated
     with (path / "figures" / "pareto.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["model"] for row in rows] == ["teacher", "teacher"]  # the student reads no 31 tokens
+    assert [row["model"] for row in rows] == ["teacher", "teacher"]  # the student cannot read 31 tokens
     assert {row["on_frontier"] for row in rows} == {"True"}
     assert [float(row["score"]) for row in rows] == [0.9, 0.9]
     for suffix in (".svg", ".png"):

@@ -1,4 +1,4 @@
-"""Evaluation of a task that is no pair of sentences: labelled test splits, and what may be missing of them."""
+"""Evaluation of tasks other than sentence pairs: labelled test splits, and what they may lack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CoNLL-2003's three files, with persons for words of good mood."""
+    """CoNLL-2003's three files, with positive words as persons."""
     directory = tmp_path_factory.mktemp("data")
     for seed, (name, count) in enumerate({"eng.train": 20, "eng.testa": 7, "eng.testb": 9}.items()):
         sentences = [
@@ -124,7 +124,7 @@ def test_the_heads_of_a_run_on_several_tasks_are_evaluated_each_on_its_own(base:
 def test_fine_tuning_expects_a_new_head_and_other_tags_and_does_not_warn(
     conll: Path, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A head drawn anew is what fine-tuning is for, and IOB1 is what CoNLL-2003 is in; both are no warning."""
+    """Neither a newly initialised head nor CoNLL-2003's IOB1 format causes a warning."""
     with caplog.at_level(logging.INFO):
         evaluated("conll2003", conll, base, tmp_path, overrides=parsed(("optimisation.max_steps=1",)))
     assert "IOB1 into IOB2" in caplog.text
@@ -132,7 +132,7 @@ def test_fine_tuning_expects_a_new_head_and_other_tags_and_does_not_warn(
 
 
 def test_real_sentences_give_the_same_scores_by_all_ways(shared_data: Path, base: Path, tmp_path: Path) -> None:
-    """WNLI's own files: the run, its model evaluated as it is, and its saved predictions agree."""
+    """With WNLI's own files, the run, the evaluation of its model and its saved predictions agree."""
     data = shared_data / "glue"
     found = evaluated("wnli", data, base, tmp_path, overrides=parsed(("optimisation.max_steps=2",)))
     mean = found.results["tasks"]["wnli"]["accuracy"]["mean"]

@@ -1,4 +1,4 @@
-"""The commands that are disturbed, each small: how it is started, resumed, and what its result is known by."""
+"""The commands to disturb, all small: how each is started and resumed, and the hash that identifies its result."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Command:
     """One command.
 
     Attributes:
-        name: of it.
-        start: its words, for the directory that it writes.
-        resume: its words to go on with a run, in another directory where one is given; None: as it was started.
-        result: the hash of what it leaves behind.
+        name: its name.
+        start: its arguments for a given output directory.
+        resume: its arguments to resume a run, in another directory if one is given; None: same as start.
+        result: the hash of its outputs.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Command:
     result: Callable[[Path], str]
 
     def goes_on(self, out: Path, elsewhere: Path | None = None) -> list[str]:
-        """The words after a fault: a resume where there is a run, else the same again."""
+        """The arguments after a fault: resume if there is a run, otherwise the same command again."""
         if self.resume is not None and (out / "run.json").is_file():
             return self.resume(out, elsewhere)
         return self.start(elsewhere or out)
@@ -48,7 +48,7 @@ def _shards(out: Path) -> str:
 
 
 def made_commands(home: Path) -> dict[str, Command]:
-    """The commands by name; what they read is written into `home`, which exists."""
+    """The commands by name; their input is written into `home`, which exists."""
     from tests.distillation.task_place import HEAD, LABELS
     from tests.distillation.tiny_teacher import write_classroom
     from tests.tasks.tiny_task import reviews, write_model, write_table

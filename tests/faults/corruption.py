@@ -1,7 +1,7 @@
-"""Single corruptions of runs, each found and named by `runs verify`, or counted as harmless with the reason.
+"""Single corruptions of runs are each found and named by `runs verify`, or counted as harmless with the reason.
 
-`python -m tests.faults.corruption 2400 [SEED]` makes a run of every kind and so many corruptions of each file's bytes,
-length or presence, spread over every kind of file.
+`python -m tests.faults.corruption 2400 [SEED]` makes a run of every kind and this many corruptions of a file's bytes,
+length or presence, spread over all kinds of files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HARMS = ("a bit flipped", "a byte replaced", "cut off", "bytes appended", "delet
 
 @dataclass
 class Findings:
-    """What became of the corruptions.
+    """Outcomes of the corruptions.
 
     Attributes:
-        named: found and named, by kind of file and kind of corruption.
-        harmless: found harmless, with the reason.
-        missed: neither: a fault of bertkit.
+        named: detected and named, by kind of file and kind of corruption.
+        harmless: judged harmless, with the reason.
+        missed: neither, a bug in bertkit.
     """
 
     named: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Findings:
 
 
 def kind_of(name: str) -> str:
-    """A file's kind: its name without what numbers or names a run, a step or a machine."""
+    """A file's kind: its name without numbers or names of a run, a step or a machine."""
     if "events.out.tfevents" in name:
         return "tensorboard/events"
     name = re.sub(r"^.*runs/[^/]+/(?=.)", "", name)
@@ -56,14 +56,14 @@ def kind_of(name: str) -> str:
 
 
 def corruptions(run: Path, others: Sequence[Path], count: int, generator: random.Random, findings: Findings) -> None:
-    """So many corruptions of the files of a run and of others that it names, one at a time, each undone.
+    """Corrupt files of a run and of further directories, one at a time; each corruption is undone.
 
     Args:
-        run: finished.
+        run: a finished run.
         others: further directories, such as its shards.
-        count: of corruptions.
-        generator: of the draws.
-        findings: what is added to.
+        count: number of corruptions.
+        generator: source of randomness.
+        findings: outcomes are added here.
     """
     files = [path for root in (run, *others) for path in sorted(root.rglob("*")) if path.is_file() or path.is_symlink()]
     files = [path for path in files if not any(each.is_symlink() for each in path.parents)]
@@ -83,7 +83,7 @@ def corruptions(run: Path, others: Sequence[Path], count: int, generator: random
 
 
 def report(run: Path) -> str:
-    """All that `runs verify` finds wrong."""
+    """Everything that `runs verify` reports."""
     try:
         return "\n".join(verify_run(run).errors)
     except BertkitError as error:
@@ -123,7 +123,7 @@ def _note(found: str, path: Path, kind: str, harm: str, findings: Findings) -> N
 
 
 def damaged(content: bytes, harm: str, generator: random.Random) -> bytes | None:
-    """A file's content after a corruption; None where the file is gone."""
+    """A file's content after a corruption; None if the file is deleted."""
     if harm == "deleted":
         return None
     if harm == "emptied":
@@ -140,7 +140,7 @@ def damaged(content: bytes, harm: str, generator: random.Random) -> bytes | None
 
 
 def shards_of(run: Path) -> list[Path]:
-    """The shards that a run read, where it did."""
+    """The shards that a run read, if any."""
     from bertkit.run.directory import RunDirectory
 
     shards = RunDirectory.open(run).record.get("shards")
@@ -148,7 +148,7 @@ def shards_of(run: Path) -> list[Path]:
 
 
 def main(count: int, seed: int, show: Callable[[str], None] = print) -> int:
-    """All kinds of runs; returns how many corruptions were missed."""
+    """All kinds of runs; returns the number of missed corruptions."""
     from tests.faults.made_runs import KINDS, made_run
 
     findings = Findings()

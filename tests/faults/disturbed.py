@@ -1,11 +1,11 @@
-"""Commands that are disturbed at each moment of what they write, and gone on with.
+"""Disturb commands at every moment of writing, and resume them.
 
-    python -m tests.faults.disturbed kill 240        # a kill at so many moments: nothing finished is lost, equal bits
-    python -m tests.faults.disturbed ENOSPC 400      # a full disk from each moment on: exit 3, equal bits elsewhere
-    python -m tests.faults.disturbed EIO 40          # a failing disk; EROFS: one that is read-only from then on
+    python -m tests.faults.disturbed kill 240        # kill at this many moments: nothing finished is lost, equal bits
+    python -m tests.faults.disturbed ENOSPC 400      # full disk from each moment on: exit 3, equal bits elsewhere
+    python -m tests.faults.disturbed EIO 40          # failing disk; EROFS: read-only disk from then on
 
-Each command runs in a fork of this process, in a directory of its own below one temporary directory, with limits on
-memory, processor time and the size of files.
+Each command runs in a fork of this process, in its own directory below one temporary directory, with limits on memory,
+processor time and file size.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ LIMITS = {
     resource.RLIMIT_CORE: 0,
 }
 SECONDS = 180
-"""After which a child counts as hanging."""
+"""A child that runs longer counts as hanging."""
 
 
 @dataclass
 class Outcome:
-    """What became of the disturbed commands.
+    """Outcomes of the disturbed commands.
 
     Attributes:
-        moments: how many were tried, by command.
-        kinds: of moments there were, by command.
+        moments: number of moments tried, by command.
+        kinds: number of kinds of moments, by command.
         codes: exit codes of the disturbed command; -9 is the kill.
-        wrong: what is not as promised: faults of bertkit.
-        begun_again: how often there was no run to resume yet.
+        wrong: unexpected outcomes, which are bugs in bertkit.
+        begun_again: number of times that there was no run to resume yet.
     """
 
     moments: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def in_child(work: Callable[[], int], story: Path) -> int:
-    """The exit code of `work` in a fork under limits (minus the signal that ended it); what it prints is in `story`."""
+    """The exit code of `work` in a fork under limits (minus the signal that ended it); its output is in `story`."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -111,14 +111,15 @@ def bertkit_in_child(words: Sequence[str], place: Path, shim: Shim | None = None
 
 
 def _draw_nothing() -> None:
-    """Figures take most of a small run's time and decide nothing; they are drawn where they are disturbed."""
+    """Skip figures, which take most of a small run's time and do not affect its result, unless figures are
+    disturbed."""
     from bertkit.pretraining import trainer
 
     trainer.draw_curves = lambda *_, **__: []
 
 
 def moments_of(command: Command, place: Path) -> tuple[str, dict[Key, int]]:
-    """The hash of an undisturbed result, and how many moments of each kind there were."""
+    """The hash of an undisturbed result, and the number of moments of each kind."""
     place.mkdir(parents=True)
     shim, counted = Shim(place), place.with_name("counted")
 
@@ -139,7 +140,7 @@ def moments_of(command: Command, place: Path) -> tuple[str, dict[Key, int]]:
 
 
 def chosen(moments: dict[Key, int], count: int) -> list[tuple[Key, int]]:
-    """So many moments: of each kind the first, the last, then those between, spread evenly."""
+    """Choose this many moments: the first and the last of each kind, then evenly spaced ones between them."""
     rounds: list[list[tuple[Key, int]]] = [[], [], []]
     for key, number in sorted(moments.items()):
         rounds[0].append((key, 1))
@@ -154,7 +155,7 @@ def chosen(moments: dict[Key, int], count: int) -> list[tuple[Key, int]]:
 
 
 def disturb(command: Command, fault: Fault, count: int, home: Path, outcome: Outcome) -> None:
-    """Disturb a command at so many moments, one after the other, and go on with it each time."""
+    """Disturb a command at this many moments, one after the other, and resume it each time."""
     wanted, moments = moments_of(command, home / "straight" / "place")
     outcome.kinds[command.name] = len(moments)
     for number, at in enumerate(chosen(moments, count)):
@@ -201,7 +202,7 @@ def _disturb_once(
 
 
 def _lost(out: Path, finished: Sequence[str]) -> str | None:
-    """Which finished checkpoint is not there any more, of those that `latest` named."""
+    """A message if a finished checkpoint that `latest` named no longer exists."""
     from bertkit.run.checkpoint import newest_valid_checkpoint
 
     if not finished or (out / "results.json").exists():
@@ -213,7 +214,7 @@ def _lost(out: Path, finished: Sequence[str]) -> str | None:
 
 
 def main(fault: Fault, count: int, only: str | None = None) -> int:
-    """Disturb every command; returns how many outcomes are not as promised."""
+    """Disturb every command; returns the number of unexpected outcomes."""
     import logging
 
     import torch
@@ -241,7 +242,7 @@ def main(fault: Fault, count: int, only: str | None = None) -> int:
 
 
 def _import_all(commands: Mapping[str, Command], place: Path) -> None:
-    """Run everything once here, so that no child imports anything."""
+    """Run everything once here, so that no child has to import anything."""
     from bertkit.cli.app import run
 
     os.environ["BERTKIT_CACHE"] = str(place / "cache")

@@ -1,4 +1,4 @@
-"""Finished runs of every kind, small, on made text, beside one another in a folder."""
+"""Small finished runs of every kind on generated text, in one folder."""
 
 from __future__ import annotations
 

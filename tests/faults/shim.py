@@ -1,12 +1,12 @@
-"""Faults of the disk and of the machine, put into a child process: at one moment of what it writes, or from then on.
+"""Injects disk and machine faults into a child process, at one moment of its writing or from then on.
 
-Nothing of the package knows of it: the functions of the standard library that write, and safetensors' one, are replaced
-inside the child. Only paths below one directory are touched, and a "full disk" is an error that is raised, so the
-machine's own disk is never filled.
+The package itself is unchanged: inside the child, the standard library's writing functions and safetensors' one are
+replaced. Only paths below one directory are affected, and a "full disk" is a raised error, so the machine's own disk is
+never filled.
 
-A moment is (operation, kind of file, how manieth of these), so that it is the same in each run, whatever the order of
-threads. TensorBoard writes in a thread of its own and decides nothing: its moments are not counted, but a fault that
-lasts holds for its files, too.
+A moment is (operation, kind of file, number among these), so it is the same in each run for any order of threads.
+TensorBoard writes in a separate thread and does not affect results: its moments are not counted, but a lasting fault
+also applies to its files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Fault = Literal["count", "kill", "ENOSPC", "EIO", "EROFS"]
 
 _TAKES_SPACE = {"open", "write", "create", "mkdir", "safetensors", "truncate", "sendfile", "link"}
 _FAILS_TOO = {"replace", "rename", "unlink", "rmdir", "fsync"}
-"""On a disk that is read-only or failing; on a full one these work."""
+"""These fail on a read-only or failing disk and work on a full one."""
 
 
 def kind_of(path: str) -> str:
-    """A file's name without what numbers a step, a process or a hash."""
+    """A file's name without the numbers of steps, processes or hashes."""
     name = re.sub(r"[0-9a-f]{16,}", "H", path)
     name = re.sub(r"\.\d+\.(tmp|new|writing)", r".\1", name)
     name = re.sub(r"-[0-9a-f]{8}(?=/|$)", "-h", name)
@@ -42,14 +42,15 @@ def kind_of(path: str) -> str:
 
 @dataclass
 class Shim:
-    """The fault of a child process.
+    """The fault injected into a child process.
 
     Attributes:
         root: the directory whose files are counted.
-        fault: what happens; `count` is nothing.
-        at: the moment, and how manieth of its kind; the fault lasts from then on, but for `kill`.
+        fault: what happens; `count` only counts.
+        at: the kind of moment, and its number among those of this kind; except for `kill`, the fault lasts from then
+            on.
         told: called with the step of each checkpoint once `latest` names it.
-        counts: of the moments.
+        counts: number of moments by kind.
     """
 
     root: Path
@@ -79,7 +80,7 @@ class Shim:
         return whole.removeprefix(self._prefix)
 
     def moment(self, operation: str, path: Any, partly: Callable[[], object] | None = None, **where: Any) -> None:
-        """Something is about to be written; raises, or ends the process, where the fault is now."""
+        """Called before each write; raises an error or ends the process if the fault occurs now."""
         name = self.name_of(path, **where)
         if name is None:
             return
@@ -100,7 +101,7 @@ class Shim:
                 raise OSError(number, os.strerror(number), os.fspath(path) if not isinstance(path, int) else name)
 
     def arm(self) -> None:
-        """Replace the functions, for good: in a child that ends soon."""
+        """Replace the functions permanently; the child ends soon."""
         self._wrap("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "truncate", "ftruncate", "fsync")
         real_write, real_pwrite, real_open, real_link = os.write, os.pwrite, os.open, os.link
 

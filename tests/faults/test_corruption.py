@@ -1,4 +1,4 @@
-"""Damage to any file of a run is found and named; some thousand more by `make faults`."""
+"""Damage to any file of a run is found and named; `make faults` tests some thousand more cases."""
 
 from __future__ import annotations
 

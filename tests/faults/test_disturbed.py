@@ -1,4 +1,4 @@
-"""A handful of the moments at which `make faults` disturbs every command; the shim itself; limits of its children."""
+"""A few of the moments at which `make faults` disturbs every command; the shim itself; limits of its children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.faults.shim import Shim, kind_of
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "moments", "command"), [("kill", 4, "pretrain"), ("ENOSPC", 3, "finetune")])
 def test_disturbed_at_some_moments_nothing_is_lost(tmp_path: Path, fault: str, moments: int, command: str) -> None:
-    """In a process of its own, which forks: this one may have threads."""
+    """In a separate process, which forks, because this one may have threads."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": f"{CHECKOUT / 'src'}:{CHECKOUT}"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.disturbed", fault, str(moments), command],

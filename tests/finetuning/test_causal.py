@@ -1,4 +1,4 @@
-"""Fine-tuning of causal models as in GPT: the loss beside the task's, and the tokens around the texts."""
+"""Fine-tuning of causal models as in GPT: the auxiliary language-model loss, and the tokens around the texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 
 def bare_tokenizer() -> Tokenizer:
-    """A vocabulary whose sequences have no special tokens, as GPT's."""
+    """A vocabulary without special tokens around sequences, as GPT's."""
     backend = Backend.from_str(tiny_tokenizer().backend.to_str())
     document = json.loads(backend.to_str())
     document["post_processor"] = None

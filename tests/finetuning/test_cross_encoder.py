@@ -1,4 +1,4 @@
-"""A cross-encoder's score is a sigmoid's share, here as in sentence-transformers, both ways."""
+"""A cross-encoder's score is a sigmoid, as in sentence-transformers, in both directions of loading."""
 
 from __future__ import annotations
 

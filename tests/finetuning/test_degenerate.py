@@ -1,4 +1,4 @@
-"""Runs that learnt nothing are told in words: in numbers, near the majority, and which runs of a suite."""
+"""Runs no better than a constant are reported, for numbers, near the majority, and per run of a suite."""
 
 from __future__ import annotations
 

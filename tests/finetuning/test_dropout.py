@@ -1,4 +1,4 @@
-"""Dropout rates of a recipe take the place of the model's own, in training and in what is saved."""
+"""Dropout rates of a recipe replace the model's own, in training and in the saved model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentence embedders are trained from tables or tasks; sentence-transformers loads them with equal vectors."""
+"""Sentence embedders are trained on tables or tasks; sentence-transformers loads them with equal vectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAIR = Columns(text="left", text_pair="right", label="score")
 
 
 class EmbeddingPlace:
-    """A model, and tables of pairs whose score says whether both have one mood."""
+    """A model, and tables of pairs scored by whether both texts have the same sentiment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -186,7 +186,7 @@ def test_triplets_with_negatives_in_lists(place: EmbeddingPlace, tmp_path: Path)
 
 
 def glue(directory: Path, place: EmbeddingPlace) -> Path:
-    """STS-B's files, of the tests' pairs."""
+    """STS-B's files with the pairs of the tests."""
     (directory / "STS-B").mkdir(parents=True)
     for split, file in (("train", place.train), ("dev", place.dev)):
         rows = [line.split(",") for line in file.read_text(encoding="utf-8").splitlines()[1:]]
@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path
 
 
 def test_a_student_learns_the_vectors_of_a_wider_teacher(place: EmbeddingPlace, tmp_path: Path) -> None:
-    """Its cosines come nearer to the teacher's; wider vectors are projected."""
+    """Its cosines approach the teacher's; wider vectors are projected."""
     texts = [text for text, _ in reviews(300, 8)]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     data = glue(tmp_path / "glue", place)
@@ -313,7 +313,7 @@ def test_training_texts_alone_are_cut_as_simcses_code_cuts_them(place: Embedding
 
 @pytest.mark.parametrize("loss", ["simcse", "tsdae"])
 def test_texts_alone(place: EmbeddingPlace, tmp_path: Path, loss: str) -> None:
-    """A stopped run goes on to the same bytes: deletions and dropout are those of the step."""
+    """A stopped run resumes to the same bytes: deletions and dropout depend on the step."""
     texts = [text for text, _ in reviews(40, 8)]
     (tmp_path / "texts.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     task = OwnTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev=str(place.dev), columns=PAIR)

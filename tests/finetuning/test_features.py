@@ -1,4 +1,4 @@
-"""Runs on features of a frozen encoder, and on perturbed words: what is trained, kept, stopped and read again."""
+"""Runs on features of a frozen encoder, and on perturbed words: trained parts, cached features, resuming, reloading."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.training.stopping import stopping_at
 FEATURES = "method={name: features, layers: weighted-sum-all, lstm_width: 11, dropout: 0.0}"
 SETTINGS = ("lr=3e-2", "epochs=8")
 FREELB = "method={name: freelb, step_size: 0.01, epsilon: 0.03}"
-"""A ball that is small beside the words' own length, for the label hangs on one word."""
+"""A ball much smaller than the word vectors, because the label depends on one word."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_tagger_learns_on_features_and_the_encoder_stays_as_it_is_to_the_bit(
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     mix = load_file(tagged.run.model / "model.safetensors")["features.mix.weight"]
-    assert mix.abs().max() > 0, "the weights of the layers are learnt"
+    assert mix.abs().max() > 0, "the weights of the layers are trained"
 
 
 def test_its_model_is_read_again_and_predicts_the_same(tagged: FinishedRun) -> None:

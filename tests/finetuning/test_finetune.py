@@ -1,4 +1,4 @@
-"""Fine-tuning from table to model: what `transformers` computes, whatever the micro-batch, to the bit after a stop."""
+"""Fine-tuning from table to model equals `transformers` for any micro-batch, and is bit-identical after a stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAIN, DEV = 45, 24
 
 
 class Place:
-    """A model, two tables, and runs beside them."""
+    """A model, two tables, and a folder for runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class Place:
 
     def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
         task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
-        # A single run is trained again: else bits would be compared with themselves.
+        # A single run is always trained; otherwise bits would be compared with themselves.
         alone = not {"seeds", "grid", "resume"} & fields.keys()
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": alone, **fields}
         return FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
@@ -103,7 +103,7 @@ def test_the_result_is_a_model_of_transformers_with_the_same_predictions(finishe
 
 
 def test_twenty_steps_equal_a_plain_loop_of_transformers(place: Place) -> None:
-    """The same batches and rates, torch's own AdamW on padded rows, no dropout."""
+    """The same batches and learning rates, torch's own AdamW on padded rows, no dropout."""
     transformers = pytest.importorskip("transformers")
     outcome = place.run(
         *("lr=3e-3", "optimisation.max_steps=20", "engine.log_every_steps=1"),
@@ -172,7 +172,8 @@ def test_a_stopped_run_ends_with_the_same_bytes(place: Place, finished: Finished
 
 
 def test_the_best_evaluation_survives_a_stop(place: Place) -> None:
-    """With a patience of one look, a rate that ruins the model ends the run early, with the weights of before."""
+    """With a patience of one evaluation, a learning rate that ruins the model stops the run early and restores earlier
+    weights."""
     harmful = ("lr=0.03", "epochs=6", "optimisation.early_stopping=1", "optimisation.schedule=constant")
     straight = place.run(*harmful)
     results = straight.results
@@ -197,7 +198,7 @@ def test_a_resume_that_decides_otherwise_is_refused(place: Place) -> None:
 
 
 def test_labels_of_a_checkpoint_are_matched_by_name(place: Place, finished: FinishedRun) -> None:
-    """A model whose outputs stand in another order keeps it, and is right from the first step."""
+    """A model with its outputs in another order keeps that order and predicts correctly from the first step."""
     turned = write_model(place.directory / "turned", heads=("sequence_classification",), labels=Labels(("Good", "Bad")))
     outcome = place.run("optimisation.max_steps=1", model=str(turned))
     config = json.loads((outcome.run.model / "config.json").read_text())
@@ -299,7 +300,7 @@ def test_a_method_trains_its_parameters_alone(place: Place, method: str) -> None
 
 
 def test_the_rate_decays_from_layer_to_layer(place: Place) -> None:
-    """With plain steps of Adam the first update of a weight is its rate, so the updates tell the rates."""
+    """With plain Adam steps the first update of a weight is its learning rate, so the updates show the rates."""
     from safetensors.torch import load_file
 
     outcome = place.run(
@@ -335,12 +336,12 @@ def test_groups_are_multiplied_onto_the_decay_and_freeze(place: Place) -> None:
     for name in before:
         if name.startswith("bert.embeddings."):
             assert torch.equal(before[name], after[name]), name
-    bias = "bert.encoder.layer.0.output.dense.bias"  # is not decayed
+    bias = "bert.encoder.layer.0.output.dense.bias"  # no weight decay
     assert float((after[bias] - before[bias]).abs().max()) == pytest.approx(6e-3 * 0.25 * 0.1, rel=0.02)
 
 
 def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:
-    """A user's own files of a kind that is not read from a table of texts; what is right stands in the words."""
+    """A user's own files of a kind that is not read from a table of texts; the label follows from the words."""
     rows = reviews(TRAIN + DEV, 3)
     if kind == "tagging":
         lines = [
@@ -363,7 +364,7 @@ def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:
 
 
 def squad_of(rows: list[tuple[str, str]]) -> dict[str, Any]:
-    """Where is the word of mood? There is none to be found where it is a bad one."""
+    """The question is which word shows sentiment; it has no answer for negative words."""
     paragraphs = []
     for number, (context, label) in enumerate(rows):
         mood = next(word for word in context.split() if word in GOOD + BAD)

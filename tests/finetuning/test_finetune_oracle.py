@@ -1,4 +1,4 @@
-"""Fine-tuning a real model on real data is what a plain loop of `transformers` computes, over hundreds of updates."""
+"""Fine-tuning a real model on real data equals a plain `transformers` loop over hundreds of updates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.finetune_oracle import compare
 
 
 def test_two_hundred_steps_of_rte_equal_transformers(shared_data: Path, tmp_path: Path) -> None:
-    """all-MiniLM-L6-v2 without dropout: packed here, padded there, the same batches and rates.
+    """all-MiniLM-L6-v2 without dropout: packed here, padded there, with the same batches and learning rates.
 
-    The room for two texts is even: of an odd one, BERT's run_classifier.py gives the last token to the first text, as
-    bertkit does, and the library to the longer one.
+    The length for two texts is even: if it were odd, BERT's run_classifier.py and bertkit would give the last token to
+    the first text, the library to the longer one.
     """
     found = compare("rte", shared_data / "glue", batch=2, max_length=33, steps=200, directory=tmp_path)
     ours, theirs = found.losses

@@ -1,4 +1,4 @@
-"""Recipes that fine-tune: what a user's own data are called."""
+"""Recipes that fine-tune: allowed names for a user's own data."""
 
 from __future__ import annotations
 

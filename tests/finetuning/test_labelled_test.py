@@ -1,4 +1,4 @@
-"""`test` of one's own data: scored where it has labels, predicted alone where it has none or only some."""
+"""A user's `test` file is scored if it has labels, and only predicted if it has none or only some."""
 
 from __future__ import annotations
 

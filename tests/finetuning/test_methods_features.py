@@ -1,4 +1,4 @@
-"""Feature-based use: the states of BERT's table 7, an LSTM over packed sequences, and features that are kept."""
+"""Feature-based use: the states of BERT's table 7, an LSTM over packed sequences, and cached features."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bert(**settings: Any) -> BertConfig:
 
 
 def reader(config: EncoderConfig, head: str = "token_classification", **settings: Any) -> HeadedModel:
-    """Random weights, every one of them different from zero, so that each part matters."""
+    """Random weights, all different from zero, so each part matters."""
     whole = FeatureLstmConfig(base=config, **{"lstm_width": 5, "layers": "last", **settings})
     model = HeadedModel(whole.build(VOCABULARY, pad_id=1), (head,), labels=Labels(("a", "b", "c")))
     model.initialise(seed=2)
@@ -213,7 +213,7 @@ def test_kept_features_equal_a_forward_pass(tmp_path: Path) -> None:
 
 
 def test_kept_features_are_those_of_the_same_batch_to_the_bit(tmp_path: Path) -> None:
-    """The batches of the fill are the same whenever it is done: a resumed run reads the same bits."""
+    """Features are computed in the same batches each time, so a resumed run reads the same bits."""
     model = reader(bert(), layers="weighted-sum-last-four")
     features = features_of(rows(lengths=(6, 6, 6)))
     tables = []

@@ -1,4 +1,4 @@
-"""FreeLB: a perturbation inside its ball, one sequence at a time, and the mean gradient of the passes."""
+"""FreeLB: a perturbation inside its ball for each sequence, and the mean gradient of the passes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def task() -> Classification:
 
 
 class Kept(AdamWConfig):
-    """Settings of an optimiser that leaves the gradients where they can be seen."""
+    """Settings of an optimiser that exposes the gradients."""
 
     def build(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         class Reads(torch.optim.SGD):
@@ -79,7 +79,7 @@ class Kept(AdamWConfig):
 def gradients(
     model: HeadedModel, gradient: Gradient, parts: Sequence[Sequence[int]] = ((0, 1, 2),), step: int = 3
 ) -> tuple[Gradients, float]:
-    """What one update would apply, the batch cut into these items; and the loss that it tells."""
+    """The gradients of one update with these micro-batches of items, and its reported loss."""
     optimizer = Kept().build(model)
     stepper = Step(model, optimizer, CPU, RowClipping(model, None), gradient or Gradient())
     torch.manual_seed(11)
@@ -107,7 +107,7 @@ def test_one_pass_from_the_words_themselves_is_plain_fine_tuning_to_the_bit(rest
 
 
 def test_all_passes_have_the_same_dropout(restless: HeadedModel) -> None:
-    """A perturbation that does not move makes K equal passes, whose mean is one of them; other masks would differ."""
+    """With zero step size, K equal passes average to one of them; different dropout masks would make them differ."""
     ours, loss = gradients(restless, freelb(ascent_steps=4, start=0.0, step_size=0.0))
     plain, plain_loss = gradients(restless, Gradient())
     assert_equal(ours, plain, rtol=1e-5, atol=1e-7)
@@ -182,7 +182,7 @@ def test_the_start_is_drawn_by_seed_step_and_sequence() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.6])
 def test_no_perturbation_leaves_its_ball(epsilon: float) -> None:
-    """Neither a start that is too large nor steps that are; and it never stands still inside."""
+    """Neither a start that is too large nor the steps leave it, and the perturbation never stops moving inside."""
     batch = features().batch(np.asarray([0, 1, 2])).packed
     generator = torch.Generator().manual_seed(8)
     found = Perturbation(FreeLb(epsilon=epsilon, start=3.0, step_size=0.25, ascent_steps=9), batch, seed=0, step=0)
@@ -229,7 +229,7 @@ def test_the_perturbed_loss_is_higher_than_the_plain_one(model: HeadedModel) -> 
 
 
 def test_the_task_may_have_several_sequences_an_item(model: HeadedModel) -> None:
-    """Windows of one text are perturbed each for itself, and their item counts once."""
+    """Windows of one text are perturbed separately, and their item counts once."""
     writer = FeatureWriter()
     for length in LENGTHS:
         writer.add(list(range(5, 5 + length)), [0] * length)

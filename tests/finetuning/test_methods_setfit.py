@@ -1,4 +1,4 @@
-"""SetFit: pairs, the head that is scikit-learn's regression, few labels, the files, and stopping."""
+"""SetFit: pairs, the head equal to scikit-learn's regression, few labels, the files, and stopping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = ("method.name=setfit", "lr=2e-3", "engine.device=cpu", "engine.precis
 
 
 class FewLabels:
-    """A model, a few labelled examples, and more to be evaluated on."""
+    """A model, a few labelled examples, and more for evaluation."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -110,7 +110,9 @@ def test_each_example_has_as_many_pairs_of_either_kind() -> None:
         assert len(together) == len(own) - len(together) == 7
         assert (labels[together[:, 1]] == labels[item]).all()
         assert (labels[own[own[:, 2] == 0][:, 1]] != labels[item]).all()
-        assert (together[:, 1] == item).all() == (item == 4), "with itself only where it is alone"
+        assert (together[:, 1] == item).all() == (item == 4), (
+            "paired with itself only if its label has no other example"
+        )
     np.testing.assert_array_equal(pairs, drawn_pairs(labels, 7, Draw(3, "setfit")))
 
 

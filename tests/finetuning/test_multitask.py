@@ -1,4 +1,4 @@
-"""Several tasks with one encoder: each step is one task's, each head its own; what `transformers` computes; resumes."""
+"""Several tasks with one encoder: each step trains one task, with its own head, as in `transformers`; resuming."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MOODS, WORTHS, TAGS, DEV = 45, 31, 26, 18
 
 
 def worth(text: str) -> float:
-    """What the word of mood says, as a number."""
+    """The sentiment of the deciding word, as a number."""
     return next(number / 2 for number, word in enumerate((BAD[1], BAD[0], *GOOD)) if word in text.split())
 
 
 class Place:
-    """A model and the files of three tasks: the mood of a sentence, a number for it, its good words."""
+    """A model and the files of three tasks: a sentence's sentiment, a number for it, its positive words."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,7 +68,7 @@ class Place:
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         tasks = [self.mood, self.worth, self.tags]
-        # A single run is trained again: else bits would be compared with themselves.
+        # A single run is always trained; otherwise bits would be compared with themselves.
         alone = not {"seeds", "grid", "resume"} & fields.keys()
         given = {
             "task": tasks,
@@ -126,7 +126,7 @@ def test_smoothing_evens_out_how_often_tasks_come(smoothing: float, counts: tupl
     order = TaskOrder(orders(), seed=2, smoothing=smoothing)
     assert order.steps_by_task == counts
     assert Counter(order.task(step) for step in range(13)) == dict(enumerate(counts))
-    # What an epoch leaves of a task comes first in the next one: over seven epochs nothing is left out.
+    # The batches of a task left over from an epoch come first in the next one: nothing is lost over seven epochs.
     taken = Counter(tuple(order.items(step)) for step in range(7 * 13) if order.task(step) == 0)
     assert set(taken) >= {tuple(orders()[0].items(step)) for step in range(7 * counts[0])}
 
@@ -215,7 +215,7 @@ def test_each_head_predicts_and_is_trained_further_from_its_directory(place: Pla
 
 
 def test_a_head_that_has_had_no_step_is_as_it_was_drawn(place: Place) -> None:
-    """Weight decay and the moments of Adam leave it alone, too."""
+    """Weight decay and Adam's moments do not change it, either."""
     outcome = place.run("optimisation.max_steps=1", "optimisation.weight_decay=0.5")
     first = outcome.run.model
     drawn = {}
@@ -231,7 +231,7 @@ def test_a_head_that_has_had_no_step_is_as_it_was_drawn(place: Place) -> None:
 
 
 def test_twenty_steps_equal_a_plain_loop_of_transformers(place: Place) -> None:
-    """Two classes of `transformers` on one encoder, torch's own AdamW over both, each batch through its own head."""
+    """Two classes of `transformers` on one encoder, torch's own AdamW over both, each batch with its own head."""
     transformers = pytest.importorskip("transformers")
     outcome = place.run(
         *("lr=3e-3", "optimisation.max_steps=20", "engine.log_every_steps=1"),

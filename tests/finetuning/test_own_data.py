@@ -1,4 +1,4 @@
-"""A user's own table from one file to a result: dev held out or in folds, labels counted, rows left out and listed."""
+"""A user's own table from file to result: dev held out or in folds, labels counted, skipped rows listed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:
     with pytest.raises(UsageError, match=r"--grid task\.split\.fold: a cross-validation has one run per fold"):
         sweep_runs(recipe, [1], {"task.split.fold": ["0", "1"]})
     (one,) = sweep_runs(place.request({"folds": 2, "fold": 1}).requested(), [1], {})
-    assert one.name == "seed=1", "one fold alone is a run"
+    assert one.name == "seed=1", "a single fold is one run"
 
 
 def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> None:
@@ -174,7 +174,7 @@ def command(place: Place, table: Path, *words: str) -> list[str]:
 
 
 def semicolons(path: Path) -> Path:
-    """A table as a European spreadsheet writes it, with labels missing and a bad row."""
+    """A table as written by a European spreadsheet, with labels missing and a bad row."""
     rows = [f'"{text} \u00e9t\u00e9";{label}' for text, label in reviews(40, 3)]
     rows[3:3] = ["no label;NaN", "none;", "too;many;fields"]
     path.write_bytes("\r\n".join(["review;stars", *rows, ""]).encode("cp1252"))

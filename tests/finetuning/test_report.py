@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves to act on: scores by class, confusion, calibration, thresholds, mistakes, figures."""
+"""Diagnostics of a fine-tuning run: scores by class, confusion, calibration, thresholds, mistakes, figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def noisy(count: int, seed: int) -> list[tuple[str, object]]:
-    """Reviews of which every fifth has the other label, so that some mistakes are confident."""
+    """Reviews of which every fifth has the wrong label, so some mistakes are confident."""
     other = {"bad": "good", "good": "bad"}
     return [(text, other[label] if i % 5 == 0 else label) for i, (text, label) in enumerate(reviews(count, seed))]
 
@@ -151,7 +151,7 @@ def test_a_regression_starts_at_the_mean_of_its_labels(tmp_path: Path, base: Pat
 
 
 class _RunDouble:
-    """As much of a run directory as a trainer reads before it starts."""
+    """The part of a run directory that a trainer reads before it starts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What a search tries: the same settings each time, within their ranges, spread over them; and `bertkit tune`."""
+"""Settings drawn by a search: reproducible, within their ranges and spread over them; and `bertkit tune`."""
 
 from __future__ import annotations
 

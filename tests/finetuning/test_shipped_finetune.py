@@ -108,7 +108,7 @@ def write_nli(directory: Path) -> None:
 
 
 def write_sentences(directory: Path) -> Path:
-    """Texts, a line each, beside STS-B."""
+    """Texts, one per line, next to STS-B."""
     write_glue(directory)
     path = directory / "sentences.txt"
     path.write_text("".join(f"{text}\n" for text, _ in reviews(60, 2)), encoding="utf-8")
@@ -124,7 +124,7 @@ DATA: dict[str, Callable[[Path], object]] = {
     "sts-embedding": write_glue,
     "nli-embedding": write_nli,
 }
-"""A few made examples of the recipes' tasks, in their official layout."""
+"""A few generated examples of the recipes' tasks, in their official layout."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""A batch of a task as it is shown: the examples, tokens and labels that the same update reads."""
+"""The shown batch of a task has the examples, tokens and labels that the same update reads."""
 
 from __future__ import annotations
 

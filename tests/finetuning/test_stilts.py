@@ -1,4 +1,5 @@
-"""Fine-tuning from a fine-tuned model: the encoder to the bit, the head where the labels' names are the task's."""
+"""Fine-tuning from a fine-tuned model keeps the encoder bit for bit, and the head if the labels' names are the
+task's."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Place:
         return finetune(self.request(task, model, *overrides, **fields), progress=silent_progress)
 
     def start(self, task: OwnTask, model: Path, *overrides: str) -> tuple[Prepared, dict[str, Tensor]]:
-        """What a fine-tuning begins with, before its first step."""
+        """The weights of a fine-tuning run before its first step."""
         recipe = self.request(task, model, *overrides).requested()
         prepared = prepare(recipe)
         return prepared, TaskTrainer(recipe, prepared, seed=0).model.state_dict()
@@ -93,7 +94,7 @@ def test_two_labels_start_from_three_with_the_encoder_to_the_bit_and_a_new_head(
     assert same(begun, learnt.state_dict(), "pooler.")
     _, fresh = place.start(rte, place.model)
     assert begun["sequence_classification.output.weight"].shape == (2, 30)
-    assert same(begun, fresh, "sequence_classification.")  # drawn by the seed, whatever it starts from
+    assert same(begun, fresh, "sequence_classification.")  # initialised from the seed for any starting model
     outcome = place.run(rte, place.intermediate.run.path)
     assert json.loads((outcome.run.model / "config.json").read_text())["label2id"].keys() == {
         "entailment",
@@ -155,7 +156,7 @@ def test_another_kind_of_head_is_drawn_whatever_the_labels(place: Place, caplog:
 
 
 def test_a_checkpoint_that_no_run_vouches_for_is_still_refused(place: Place, tmp_path: Path) -> None:
-    """What its labels mean, nobody says; a new head is the user's to ask for."""
+    """Its labels have no names, so the user must request a new head."""
     other = write_model(tmp_path / "other", heads=("sequence_classification",), labels=Labels(THREE))
     two = place.task("two", reviews(30, 9))
     with pytest.raises(DataError, match=r"labels are contradiction, entailment, neutral, not bad, good.*--new-head"):

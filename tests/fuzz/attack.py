@@ -1,9 +1,9 @@
-"""A long attack on every surface, in one process.
+"""Fuzz every surface for a long time, in one process.
 
-    python -m tests.fuzz.attack 50000 3600 [SEED]     # so many inputs, in at most so many seconds
+    python -m tests.fuzz.attack 50000 3600 [SEED] # number of inputs, maximum seconds
 
-Findings are tracebacks, exit code 1, more than ten seconds of the processor, and more than 2 GB beyond what the process
-had before. Each is printed once with its input, which belongs into corpus.py when it is mended.
+Findings are tracebacks, exit code 1, more than ten seconds of processor time, and more than 2 GB above the process's
+previous memory. Each is printed once with its input; once fixed, add it to corpus.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BYTES = 2 << 30
 
 
 class HangError(BaseException):
-    """An input took too long; nothing catches it on the way."""
+    """An input took too long; no code in between catches this."""
 
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Memory beyond what there is now is bounded, and bertkit's log is quiet."""
+    """Limit memory relative to current use, and silence bertkit's log."""
     logger = logging.getLogger("bertkit")
     before, level = resource.getrlimit(resource.RLIMIT_AS), logger.level
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -55,12 +55,12 @@ def limited() -> Iterator[None]:
 
 
 def tried(surface: Surface, drawn: Any) -> str | None:
-    """What is found of an input: None where it was read or refused."""
+    """The finding for an input; None if it was read or refused."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise HangError(f"more than {SECONDS} seconds")
 
-    # Of the processor's time: others may keep this process waiting. A pause that is none of its doing would be a hang.
+    # In processor time, because others may delay this process. A pause not caused by others would be a hang.
     before = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:

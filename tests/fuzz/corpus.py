@@ -1,4 +1,4 @@
-"""Inputs that an attack found, each mended: the surface's name and the input."""
+"""Inputs found by fuzzing, each fixed: the surface's name and the input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hostile values, and strategies that damage what is valid: JSON documents, bytes, lines of text.
+"""Hostile values, and strategies that damage valid JSON documents, bytes and lines of text.
 
-Damage to valid input reaches further into a reader than noise does. Each damage is plain data (where, what), so that
-Hypothesis shrinks it.
+Damaged valid input reaches further into a reader than noise. Each damage is plain data (where, what), which Hypothesis
+can shrink.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed_at(document: Any, place: tuple[Any, ...], harm: str, value: Any) -> Any:
-    """The document with a value replaced, deleted, wrapped in a list, or put under another key beside it."""
+    """The document with a value replaced, deleted, wrapped in a list, or copied to another key."""
     if not place:
         return value if harm != "wrap" else [document]
     document = deepcopy(document)
@@ -103,12 +103,12 @@ def damaged_json(document: Any) -> st.SearchStrategy[Any]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """As a file may hold it: NaN, infinities and half surrogates included."""
+    """As text of a file: NaN, infinities and lone surrogates included."""
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
 def damaged_bytes(content: bytes) -> st.SearchStrategy[bytes]:
-    """The bytes after one to four changes: flipped, cut, repeated, or with something put in."""
+    """The bytes after one to four changes: flipped, cut, repeated, or with insertions."""
     piece = st.sampled_from(
         [
             b"\0",

@@ -1,8 +1,7 @@
-"""Generated documents: whatever a config.json, a recipe, an override or a line of data holds, what reads it returns or
-raises an error of ours.
+"""For any config.json, recipe, override or line of data, its reader returns or raises one of bertkit's errors.
 
-Hypothesis draws values of every type at every key that the readers know, beside keys that they do not. Nothing is built
-and nothing is written but one small file below a temporary directory.
+Hypothesis draws values of every type for known and unknown keys. Nothing is built, and only one small file is written,
+below a temporary directory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ EXAMPLES = settings(max_examples=150, suppress_health_check=[HealthCheck.functio
 
 
 def refusal(read: Callable[[], object]) -> str | None:
-    """What an error of ours says, if the reader raises one; any other exception is the test's failure."""
+    """The message of bertkit's error if the reader raises one; any other exception fails the test."""
     try:
         read()
     except (UsageError, DataError) as error:

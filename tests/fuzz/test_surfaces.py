@@ -1,6 +1,6 @@
-"""Every way for input into bertkit, attacked for a few seconds; `make fuzz` goes on for an hour.
+"""Every surface, fuzzed for a few seconds; `make fuzz` runs for an hour.
 
-What a long attack found is kept in corpus.py, and is tried first.
+Inputs found by long runs are kept in corpus.py and tried first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = settings(
 @pytest.fixture(scope="module")
 def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Surface]]:
     home: Path = tmp_path_factory.mktemp("fuzz") / "home"
-    made = {surface.name: surface for surface in made_surfaces(home)}  # with all imports, which are not limited
+    made = {surface.name: surface for surface in made_surfaces(home)}  # including all imports, which are not limited
     with limited():
         yield made
 

@@ -1,4 +1,4 @@
-"""From left to right: the outputs of `transformers`, and draws that no company changes."""
+"""Left-to-right generation: the outputs of `transformers`, and draws that are independent of the batch."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_draws_have_the_frequencies_of_the_narrowed_distribution(kind: str) -> N
 
 
 def _narrowed(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """By `transformers`' own processors."""
+    """With `transformers`' own processors."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     ids, row_1V = torch.zeros(1, 1, dtype=torch.long), logits_V[None]
@@ -180,7 +180,7 @@ def test_stop_texts_and_room_end_outputs_and_suppressed_tokens_never_appear(twin
 
 
 def test_a_vocabulary_smaller_than_the_beam(tmp_path: Path) -> None:
-    """All continuations of the first step are kept, and no place stands for one that is not there."""
+    """All continuations of the first step are kept, and no beam is filled by a missing one."""
     from bertkit.models.gpt2 import Gpt2Config
 
     config = Gpt2Config(

@@ -35,11 +35,11 @@ SPECIAL = (CLS, SEP, MASK)
 
 
 class ToyConditionals:
-    """Two tokens at two places, whose conditionals belong to no joint distribution: the first place likes to be the
-    second, the second likes to differ from the first."""
+    """Two tokens at two positions with conditionals of no joint distribution: the first prefers to equal the second,
+    the second prefers to differ from the first."""
 
     def __init__(self) -> None:
-        self.table = torch.full((3, 5, 5), -torch.inf)  # by position and the other place's token
+        self.table = torch.full((3, 5, 5), -torch.inf)  # by position and the other position's token
         self.table[1:, :, A], self.table[1:, :, B] = 0.4, 0.0
         for other in (A, B):
             self.table[1, other, other] += 1.5
@@ -109,7 +109,7 @@ def test_where_the_energy_is_constant_every_proposal_that_is_symmetric_is_taken(
 
 
 def test_burn_in_draws_from_the_whole_distribution() -> None:
-    """With the one most probable token the chain is decided from the burn-in on."""
+    """Restricted to the most probable token, the chain is deterministic after the burn-in."""
     narrow = Sampling(top_k=1)
     during = gibbs(filler(narrow), toy_texts(400), iterations=8, burn_in=8)
     assert (frequencies(during) > 0.05).all()
@@ -137,7 +137,7 @@ def text_filler(made: HeadedModel, sampling: Sampling | None = None) -> MaskFill
 
 
 def texts() -> list[TextWithMasks]:
-    """Masks among words, masks alone, one mask, and a copy as another sample."""
+    """Masks among words, masks only, one mask, and a copy as another sample."""
     rows = [
         [CLS, 10, MASK, 11, MASK, MASK, 12, SEP],
         [CLS, *[MASK] * 11, SEP],

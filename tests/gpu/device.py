@@ -1,4 +1,4 @@
-"""The device of these tests, which are skipped where there is none."""
+"""The device of these tests, which are skipped if there is none."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ pytestmark = needs_gpu
 
 LENGTHS = [5, 117, 1, 64, 117, 212]
 BF16 = {"rtol": 0.04, "atol": 0.04}
-"""Eight bits of mantissa, of values around one."""
+"""Eight bits of mantissa, for values around one."""
 
 
 def drawn_heads() -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_the_kernel_gives_what_rectangles_give(reads: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("reads", ["all", "by position", "window"])
 def test_dropped_probabilities_have_the_mean_of_all_and_their_own_gradient(reads: str) -> None:
-    """The output is linear in the values, so its gradient under the same draw tells what a change of them does."""
+    """The output is linear in the values, so its gradient under the same draw gives the effect of changing them."""
     sequences, scope, rate = PackedSequences.from_lengths(LENGTHS).to(GPU), Scope(None, ""), 0.2
     query, key, value = (each.detach() for each in drawn_heads())
 
@@ -76,7 +76,7 @@ def test_dropped_probabilities_have_the_mean_of_all_and_their_own_gradient(reads
     draws = torch.stack([attended(value, rate, seed).float() for seed in range(200)])
     assert torch.equal(draws[7], attended(value, rate, 7).float())
     assert not torch.equal(draws[7], draws[8])
-    # A sum of dropped probabilities times values has at most this deviation: of one value alone.
+    # A sum of dropped probabilities times values has at most the deviation of a single value.
     error = (draws.mean(dim=0) - whole).abs().max()
     assert error < 6 * float(value.abs().max()) * (rate / (1 - rate) / len(draws)) ** 0.5
     assert (draws.mean(dim=0) - whole).abs().mean() < 0.2 * (draws[0] - whole).abs().mean()

@@ -1,4 +1,4 @@
-"""Whole commands on a GPU: a pretraining in bf16 that learns, with the kernel for packed sequences, and the bench."""
+"""Whole commands on a GPU: a bf16 pretraining whose loss falls, with the kernel for packed sequences, and the bench."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = needs_gpu
 def test_a_pretraining_in_bf16_learns(
     tmp_path: Path, bertkit: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "_reported", set())  # each is logged once a process
+    monkeypatch.setattr(varlen, "_reported", set())  # each is logged once per process
     recipe, text = write_recipe(tmp_path)
     run = tmp_path / "run"
     settings = {

@@ -1,4 +1,4 @@
-"""The step on a GPU: the CPU's result, memory that runs out, activations computed again, and how often it waits."""
+"""The step on a GPU: the CPU's result, out-of-memory handling, activation checkpointing, and host synchronisations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_update_gives_what_it_gives_on_a_cpu() -> None:
     assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-3)
     assert found.terms["masked_lm"].count == expected.terms["masked_lm"].count
     for own, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        # Adam's first update is the sign of the gradient: where that is zero up to rounding, the sign is chance.
+        # Adam's first update is the sign of the gradient: if that is zero up to rounding, the sign is arbitrary.
         assert float(((own.cpu() - theirs).abs() > 1e-4).float().mean()) < 0.02
 
 
@@ -121,14 +121,14 @@ def test_an_update_that_is_not_finite_is_left_out_without_waiting_for_it() -> No
     assert not outcome.finite
     after = [parameter.detach() for parameter in model.parameters()]
     changed = [not torch.equal(new, old) for new, old in zip(after, before, strict=True)]
-    assert sum(changed) <= 1, "the bias that was changed by hand"
+    assert sum(changed) <= 1, "the bias that the test changed"
     assert {float(state["step"]) for state in step.optimizer.state.values()} == {1.0}
 
 
 def waits(batches: list[PackedBatch]) -> int:
-    """How often an update makes the host wait for the GPU, as torch reports it."""
+    """How often an update makes the host wait for the GPU, as reported by torch."""
     step = step_of(made_model(dropout=0.1), precision="bf16")
-    step.update(batches, TERMS, 1e-3)  # what is made once may wait
+    step.update(batches, TERMS, 1e-3)  # things built only once may wait
     moved = [batch.to(GPU) for batch in batches]
     torch.cuda.set_sync_debug_mode("warn")
     try:

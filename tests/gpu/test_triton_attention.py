@@ -1,4 +1,4 @@
-"""The Triton kernels for attention of packed sequences against plain operators of float64, on Hopper or newer."""
+"""The Triton kernels for attention of packed sequences against plain float64 operators, on Hopper or newer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_values_and_gradients_are_the_plain_ones(case: Case) -> None:
 
 
 def test_scores_far_from_zero_give_finite_gradients() -> None:
-    """Behind the end of a sequence a score is 0, which may be hundreds above the sum of the exponentials."""
+    """After the end of a sequence a score is 0, which may be hundreds above the log of the sum of exponentials."""
     case = Case(lengths=(70, 5, 129), heads=2)
     rows, bounds_B1, given = case.drawn(GPU)
     query, key, value = (each.detach().clone() for each in rows)

@@ -1,4 +1,4 @@
-"""Predictors whose outputs are a rule of the text, so that what is made of them can be computed by hand."""
+"""Predictors with rule-based outputs, so that results derived from them can be computed by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Tagger:
     """Capitalised words are names, numbers are dates; a neighbour of the same kind continues it.
 
     Attributes:
-        sizes: words of each example that was read.
-        document_sizes: words that may share a window, by the document's number.
+        sizes: number of words of each example read.
+        document_sizes: number of words that may share a window, by document number.
     """
 
     def __init__(self, context: str, names: tuple[str, ...] = TAGS) -> None:
@@ -51,10 +51,10 @@ class Tagger:
 
 
 class Reader:
-    """Every capitalised word may be the answer; a longer one is the better. `null` is the score of no answer.
+    """Every capitalised word is a candidate answer; longer ones score higher. `null` is the score of no answer.
 
     Attributes:
-        lengths: characters of each context that was read.
+        lengths: number of characters of each context read.
     """
 
     def __init__(self, null: float | None = 0.0, stored: dict[str, Any] | None = None) -> None:

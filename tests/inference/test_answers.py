@@ -1,4 +1,4 @@
-"""Answers with their places: distinct ones, their probabilities, and contexts of any length."""
+"""Answers with their positions: distinct answers, their probabilities, and contexts of any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of columns: every line comes out as it was, with the predicted tag behind each word."""
+"""Column files: every line is returned unchanged, with the predicted tag after each word."""
 
 from __future__ import annotations
 

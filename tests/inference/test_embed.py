@@ -1,4 +1,4 @@
-"""`bertkit embed`: files and lines of vectors that depend on the text alone, whole or continued."""
+"""`bertkit embed`: files and lines of vectors that depend only on the text, in one run or resumed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(model: Path, tmp_path: Path) ->
         for _ in range(3):
             with pytest.raises(StoppedError, match=r"SIGTERM after [0-9]+ texts; give the same command again"):
                 embed_to_file(embedder, _stopping(texts), resumed, EmbedSettings(), source=source)
-        # What was written behind the last whole block is not kept.
+        # Data written after the last complete block is not kept.
         with (tmp_path / f"resumed.{ending}.part").open("ab") as part:
             part.write(b"torn")
         embed_to_file(embedder, texts, resumed, EmbedSettings(), source=source)
@@ -148,7 +148,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(model: Path, tmp_path: Path) ->
 
 
 def _stopping(texts: list[InputText]) -> Any:
-    """The texts; a signal comes while they are read, seven texts behind what is done."""
+    """The texts; a signal arrives while they are read, seven texts after the finished ones."""
     state = list(texts)
     for text in state:
         yield text

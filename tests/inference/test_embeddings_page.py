@@ -1,4 +1,4 @@
-"""The commands of docs/embeddings.md work as they stand, on small files of the names that it gives."""
+"""The commands of docs/embeddings.md work unchanged on small files with the names used there."""
 
 from __future__ import annotations
 

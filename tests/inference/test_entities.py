@@ -1,4 +1,4 @@
-"""Entities of plain text: exact places, windows that follow the text, scores by type."""
+"""Entities of plain text: exact positions, windows that follow the text, scores by type."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_long_sentence_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_chapter_is_read_in_the_same_windows_alone_and_in_its_book() -> None:
-    """Windows hold whole paragraphs: those of a chapter are the same but for the ones that reach beyond its edges."""
+    """Windows contain whole paragraphs, so those of a chapter are the same except for windows across its edges."""
     encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=40)
     task = Tagging(Labels(TAGS), ("accuracy",), TaggingSettings(context="document"))
     generator = random.Random(0)
@@ -109,7 +109,7 @@ def test_a_chapter_is_read_in_the_same_windows_alone_and_in_its_book() -> None:
     assert alone[0] - together <= set(windows(chapters[0])[-1:])
     for chapter in alone[1:]:
         assert len(chapter - together) <= 0.3 * len(chapter)
-    # Where paragraphs are lines, a blank line separates documents: nothing is read across it.
+    # If paragraphs are lines, a blank line separates documents and no window crosses it.
     pages = [chapter.replace("\n\n", "\n") for chapter in chapters]
     assert windows("\n\n".join(pages)) == [window for page in pages for window in windows(page)]
 

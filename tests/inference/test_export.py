@@ -1,4 +1,4 @@
-"""Models written anew: they give the numbers of their source, or nothing is left of them."""
+"""Exported models reproduce their source's numbers; a failed export leaves no files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {
 
 
 def small_model(directory: Path, config: EncoderConfig | None = None, heads: tuple[str, ...] = ("masked_lm",)) -> Path:
-    """With a tokenizer of its own, learnt from a little text."""
+    """With its own tokenizer, trained on a little text."""
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=300), english(300))
     config = BertConfig(**SIZES) if config is None else config
     model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), heads)

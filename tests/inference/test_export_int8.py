@@ -1,4 +1,4 @@
-"""Models written with int8 weights: near their source, a quarter of its size, read wherever a model is used."""
+"""Models with int8 weights: close to their source, a quarter of its size, and readable wherever a model is used."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_pretraining_is_refused_before_the_text_is_read(written: Path, bertkit: 
     done = bertkit("pretrain", "domain-adapt", "--init", written, *words)
     assert done.code == 3
     assert TRAINING_REFUSED in done.stderr
-    # Of a recipe that names its model itself.
+    # For a recipe that names its model itself.
     sizes = f"model={json.dumps(read_config(written)[0].model_dump(mode='json'))}"
     start = ["--set", f"init={written}", "--set", sizes, "--set", "data.sequence_length=32"]
     done = bertkit("pretrain", "domain-adapt", *start, *words)
@@ -132,7 +132,7 @@ def test_what_is_far_from_its_source_is_refused_and_leaves_nothing(
 
 @pytest.fixture(scope="module")
 def text(source: Path) -> Path:
-    """Lines of words that the model knows."""
+    """Lines of words in the model's vocabulary."""
     words = [word for word in load_tokenizer(source).backend.get_vocab() if word.isalpha()]
     lines = [" ".join(words[start::9]) for start in range(9)]
     (source.parent / "text.txt").write_text("\n\n".join(lines) + "\n")

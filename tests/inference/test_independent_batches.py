@@ -1,4 +1,4 @@
-"""The bits of a sequence's vector depend on no other sequence: not on their number, their lengths or their order."""
+"""The bits of a sequence's vector do not depend on other sequences: their number, lengths or order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_company_changes_a_bit(family: str, everywhere: bool, monkeypatch: py
         if not has_onednn(torch.float32):
             pytest.skip("this processor's torch has no oneDNN")
         monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
-        monkeypatch.setattr(products, "LEAST_SIDE", 2)  # as the maps of a real model
+        monkeypatch.setattr(products, "LEAST_SIDE", 2)  # like the maps of a real model
     embedder = small_embedder(family)
     sequences = drawn_sequences(embedder.tokenizer.vocab_size)
     expected = embedder.vectors(sequences)

@@ -1,4 +1,5 @@
-"""The bits of an example's outputs depend on no other example, for heads of sequences, words, tokens and choices."""
+"""The bits of an example's outputs do not depend on other examples, for heads of sequences, words, tokens and
+choices."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_texts_pairs_and_words_are_inputs_too(base: Path, tmp_path: Path) -> Non
     model = _load(_finetuned(task, base, tmp_path / "run", ["optimisation.steps=1"]))
     inputs = [("the cat", "a dog"), {"text": "the cat", "text_pair": "a dog"}, " "]
     first, second, blank = model.predict(inputs, top=1)
-    # Rows of one matrix product may round apart, by where they stand in it.
+    # Rows of one matrix product may round differently, depending on their position.
     assert first["scores"] == pytest.approx(second["scores"], rel=1e-6)
     assert len(first["scores"]) == 1
     assert blank == {"id": "2", "prediction": None}

@@ -1,4 +1,4 @@
-"""The settings of reading in `bertkit predict`: the same tables as in training, from files and pipes."""
+"""Reading settings of `bertkit predict`: the same tables as in training, from files and pipes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rows_that_cannot_be_read_are_empty_so_that_lines_stay_together(tmp_path
 
 @pytest.mark.parametrize("quoted", [True, False])
 def test_in_a_table_of_one_column_a_blank_line_is_an_empty_text(tmp_path: Path, quoted: bool) -> None:
-    """As spreadsheets write it; not behind the last row, and not where a row has other fields."""
+    """As spreadsheets write it, but not after the last row or in rows with other fields."""
     path = tmp_path / ("mine.csv" if quoted else "mine.tsv")
     path.write_text("\nbody\nfirst\n\n\nsecond\n\n\n")
     assert texts(path, quoted=quoted) == ["first", "", "", "second"]

@@ -1,4 +1,4 @@
-"""Labels without examples: the outputs for entailment as `transformers` has them, and cosines of vectors."""
+"""Zero-shot labels: entailment outputs equal `transformers`, and cosines of vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in processes: the values of one process, in any number of them, and none lost with its worker."""
+"""Jobs in any number of processes return one process's values, and no job is lost with its worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions of several processes: the bytes of one."""
+"""Predictions of several processes have the bytes of one process's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user is told where Ray is not installed, or its cluster is out of reach."""
+"""Messages if Ray is not installed or its cluster is unreachable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_cluster_out_of_reach_is_told_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]  # nobody listens
+        port = taken.getsockname()[1]  # no process listens
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             with pytest.raises(DataError, match=rf"RAY_ADDRESS={address}: no Ray cluster answers there \(.*refused"):
                 _require_reachable(address)

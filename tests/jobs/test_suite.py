@@ -1,4 +1,4 @@
-"""Two tasks and three seeds side by side, a worker killed among them: the same bytes as one after another."""
+"""Two tasks and three seeds in parallel with a killed worker give the same bytes as one run after another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TASK_NAMES, SEEDS = ("rte", "wnli"), (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a model, and the suite `serial`, whose runs went on one after another."""
+    """A folder with data, a model, and the suite `serial`, whose runs were trained one after another."""
     directory = tmp_path_factory.mktemp("suite")
     write_glue(directory / "glue")
     write_model(directory / "model")
@@ -91,7 +91,7 @@ def killing_one(runs: Path) -> Iterator[list[int]]:
 
 
 def suite_with_a_kill(home: Path, name: str, executor: ExecutorSettings) -> dict[str, Any]:
-    """The record of the suite's jobs, one of whose processes is killed."""
+    """The record of the suite's jobs, with one of their processes killed."""
     with killing_one(home / name / "suite" / "runs") as killed:
         suite(home, name, executor)
     assert len(killed) == 1

@@ -1,4 +1,4 @@
-"""Text tokenised and embedded by workers: the bytes of one process."""
+"""Workers that tokenise and embed text produce the bytes of one process."""
 
 from __future__ import annotations
 

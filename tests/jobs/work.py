@@ -1,4 +1,4 @@
-"""Work that jobs of tests do; in a file of its own, since a worker process has to import it."""
+"""Functions run as jobs in tests, in a separate file because a worker process has to import them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def square(number: int) -> int:
 
 
 def many_bytes(number: int) -> bytes:
-    """More than a pipe holds."""
+    """More than a pipe's buffer."""
     return bytes([number]) * (1 << 20)
 
 
 def killed_until(path: Path, times: int) -> int:
-    """Is killed as often as said, as by the kernel for lack of memory; then how often it was."""
+    """Kills its process this many times, like the kernel when out of memory; then returns the number of kills."""
     before = len(path.read_text()) if path.exists() else 0
     if before < times:
         path.write_text("x" * (before + 1))
@@ -37,13 +37,13 @@ def fails() -> None:
 
 
 def waits(marker: Path) -> None:
-    """Until it is told to stop."""
+    """Wait until stopped."""
     marker.write_text("")
     time.sleep(600)
 
 
 def saves(marker: Path) -> None:
-    """Until it is told to stop, which it survives, as a run does that saves a checkpoint."""
+    """Wait for SIGTERM and then end normally, like a run that saves a checkpoint."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
     marker.write_text("")

@@ -1,4 +1,4 @@
-"""Attention of packed sequences as kernels/gpu_attention.py defines it, in plain operators of float64."""
+"""Attention of packed sequences as defined by kernels/gpu_attention.py, in plain float64 operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept_probabilities(drawn: Tensor, tokens: int, heads: int, rate: float, star
 def plain_attention(
     rows: tuple[Tensor, ...], bounds_B1: Tensor, drawn: Tensor, window: tuple[int, int], scale: float, rate: float
 ) -> Tensor:
-    """What tokens read, (T, N, H), in float64."""
+    """The attention output per token, (T, N, H), in float64."""
     tokens, heads, _ = rows[0].shape
     mixed = []
     for start, end in pairwise(bounds_B1.tolist()):
@@ -63,13 +63,13 @@ def plain_attention(
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Of all numbers together, relative to their norm."""
+    """Error over all numbers together, relative to their norm."""
     return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
 @contextmanager
 def operators_on_a_processor() -> Iterator[None]:
-    """The kernels' operators for tensors in memory, too, in plain operators."""
+    """Also implement the kernels' operators for CPU tensors with plain operators."""
 
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         out, log_sum, drawn = gpu_attention._results(*arguments)

@@ -1,4 +1,4 @@
-"""The kernels of triton_attention.py in triton's interpreter, which needs no GPU, against plain operators.
+"""Compare the kernels of triton_attention.py, in triton's interpreter without a GPU, with plain operators.
 
     TRITON_INTERPRET=1 python -m tests.kernels.interpreted_attention
 

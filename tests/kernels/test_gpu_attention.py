@@ -1,4 +1,4 @@
-"""The kernels for attention on a GPU, as far as they can be tested without one; tests/gpu has the rest."""
+"""The GPU attention kernels as far as they can be tested without a GPU; tests/gpu tests the rest."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_probabilities_are_dropped_at_the_rate_and_independently(rate: float) ->
         moved_key, moved_query = centred.roll(shift, dims=2), centred.roll(shift, dims=1)
         is_zero(centred * moved_key)
         is_zero(centred * moved_query)
-        # Four products of two queries' and two keys' factors, the closest to a relation that there is.
+        # Four products of two queries' and two keys' factors: the closest thing to a relation between them.
         is_zero(centred * moved_key * moved_query * moved_query.roll(shift, dims=2))
     for one, other in itertools.combinations(range(heads), 2):
         is_zero(centred[one] * centred[other])

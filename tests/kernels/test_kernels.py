@@ -1,4 +1,4 @@
-"""Compiled kernels compute what torch's operators compute, gradients included, and draw what they draw."""
+"""Compiled kernels compute the same values, gradients and random draws as torch's operators."""
 
 from __future__ import annotations
 
@@ -279,8 +279,8 @@ SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
     "config", [BertConfig(**SMALL, hidden_act="gelu_new"), FastEncoderConfig(**SMALL, zero_outputs=False)]
 )
 def test_a_whole_model_trains_alike(kernels: Kernels, config: Any, lengths: tuple[int, ...]) -> None:
-    """Nearer to float32 than by torch's operators, or as near; with dropout, of attention where the rectangles that
-    torch's operators compute are as many cells as the kernel does."""
+    """Closer to float32 than torch's operators, or equally close; with attention dropout only if torch's rectangles
+    have as many cells as the kernel computes."""
     one_length = len(set(lengths)) == 1
     if not one_length and isinstance(config, BertConfig):
         config = config.model_copy(update={"attention_probs_dropout_prob": 0.0})

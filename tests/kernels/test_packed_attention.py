@@ -1,4 +1,4 @@
-"""The kernel for attention of packed sequences against rectangles: values, gradients, draws of dropout, threads."""
+"""The kernel for attention of packed sequences against rectangles: values, gradients, dropout draws, threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def threads() -> Iterator[None]:
 
 
 def drawn_heads(tokens: int, heads: int, width: int, *, side_by_side: bool = False) -> list[Tensor]:
-    """Queries, keys and values; `side_by_side`: as one product gives them."""
+    """Queries, keys and values; `side_by_side`: as columns of one product."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(tokens, 3, heads, width, generator=generator).bfloat16()
     parts = [rows[:, part] for part in range(3)]
@@ -98,11 +98,11 @@ def test_the_same_probabilities_are_dropped_as_in_one_rectangle(kernels: Kernels
     found, expected = (numbers(chosen, heads, lengths, "all", rate, 0.2) for chosen in (kernels, None))
     assert max(errors(found, expected)) < 0.01
     kept = numbers(None, heads, lengths, "all", 0.0, 0.2)
-    assert min(errors(kept, expected)) > 0.1, "what is dropped counts"
+    assert min(errors(kept, expected)) > 0.1, "dropped probabilities count"
 
 
 def test_sequences_of_many_lengths_drop_their_share(kernels: Kernels) -> None:
-    """With equal queries and values of one, a row's sum is the share that is kept, scaled: 1 on average."""
+    """With equal queries and values of one, a row's sum is the scaled share of kept probabilities: 1 on average."""
     lengths = [40, 3, 77, 12] * 20
     heads = [torch.zeros(sum(lengths), 4, 16, dtype=torch.bfloat16) for _ in range(2)]
     heads.append(torch.ones_like(heads[0]))
@@ -116,7 +116,7 @@ def test_sequences_of_many_lengths_drop_their_share(kernels: Kernels) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("lengths", [[13] * 3, [5, 17, 1, 50]], ids=str)
 def test_one_query_a_sequence(kernels: Kernels, lengths: list[int], rate: float) -> None:
-    """What a classifier's last layer needs; where lengths differ, rectangles draw another dropout."""
+    """Only what a classifier's last layer needs; if lengths differ, rectangles draw another dropout."""
     _, key, value = drawn_heads(sum(lengths), 3, 32)
     query = drawn_heads(len(lengths), 3, 32)[0]
     sequences = PackedSequences.from_lengths(lengths)
@@ -163,7 +163,7 @@ def test_columns_beside_each_other() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("widths", [(32, 32, 32), (16, 48)], ids=str)
 def test_one_product_for_queries_keys_and_values(kernels: Kernels, widths: tuple[int, ...], bias: bool) -> None:
-    """Nearer to float32 than a product for each, or as near; the gradient of the states is rounded once."""
+    """Closer to float32 than separate products, or equally close; the gradient of the states is rounded once."""
     torch.manual_seed(0)
     maps = [Linear(24, width, bias=bias) for width in widths]
     states = torch.randn(61, 24, requires_grad=True)

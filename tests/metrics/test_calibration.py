@@ -1,4 +1,4 @@
-"""Calibration against scikit-learn-like formulas written out, and against known optima."""
+"""Calibration against independent formulas in the style of scikit-learn, and against known optima."""
 
 from __future__ import annotations
 

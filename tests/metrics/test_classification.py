@@ -1,4 +1,4 @@
-"""Accuracy, F1 and Matthews correlation agree with scikit-learn on any labels, and refuse what cannot be compared."""
+"""Accuracy, F1 and Matthews correlation agree with scikit-learn on any labels, and refuse incomparable inputs."""
 
 from __future__ import annotations
 

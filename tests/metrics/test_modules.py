@@ -1,4 +1,4 @@
-"""Every metric behind evaluate's interface: the same figures, nothing fetched, nothing left on the disk."""
+"""Every metric with evaluate's interface: the same figures, nothing fetched, nothing left on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correlations agree with scipy wherever they exist, and are None, never NaN, where they do not."""
+"""Correlations agree with scipy if they are defined, and otherwise are None, never NaN."""
 
 from __future__ import annotations
 

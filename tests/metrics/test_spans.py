@@ -1,4 +1,4 @@
-"""SQuAD's scores: what the official scripts do with awkward answers, and thresholds that do what they promise."""
+"""SQuAD's scores: unusual answers as in the official scripts, and thresholds with the promised effect."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_answers_of_articles_alone_count_as_no_text_but_as_an_answerable_questio
 
 
 def test_score_differences_given_as_probabilities_empty_predictions_as_in_the_official_script() -> None:
-    """The trap of the released README: at the default threshold of 1.0, odds above 1 empty a right answer."""
+    """A trap in the released README: at the default threshold of 1.0, odds above 1 empty a correct answer."""
     scores = squad_v2({"q": "fox"}, {"q": ["fox"]}, {"q": 1.5})
     assert (scores["exact"], scores["best_exact"]) == (0.0, 1.0)
     assert squad_v2({"q": "fox"}, {"q": ["fox"]}, {"q": 1.0})["exact"] == 1.0
@@ -205,7 +205,7 @@ def test_the_threshold_on_odds_is_applied_as_in_the_official_script(
 @settings(max_examples=40)
 @given(QUESTIONS)
 def test_the_best_thresholds_are_those_of_the_official_search(questions: list[tuple[str, list[str], float]]) -> None:
-    """The script's search, told step by step: start with all empty, then admit question after question."""
+    """The script's search step by step: start with all empty, then admit one question after the other."""
     predictions, references, odds = ({str(i): q[part] for i, q in enumerate(questions)} for part in range(3))
     scores = squad_v2(predictions, references, odds)
     current = best = sum(not answers for answers in references.values())
@@ -244,7 +244,7 @@ def test_gold_answers_score_full_marks_on_real_questions(shared_data) -> None:
     answerable = {key: answers for key, answers in references.items() if answers}
     found = squad({key: answers[-1] for key, answers in answerable.items()}, answerable)
     nothing_left = sum(not normalise(answers[-1]) for answers in answerable.values())
-    assert nothing_left == 1  # one accepted answer is an article alone, which has no F1 in 1.1
+    assert nothing_left == 1  # one accepted answer is only an article, which has no F1 in 1.1
     assert found == {"exact_match": 1.0, "f1": pytest.approx(1 - nothing_left / len(answerable))}
     nothing = squad_v2(dict.fromkeys(references, ""), references)
     assert nothing["exact"] == pytest.approx(scores["NoAns_total"] / 1629)

@@ -1,4 +1,4 @@
-"""Summaries of seeds, degenerate runs, and a paired bootstrap whose p-values mean what they say."""
+"""Summaries of seeds, degenerate runs, and a paired bootstrap with valid p-values."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_totals_and_calls_draw_from_the_same_distribution() -> None:
 
 
 def test_the_interval_of_accuracy_is_the_normal_one_for_many_examples() -> None:
-    """The variance of the difference of paired means is known: an oracle for width and p-value."""
+    """The variance of the difference of paired means is known, which gives an oracle for width and p-value."""
     a, b, gold = sample(5, 4001, 0.3, 0.28)
     each = np.equal(b, gold).astype(float) - np.equal(a, gold).astype(float)
     error = each.std() / len(gold) ** 0.5

@@ -1,4 +1,4 @@
-"""Chunks and their F1: conlleval's and the strict readings against seqeval, scored by sentence and in all."""
+"""Chunk F1: conlleval's and the strict scheme compared with seqeval, per sentence and in total."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BIOES_TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in TYPES)]
 
 
 def sentences(tags: list[str]) -> st.SearchStrategy[list[list[tuple[str, str]]]]:
-    """Sentences of (predicted, gold) tags in any order at all."""
+    """Sentences of (predicted, gold) tags in arbitrary order."""
     pair = st.tuples(st.sampled_from(tags), st.sampled_from(tags))
     return st.lists(st.lists(pair, min_size=1, max_size=13), min_size=1, max_size=5)
 
@@ -64,7 +64,7 @@ def test_both_flavours_score_as_seqeval(pairs: list[list[tuple[str, str]]]) -> N
                 "accuracy": accuracy_score(gold, guessed),
             }
         )
-        chunks = any(iob2_spans(tags) for tags in (*guessed, *gold))  # seqeval cannot score none at all
+        chunks = any(iob2_spans(tags) for tags in (*guessed, *gold))  # seqeval cannot score an empty set
         strict = f1_score(gold, guessed, mode="strict", scheme=IOB2) if chunks else 0.0
     assert strict_iob2(guessed, gold)["strict_f1"] == pytest.approx(strict)
 

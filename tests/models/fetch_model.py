@@ -1,4 +1,4 @@
-"""Fetches and loads models in a process of its own, for the Hub's client reads its settings once: argv is what to
+"""Fetches and loads models in a separate process, because the Hub's client reads its settings once; argv is what to
 fetch.
 
 Prints one JSON list: for each model its directory and the sum of all weights, or the error.

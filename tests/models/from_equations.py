@@ -1,4 +1,4 @@
-"""What tests of models against their paper's equations share: sizes, random weights, sequences of unequal length."""
+"""Shared by tests of models against their paper's equations: sizes, random weights, sequences of unequal length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def random_model(
 
 
 def saved_weights(model: HeadedModel, directory: Path) -> dict[str, Tensor]:
-    """As they are in the file, each ready for a gradient."""
+    """The tensors of the file, each ready for a gradient."""
     save_model(model, None, directory)
     return {name: tensor.requires_grad_() for name, tensor in load_file(directory / "model.safetensors").items()}
 
@@ -52,7 +52,7 @@ def random_sequences(lengths: list[int] = LENGTHS) -> list[list[int]]:
 
 
 def assert_apart(model: HeadedModel, rows: list[list[int]]) -> None:
-    """No sequence sees another: the second one's tokens change, and the states of the second one alone."""
+    """No sequence attends to another: changing the second one's tokens changes only the second one's states."""
     others = [[(token + 1) % VOCABULARY for token in row] if number == 1 else row for number, row in enumerate(rows)]
     states = []
     for each in (rows, others):

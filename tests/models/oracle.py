@@ -1,7 +1,7 @@
 """The families under test and their oracle: classes of `transformers` with random weights, and the same model here.
 
-A family is a file in cases/ with a list `CASES`; every file there is found. The oracle
-is built by its own class, saved by its own `save_pretrained`, and read by the package like any checkpoint.
+A family is a file in cases/ with a list `CASES`; every file there is found. The oracle is built by its own class, saved
+by its own `save_pretrained`, and read by bertkit like any checkpoint.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Case:
     """One configuration of a family.
 
     Attributes:
-        name: for the test's id.
-        config_class: of `transformers`.
-        settings: its arguments; unequal odd sizes, two layers.
+        name: part of the test's id.
+        config_class: configuration class of `transformers`.
+        settings: its arguments, with unequal odd sizes and two layers.
         heads: the class of `transformers` for each head here.
-        joint: a class with several heads: its name, and for each head the output that holds its logits.
+        joint: a class with several heads: its name, and the output with the logits of each head.
         max_tokens: longest sequence; LENGTHS has one of exactly this length.
-        unlimited: the family can read longer ones, too, however long.
-        pad_id: for padding the oracle's input.
-        pad_left: whether the oracle wants padding before the tokens.
+        unlimited: whether the family also reads longer sequences of any length.
+        pad_id: padding id of the oracle's input.
+        pad_left: whether the oracle needs padding before the tokens.
         token_types: whether the oracle takes segment types.
-        states: whether hidden states of every layer are compared, and which of the oracle's they are: index i of the
-            list is the oracle's hidden state that equals `blocks.i.hook_resid_post`, None where it has no equal.
-        first_state: the oracle's hidden state before the first layer, None where it has no equal.
-        zero_pad_row: whether the oracle looks at the padding's embedding, so that it must be zero.
-        type_count: segment types, where its settings do not say.
+        states: the compared hidden states: item i is the index of the oracle's hidden state that equals
+            `blocks.i.hook_resid_post`, None if there is none.
+        first_state: index of the oracle's hidden state before the first layer, None if there is none.
+        zero_pad_row: whether the oracle uses the padding's embedding, which must then be zero.
+        type_count: number of segment types, if the settings do not contain it.
     """
 
     name: str
@@ -77,7 +77,7 @@ def all_cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Twins:
-    """An oracle, the same model here, and the directory that the oracle was saved to."""
+    """An oracle, the same model here, and the directory in which the oracle is saved."""
 
     oracle: Any
     model: HeadedModel
@@ -89,7 +89,7 @@ def make_oracle(case: Case, architecture: str, *, seed: int = 1) -> Any:
     import transformers
 
     config_class = getattr(transformers, case.config_class)
-    # Heads without labels of their own take their two outputs from the number of labels, too.
+    # Heads without their own labels also get their two outputs from the number of labels.
     labels = NUM_LABELS if architecture.endswith(("ForSequenceClassification", "ForTokenClassification")) else 2
     config = config_class(**case.settings, vocab_size=VOCABULARY, num_labels=labels, attn_implementation="eager")
     torch.manual_seed(seed)
@@ -103,7 +103,7 @@ def make_oracle(case: Case, architecture: str, *, seed: int = 1) -> Any:
 
 
 def make_twins(case: Case, architecture: str, directory: Path) -> Twins:
-    """The oracle, saved, and what the package reads from there."""
+    """The saved oracle, and the model that bertkit reads from it."""
     oracle = make_oracle(case, architecture)
     oracle.save_pretrained(directory)
     model, report = load_model(directory)
@@ -114,12 +114,12 @@ def make_twins(case: Case, architecture: str, directory: Path) -> Twins:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The same sequences, packed and padded.
+    """The same sequences in packed and padded form.
 
     Attributes:
-        batch: packed.
-        padded: arguments of the oracle.
-        real_BS: where the oracle's input is no padding.
+        batch: the packed sequences.
+        padded: the oracle's arguments.
+        real_BS: true for tokens of the oracle's input that are not padding.
     """
 
     batch: PackedBatch
@@ -128,7 +128,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, model: HeadedModel, lengths: list[int] = LENGTHS, *, seed: int = 0) -> Inputs:
-    """Random ids without the padding's, in segments of random types."""
+    """Random ids other than the padding's, in segments of random types."""
     generator = torch.Generator().manual_seed(seed)
     kinds = case.type_count or max(1, getattr(model.encoder.config, "type_vocab_size", 1))
     rows, types = [], []
@@ -150,7 +150,7 @@ def make_inputs(case: Case, model: HeadedModel, lengths: list[int] = LENGTHS, *,
 
 
 def oracle_logits(head: str, outputs: Any, real_BS: Tensor) -> Tensor:
-    """What the oracle gives for a head, in the shape of ours: (T, K) or (B, K)."""
+    """The oracle's output of a head in bertkit's shape: (T, K) or (B, K)."""
     if head == "span":
         return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)[real_BS]
     if head == "multiple_choice":
@@ -164,14 +164,14 @@ def oracle_logits(head: str, outputs: Any, real_BS: Tensor) -> Tensor:
 
 
 def ask_oracle(head: str, oracle: Any, padded: dict[str, Tensor]) -> Any:
-    """The oracle's outputs with all hidden states; choices go in as one question with B of them."""
+    """The oracle's outputs with all hidden states; choices are one question with B of them."""
     if head == "multiple_choice":
         padded = {name: tensor[None] for name, tensor in padded.items()}
     return oracle(**padded, output_hidden_states=True)
 
 
 def with_distinct_dropout(case: Case) -> Case:
-    """The case with a rate of its own for every setting that is a dropout rate."""
+    """The case with a different rate for every dropout setting."""
     import transformers
 
     defaults = getattr(transformers, case.config_class)().to_dict()

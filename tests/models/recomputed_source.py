@@ -1,4 +1,4 @@
-"""Targets that grow behind a source, computed anew at every step: what models/conditional_decoding.py must equal."""
+"""Decoding without a cache, recomputed at every step: what models/conditional_decoding.py must equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertkit.models.conditional_decoding import SourceNextTokens
 
 
 class RecomputedSourceNextTokens(SourceNextTokens):
-    """Source and target are computed again at every step."""
+    """Source and target are recomputed at every step."""
 
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
         self.ids = [list(row) for row in ids]

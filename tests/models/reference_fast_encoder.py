@@ -1,6 +1,6 @@
-"""The fast encoder written a second time, one sequence at a time and without packing: the oracle of its tests.
+"""A second implementation of the fast encoder, one sequence at a time and without packing: the oracle of its tests.
 
-Weights are read by their names in the file. What each part is: docs/speedrun.md.
+Weights are read by their names in the file. The parts are described in docs/speedrun.md.
 
 Shapes: S positions, D width, N heads, H head width, V vocabulary.
 """
@@ -23,7 +23,7 @@ def norm(states: Tensor, eps: float) -> Tensor:
 
 
 def turned(states_SH: Tensor, theta: float) -> Tensor:
-    """Each pair (i, i + H/2) by the position times a frequency of its own."""
+    """Rotate each pair (i, i + H/2) by the position times the pair's frequency."""
     length, width = states_SH.shape
     rows = []
     for position in range(length):
@@ -38,7 +38,7 @@ def turned(states_SH: Tensor, theta: float) -> Tensor:
 
 
 def with_neighbours(states_SD: Tensor, near_WD: Tensor) -> Tensor:
-    """Rows of factors: the tokens before, nearest last, then those behind."""
+    """Rows of factors: the tokens before, nearest last, then those after."""
     length, each_side = len(states_SD), len(near_WD) // 2
     shifts = [*range(-each_side, 0), *range(1, each_side + 1)]
     rows = []
@@ -74,7 +74,7 @@ def attention(weights: Weights, layer: int, states_SD: Tensor, ids_S: Tensor, co
 
 
 def embedded(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) -> Tensor:
-    """Words, and a row for the pair of each token with the one before, and with the one behind."""
+    """Words, plus a row for the pair of each token with the previous one and with the next one."""
     padded = [0, *(ids_S + 1).tolist(), 0]
     rows = []
     for place, word in enumerate(ids_S, start=1):
@@ -89,7 +89,7 @@ def embedded(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) -> Tens
 
 
 def hidden_states(weights: Weights, ids_S: Tensor, config: FastEncoderConfig) -> list[Tensor]:
-    """What each layer reads, and the states behind the last norm, each (S, D)."""
+    """The input of each layer, and the states after the last norm, each (S, D)."""
     eps, layers = config.norm_eps, config.num_hidden_layers
     first = norm(embedded(weights, ids_S, config), eps)
     states, found, outputs = first, [], []

@@ -1,4 +1,4 @@
-"""GPT-BERT written a second time, from the equations of its paper, in the padded layout: the oracle of its tests.
+"""A second implementation of GPT-BERT from its paper's equations, in the padded layout: the oracle of its tests.
 
 Weights are read by their names in the published checkpoints. Charpentier and Samuel 2024, arXiv:2410.24159, section 2;
 Samuel et al. 2023, arXiv:2303.09859, section 2.1; He et al. 2021, arXiv:2006.03654, equations 2 to 4.
@@ -23,7 +23,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Padded:
-    """Sequences of unequal lengths with zeros behind them."""
+    """Sequences of unequal lengths with zeros after them."""
 
     ids_BS: Tensor
     real_BS: Tensor
@@ -43,12 +43,13 @@ class Padded:
 
 
 def bucket(distance: int, buckets: int, longest: int) -> int:
-    """Distances up to half of the buckets are their own; the others share by the logarithm of the distance."""
+    """Distances up to half of the buckets have their own bucket; larger ones share buckets by the logarithm of the
+    distance."""
     half = buckets // 2
     if abs(distance) <= half:
         return distance
     share = math.log(abs(distance) / half) / math.log((longest - 1) / half)
-    # A share that is a whole number of steps but for rounding is that number.
+    # A value that is a whole number of steps except for rounding is taken as that number.
     steps = math.ceil(round(share * (half - 1), 5))
     return int(math.copysign(half + steps, distance))
 
@@ -101,7 +102,7 @@ def feed_forward(weights: Weights, layer: int, states_BSD: Tensor, eps: float) -
 
 
 def hidden_states(weights: Weights, padded: Padded, config: GptBertConfig) -> list[Tensor]:
-    """The embeddings and the states behind each layer, each (B, S, D)."""
+    """The embeddings and the states after each layer, each (B, S, D)."""
     eps = config.layer_norm_eps
     states = norm(weights["model.embedding.word_embedding.weight"][padded.ids_BS], eps)
     outputs, found = [states], [states]

@@ -1,4 +1,4 @@
-"""MosaicBERT written a second time, one sequence at a time and without packing: the oracle of its tests.
+"""A second implementation of MosaicBERT, one sequence at a time and without packing: the oracle of its tests.
 
 Weights are read by their names in the published checkpoints. Portes et al. 2023, arXiv:2312.17482, section 2; biases of
 Press et al. 2022, arXiv:2108.12409.
@@ -32,7 +32,7 @@ def linear(weights: Weights, name: str, states: Tensor) -> Tensor:
 
 
 def slope(head: int, heads: int) -> float:
-    """Of head 0, 1, ...: a geometric sequence that ends at 2^-8 where the heads are a power of two."""
+    """Slopes of heads 0, 1, ...: a geometric sequence that ends at 2^-8 if the number of heads is a power of two."""
     power = 2 ** math.floor(math.log2(heads))
     if head < power:
         return float(2 ** (-8 * (head + 1) / power))
@@ -57,7 +57,7 @@ def feed_forward(weights: Weights, layer: int, states_SD: Tensor) -> Tensor:
 
 
 def hidden_states(weights: Weights, ids_S: Tensor, types_S: Tensor, config: MosaicBertConfig) -> list[Tensor]:
-    """The embeddings and the states behind each layer, each (S, D)."""
+    """The embeddings and the states after each layer, each (S, D)."""
     eps = config.layer_norm_eps
     states = weights["bert.embeddings.word_embeddings.weight"][ids_S]
     states = states + weights["bert.embeddings.token_type_embeddings.weight"][types_S]

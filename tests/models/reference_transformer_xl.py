@@ -1,7 +1,7 @@
-"""Transformer-XL a second time, from the paper's equations, one query and one key at a time.
+"""A second implementation of Transformer-XL from the paper's equations, one query and one key at a time.
 
-Dai et al. 2019, arXiv:1901.02860, section 3.3: the score of query i and key j is
-q_i k_j + q_i W R_(i-j) + u k_j + v W R_(i-j), in loops and without the shift of rows.
+Dai et al. 2019, arXiv:1901.02860, section 3.3: the score of query i and key j is q_i k_j + q_i W R_(i-j) + u k_j + v W
+R_(i-j), in loops and without the shift of rows.
 """
 
 from __future__ import annotations

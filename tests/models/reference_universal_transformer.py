@@ -1,6 +1,6 @@
-"""The Universal Transformer written a second time, one pair at a time and one token after another where it halts: the
-oracle of its tests. Dehghani et al. 2019, arXiv:1807.03819, section 2 and appendix C; Graves 2016, arXiv:1603.08983,
-equations 5 to 8.
+"""A second implementation of the Universal Transformer, the oracle of its tests, one pair at a time and, with halting,
+one token after another. Dehghani et al. 2019, arXiv:1807.03819, section 2 and appendix C; Graves 2016,
+arXiv:1603.08983, equations 5 to 8.
 
 Weights are read by their names in the file.
 
@@ -62,7 +62,7 @@ def attention(weights: Weights, name: str, query_QD: Tensor, key_KD: Tensor, hea
 def applied(
     weights: Weights, side: str, states_SD: Tensor, encoded_SD: Tensor | None, config: UniversalTransformerConfig
 ) -> Tensor:
-    """The layer, once."""
+    """The layer, applied once."""
     name, heads = f"model.{side}.layer", config.num_attention_heads
     read = norm(weights, f"{name}.attention_norm", states_SD)
     states_SD = states_SD + attention(weights, f"{name}.attention", read, read, heads, causal=encoded_SD is not None)
@@ -82,7 +82,7 @@ def side(
     config: UniversalTransformerConfig,
     steps: int,
 ) -> Read:
-    """One side's states: every token takes all steps, and halting decides how they are mixed."""
+    """One side's states: all tokens are computed for all steps, and halting determines how the steps are mixed."""
     width = config.hidden_size
     states_SD = torch.stack([weights["model.shared.weight"][token] * math.sqrt(width) for token in ids])
     history, chances = [], []

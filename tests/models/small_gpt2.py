@@ -1,4 +1,4 @@
-"""A random GPT-2 for tests of how it is read token by token."""
+"""A random GPT-2 for tests of decoding token by token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bertkit.models.headed import HeadedModel
 
 
 def small_gpt2(vocabulary: int, *, positions: int, seed: int = 1) -> HeadedModel:
-    """With the causal head, out of training mode."""
+    """With the causal head, in evaluation mode."""
     config = Gpt2Config(
         hidden_size=36,
         num_hidden_layers=3,

@@ -64,7 +64,7 @@ def test_every_sharing_mode_gives_the_same_numbers_in_the_original_class(
 
 
 def test_shared_weights_are_one_weight() -> None:
-    """Changing a layer's attention changes every layer where attention is shared, and one where it is not."""
+    """The first layer's attention is used by every layer if attention is shared, and by one layer if not."""
     for sharing, changed in (("attention", 3), ("none", 1)):
         model = random_model(sharing=sharing)
         applied = [attention for attention, _ in model.encoder.applications()]
@@ -101,7 +101,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 def test_sentence_order_has_no_dropout_in_pretraining() -> None:
-    """As get_sentence_order_output of the released run_pretraining.py; the classifier of a task has some."""
+    """As get_sentence_order_output of the released run_pretraining.py; a task's classifier has dropout."""
     heads = AlbertConfig(classifier_dropout_prob=0.5).heads()
     shape = HeadShape(width=12, embedding_width=7, vocab_size=31, num_labels=2)
     rates = {

@@ -14,7 +14,7 @@ from bertkit.models.attention import _FEW_KEYS, fused_attention
 from bertkit.models.rotary import RotaryTable
 
 BF16 = {"atol": 0.04, "rtol": 0.04}
-"""Scores, probabilities and means rounded to eight bits each, of values around one."""
+"""Scores, probabilities and means rounded to eight bits each, for values around one."""
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -33,7 +33,7 @@ def masks(sequences: int, length: int) -> dict[str, Tensor | None]:
 
 
 def values_and_gradients(rows: list[Tensor], mask: Tensor | None, scale: float | None) -> list[Tensor]:
-    """Of queries, keys, values and the values' gradient."""
+    """Shapes of queries, keys, values and the values' gradient."""
     query, key, value = (each.clone().requires_grad_() for each in rows[:3])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
@@ -65,7 +65,7 @@ def test_single_precision_is_torchs_kernel_to_the_bit() -> None:
 def test_scores_part_by_part_are_those_of_the_block_to_the_bit(
     kind: str, sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without gradients parts of two sequences and more are formed after one another."""
+    """Without gradients, parts of two or more sequences are computed one after another."""
     torch.manual_seed(3)
     mask = masks(sequences, 37)[kind]
     query, key, value = (drawn(sequences, 2, 37, 24, seed=seed).bfloat16() for seed in range(3))
@@ -83,7 +83,7 @@ def test_scores_part_by_part_are_those_of_the_block_to_the_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turning_back_is_the_gradient_of_turning(dtype: torch.dtype) -> None:
-    """Against the formula of Su et al. 2021, equation 34, left to autograd in double precision."""
+    """Against the formula of Su et al. 2021, equation 34, with autograd in double precision."""
     positions_T = torch.tensor([0, 1, 2, 0, 1, 511, 3])
     rows_TNH = drawn(7, 3, 10, seed=1).to(dtype)
     outer_TNH = drawn(7, 3, 10, seed=2).to(dtype)

@@ -1,4 +1,4 @@
-"""BERT against `transformers`, packed against padded against one by one, and sequences against their neighbours."""
+"""BERT against `transformers`, packed against padded and single sequences, and independence between sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORACLES = [(BertConfig, "BertForPreTraining"), (MegatronBertConfig, "MegatronBer
 
 def ids_of(lengths: list[int], seed: int = 0) -> tuple[list[list[int]], list[list[int]]]:
     generator = torch.Generator().manual_seed(seed)
-    # Id 0 is padding to `transformers`, whose embedding takes no gradient there; packed batches have none of it.
+    # Id 0 is padding in `transformers`, whose embedding gets no gradient; packed batches contain none of it.
     ids = [torch.randint(1, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
     types = [torch.randint(0, 3, (length,), generator=generator).tolist() for length in lengths]
     return ids, types
@@ -48,7 +48,7 @@ def random_model(kind: type[BertConfig] | type[MegatronBertConfig] = BertConfig,
 
 
 def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[HeadedModel, Any]:
-    """A random `transformers` model, and ours with its weights."""
+    """A random `transformers` model, and bertkit's with its weights."""
     transformers = pytest.importorskip("transformers")
     config = kind(**SIZES, hidden_act=activation)
     oracle_class = getattr(transformers, oracle_name)
@@ -91,7 +91,7 @@ def test_states_logits_and_gradients_equal_transformers(
     expected = oracle(
         padded(ids), attention_mask=real_BS.long(), token_type_ids=padded(types), output_hidden_states=True
     )
-    # Megatron's class gives the states behind its final norm in place of the last layer's.
+    # Megatron's class returns the states after its final norm instead of the last layer's.
     for layer in range(layers - (kind is MegatronBertConfig)):
         ours, theirs = recorder.kept[f"blocks.{layer}.hook_resid_post"], expected.hidden_states[layer + 1][real_BS]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A BERT with a GPT-2 as its decoder: against `transformers`' class of both, and what it starts from."""
+"""A BERT with a GPT-2 as its decoder: against `transformers`' class of both, and its initial weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAPS = {"query": "q_attn", "output": "c_proj"}
 
 
 def trained(config: BertConfig | Gpt2Config, directory: Path, seed: int) -> tuple[Any, HeadedModel]:
-    """A model of `transformers` with weights so large that every part matters, and the same here."""
+    """A model of `transformers` with weights large enough that every part matters, and the same here."""
     kinds = {BertConfig: ("BertConfig", "BertModel"), Gpt2Config: ("GPT2Config", "GPT2LMHeadModel")}
     config_class, model_class = (getattr(transformers, name) for name in kinds[type(config)])
     oracle = model_class(config_class(**config.to_hub(), vocab_size=VOCABULARY, attn_implementation="eager"))
@@ -49,7 +49,7 @@ def trained(config: BertConfig | Gpt2Config, directory: Path, seed: int) -> tupl
 
 
 def joined(directory: Path) -> tuple[Any, HeadedModel]:
-    """Both sides with an attention between them that is drawn, there and here."""
+    """Both sides with randomly initialised cross-attention, in `transformers` and here."""
     _, bert = trained(BERT, directory / "bert", 1)
     _, gpt2 = trained(GPT2, directory / "gpt2", 2)
     found = converted_config(BERT, BertGpt2Config(hidden_size=48, max_position_embeddings=20))

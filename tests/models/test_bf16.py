@@ -1,4 +1,4 @@
-"""Weights kept in bfloat16 give what autocast gives, and one row is multiplied as several are."""
+"""Weights stored in bfloat16 compute the same as autocast, and one row is multiplied like several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BigBird beyond the lengths that it reads whole. The laws of all families are in test_families.py."""
+"""BigBird beyond the lengths that it attends to in full. Properties of all families are in test_families.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOWHERE = Scope(None, "")
 
 
 def seen_by_the_papers_rule(pattern: BlockPattern, tokens: int) -> np.ndarray[Any, Any]:
-    """Which tokens each token of a long sequence sees, (N, S, S), but for random blocks, which `slots` adds."""
+    """Which tokens each token of a long sequence attends to, (N, S, S), without random blocks, which `slots` adds."""
     blocks = -(-tokens // pattern.size)
     seen = np.zeros((pattern.heads, tokens, tokens), dtype=bool)
     drawn = pattern.slots(blocks)[:, :, 5:]
@@ -76,7 +76,7 @@ def test_random_blocks_are_others_for_each_head_and_layer_and_none_is_seen_twice
     assert not np.array_equal(slots[0], slots[1])
     assert not np.array_equal(slots, BlockPattern(size=64, random=3, heads=12, layer=1).slots(64))
     assert np.array_equal(slots, BlockPattern(size=64, random=3, heads=12, layer=0).slots(64))
-    # Every block is drawn about equally often: 3 of about 58 that may be, 12 heads times 62 rows.
+    # Every block is drawn about equally often: 3 of about 58 candidates, 12 heads times 62 rows.
     drawn = np.bincount(slots[:, 1:-1, 5:].ravel(), minlength=64)[2:-2]
     assert drawn.mean() == pytest.approx(12 * 62 * 3 / 62, rel=0.05)
     assert drawn.min() > 15
@@ -141,7 +141,7 @@ def test_neither_company_nor_recording_changes_a_long_sequence() -> None:
     torch.testing.assert_close(model(PackedBatch.from_ids(rows), recorder), torch.cat(together), **TOLERANCE)
     pattern_NSS = recorder.kept["blocks.1.attn.hook_pattern"][0]
     torch.testing.assert_close(pattern_NSS.sum(-1), torch.ones(pattern_NSS.shape[:2]))
-    # Rows of middle blocks see their own, two neighbours, the first, the last and two drawn: fourteen tokens.
+    # Rows of middle blocks see their own, two neighbours, the first, the last and two random ones: fourteen tokens.
     assert ((pattern_NSS > 0).sum(-1)[:, 4:-4] == 14).all()
 
 

@@ -1,4 +1,4 @@
-"""The BiLSTM: torch's own LSTM on each text alone, pairs by what the paper compares, files, and exact sizes."""
+"""The BiLSTM: torch's LSTM on each text alone, the paper's pair features, files, and exact sizes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ WIDTH = 5
 LENGTHS = (7, 1, 12, 7, 3)
 TEXTS = ["the old man walks to the sea", "a film is a film", "nobody walks alone , and the sea is old"] * 3
 MINILM_PARAMETERS = 22_713_216
-"""Of all-MiniLM-L6-v2: 30,522 words and 512 positions, 384 wide, six layers, a pooler."""
+"""The size of all-MiniLM-L6-v2: 30,522 words and 512 positions, width 384, six layers, a pooler."""
 
 
 def bilstm(heads: tuple[str, ...] = (HEAD,), **settings: Any) -> HeadedModel:
-    """Random weights, every one of them different from zero."""
+    """Random weights, all different from zero."""
     sizes = {"embedding_size": 4, "lstm_width": WIDTH, "classifier_width": 6, "dropout": 0.0}
     config = BilstmConfig(**{**sizes, **settings})
     model = HeadedModel(config.build(VOCABULARY), heads, labels=Labels(("a", "b", "c")))

@@ -1,4 +1,4 @@
-"""int8 maps with a measured input range: the formula, the two ways to multiply, whole layers, files."""
+"""int8 maps with a measured input range: the formula, both ways to multiply, whole layers, files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def calibrated_on(linear: nn.Linear, input: Tensor, *, smooth: bool = True) -> C
 @pytest.mark.parametrize("bytes_multiplied", [True, False], indirect=True)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_product_is_the_formulas(bytes_multiplied: bool, bias: bool) -> None:
-    """Of rows beyond the range, too, which are clamped to it."""
+    """Also for rows beyond the range, which are clamped to it."""
     torch.manual_seed(1)
     linear = nn.Linear(13, 7, bias=bias)
     made = calibrated_on(linear, rows(29, 13))
@@ -70,7 +70,7 @@ def test_a_product_is_the_formulas(bytes_multiplied: bool, bias: bool) -> None:
     expected = step * scale * (whole @ made.weight_int8.double().numpy().T)
     expected += linear.bias.detach().double().numpy() if bias else 0
     found = made(input).detach().numpy()
-    # A number on the edge between two bytes may go either way.
+    # A number on the border between two bytes may round either way.
     near = np.isclose(found, expected, rtol=1e-5, atol=1e-5).all(axis=1)
     assert near.sum() >= 10
     np.testing.assert_allclose(
@@ -126,7 +126,7 @@ def test_a_layer_at_once_is_the_layer_map_by_map(bytes_multiplied: bool, activat
         made.at_once = None
         by_map = made(input, Scope(None, ""))
     assert isinstance(made.outer, CalibratedLinear)
-    # Inner states whose activation rounds to another byte move an output by a step of one weight.
+    # Inner states whose activation rounds to another byte change an output by a step of one weight.
     one_byte = made.outer.grid.step * float((made.outer.weight_int8 * made.outer.weight_scale[:, None]).abs().max())
     assert float((found - by_map).abs().max()) < 2.5 * one_byte
     assert float((found - wanted).square().mean().sqrt()) < 0.03 * float(wanted.square().mean().sqrt())
@@ -173,7 +173,7 @@ def test_a_model_is_near_its_source_and_the_same_bits_in_any_company(
         alone = [made.encoder(PackedBatch.from_ids([ids], independent=True)) for ids in IDS]
         together = made.encoder(PackedBatch.from_ids(IDS, independent=True))
         if bytes_multiplied:
-            # Heights as those of the batches that promise it: a processor with tiles rounds others apart.
+            # Heights for which batches are bit-identical: a processor with tiles rounds others differently.
             states = together.repeat(3 * TOKEN_STEP, 1)[: 3 * TOKEN_STEP]
             rows = layer.feed_forward(states, Scope(None, ""))
             parts = [layer.feed_forward(part.clone(), Scope(None, "")) for part in states.split(TOKEN_STEP)]
@@ -220,7 +220,7 @@ def test_a_file_holds_it_and_damage_is_found(
 
 
 def test_gradients_reach_an_input(measured: tuple[HeadedModel, HeadedModel]) -> None:
-    """As for Integrated Gradients; through the rounding as if it were not there."""
+    """As for Integrated Gradients; through the rounding as if it were the identity."""
     part = measured[1].encoder.layers[0].feed_forward
     input = rows(5, 22).requires_grad_()
     part(input, Scope(None, "")).sum().backward()
@@ -237,7 +237,7 @@ def test_maps_without_ranges_quantise_each_row() -> None:
 
 
 def test_forward_derivatives_are_those_of_floats() -> None:
-    """Integers have none: a product that is differentiated forwards must not be computed on bytes."""
+    """Integers have no tangents: a product in forward-mode differentiation must not be computed on bytes."""
     linear, generator = nn.Linear(32, 16), torch.Generator().manual_seed(0)
     states, direction = (torch.randn(4, 32, generator=generator) for _ in range(2))
     ranged = InputRange(states.amin(0), states.amax(0))

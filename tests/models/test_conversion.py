@@ -1,4 +1,4 @@
-"""Going on from a model: a new vocabulary on old weights, RoBERTa made a Longformer, and what is refused."""
+"""Continuing from a model: a new vocabulary on old weights, RoBERTa converted to a Longformer, and refusals."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_new_piece_begins_as_the_mean_of_what_the_old_tokenizer_cuts_it_into()
 
 
 def test_a_piece_that_continues_a_word_is_cut_as_one() -> None:
-    """##ound is ##o ##u ##n ##d, whatever longer pieces the old vocabulary has, and never the letters that begin
+    """##ound is ##o ##u ##n ##d even if the old vocabulary has longer tokens, and never the letters that begin
     words."""
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
     model = random_model(BertConfig(**SIZES), old)
@@ -121,7 +121,7 @@ def test_a_piece_that_continues_a_word_is_cut_as_one() -> None:
 
 
 def greedy(piece: str, known: dict[str, int]) -> list[int]:
-    """Longest known pieces first, all inside a word; nothing if some letter has none."""
+    """Longest known tokens first, all inside a word; nothing if a letter has none."""
     text, parts = piece.removeprefix("##"), []
     while text:
         end = next((end for end in range(len(text), 0, -1) if f"##{text[:end]}" in known), 0)
@@ -152,7 +152,7 @@ def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:
     remade, _ = with_vocabulary(model, old, new, new_tokens="random", seed=3)
     anew = [number for piece, number in vocabulary(new).items() if piece not in vocabulary(old)]
     values = rows(remade, "encoder.embeddings.word.weight")[anew]
-    # A normal distribution cut at two standard deviations has 0.88 of its standard deviation.
+    # A normal distribution truncated at two standard deviations has 0.88 of its standard deviation.
     assert float(values.std()) == pytest.approx(0.02 * 0.88, rel=0.05)
     assert float(values.abs().max()) <= 0.04
     assert not rows(remade, "masked_lm.bias")[anew].any()
@@ -161,9 +161,9 @@ def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("config", [BertConfig(**SIZES), RobertaConfig(**SIZES)])
 def test_text_of_shared_pieces_is_read_as_before(config: EncoderConfig) -> None:
-    """For RoBERTa too, which counts positions from the padding's id: here it becomes another one."""
+    """Also for RoBERTa, which counts positions from the padding's id: that id changes here."""
     old, new = learnt(GENERAL), learnt(MEDICAL, 97)
-    # The padding of the old vocabulary is made to stand elsewhere, as it does in RoBERTa's.
+    # The old vocabulary's padding is moved to another id, as in RoBERTa's.
     old = Tokenizer(old.backend, {**old.roles, "pad": "[UNK]", "unk": "[PAD]"})
     model = random_model(config, old)
     remade, _ = with_vocabulary(model, old, new)
@@ -193,7 +193,7 @@ def test_a_converted_model_gives_robertas_states_where_the_window_holds_the_sequ
     batch = roberta_batch((20, 7, 1))
     torch.testing.assert_close(longformer(batch), roberta(batch), rtol=1e-5, atol=1e-5)
     assert torch.equal(longformer.masked_lm_logits(roberta(batch)), roberta.masked_lm_logits(roberta(batch)))
-    # All tokens global: each sees all, through the copied projections, whatever the window.
+    # All tokens are global: each attends to all through the copied projections, for any window.
     batch = roberta_batch((40, 33, 2))
     everywhere = replace(batch, global_T=torch.ones(batch.num_tokens, dtype=torch.bool))
     torch.testing.assert_close(longformer(everywhere), roberta(batch), rtol=1e-5, atol=1e-5)

@@ -20,7 +20,7 @@ STEPS = 7
 
 
 def cached_cases() -> list[Case]:
-    """Every case of a family with a cache, in which a word can be predicted."""
+    """Every case of a family with a cache that can predict a token."""
     return [case for case in all_cases() if _head(case) is not None]
 
 
@@ -73,7 +73,7 @@ def test_cached_equals_uncached_with_rows_of_unequal_length_that_are_dropped_and
 
 
 def test_which_families_have_a_cache(tmp_path: Path) -> None:
-    """So that a family is not forgotten when its attention changes."""
+    """Fails if a family is forgotten when its attention changes."""
     having = {case.name.partition("-")[0] for case in cached_cases() if _caches(case)}
     assert {"gpt2", "openai", "bert", "megatron", "roberta", "distilbert", "modernbert", "albert"} <= having
 

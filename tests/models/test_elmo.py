@@ -1,4 +1,4 @@
-"""ELMo: its LSTM is torch's, its words are their characters', each direction sees one side, and lanes go on."""
+"""ELMo: an LSTM equal to torch's, words from characters, one-sided directions, and lanes that continue."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def torch_twin(ours: ProjectedLstm, width: int) -> nn.LSTM:
 
 @pytest.mark.parametrize("started", [False, True])
 def test_without_bounds_it_is_torchs_lstm_with_a_projection(started: bool) -> None:
-    """Sequences of unequal length, one by one there; outputs, last states and gradients."""
+    """Sequences of unequal length, one by one in torch; outputs, last states and gradients."""
     torch.manual_seed(0)
     ours = ProjectedLstm(5, 7, 3)
     theirs = torch_twin(ours, 5)
@@ -174,7 +174,7 @@ def test_a_words_vector_is_that_of_the_equations() -> None:
 
 
 def test_each_direction_sees_one_side() -> None:
-    """Each token is changed in turn: the forward half changes from there on, the backward half up to there."""
+    """Changing a token changes the forward half from there on, the backward half up to there."""
     model = model_of()
     ids = ids_of(7, 1, 5)
     batch = PackedBatch.from_ids(ids)
@@ -191,7 +191,7 @@ def test_each_direction_sees_one_side() -> None:
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_lane_is_one_direction_of_its_text(backward: bool) -> None:
-    """A lane that is read backwards has its tokens in the order of reading."""
+    """A lane read backwards has its tokens in reading order."""
     model = model_of()
     (ids,) = ids_of(9)
     whole = model(PackedBatch.from_ids([ids]))
@@ -202,7 +202,7 @@ def test_a_lane_is_one_direction_of_its_text(backward: bool) -> None:
 
 
 def test_two_parts_of_a_lane_are_one_text() -> None:
-    """States go on where they stopped, whichever direction each lane has."""
+    """States continue where they stopped, in either direction of a lane."""
     encoder = encoder_of(model_of())
     ids, backwards = ids_of(9, 9, 9), [True, False, True]
     whole, end = encoder.forward_carried(in_lanes(ids, backwards), None)
@@ -223,7 +223,7 @@ def test_packed_equals_one_by_one() -> None:
 
 
 def test_the_second_layer_adds_its_input() -> None:
-    """Equation by equation for the forward direction: the skip connection is from the second layer on."""
+    """Equation by equation for the forward direction: the skip connection starts at the second layer."""
     encoder = encoder_of(model_of(num_hidden_layers=3))
     batch = PackedBatch.from_ids(ids_of(6))
     recorder = Recorder([f"blocks.{layer}.hook_resid_pre" for layer in range(3)])
@@ -271,7 +271,7 @@ def test_a_model_for_a_task_has_all_of_it_in_its_directory(tmp_path: Path) -> No
 
 
 def test_a_sentence_is_scored_from_left_to_right() -> None:
-    """What the words before predict, from the forward direction alone."""
+    """Predictions from the preceding words, in the forward direction only."""
     model, known = model_of(), tokenizer()
     (score,) = score_texts(model, known, ["axyz b c"])
     ids = [known.cls_id, *(known.id(word) for word in ("axyz", "b", "c"))]

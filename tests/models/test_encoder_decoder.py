@@ -1,4 +1,4 @@
-"""Encoder-decoders against `transformers`, and their laws: packed equals padded, and no pair sees another."""
+"""Encoder-decoders against `transformers`, and their properties: packed equals padded, and pairs are independent."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ def make_oracle(family: Family) -> Any:
     )
     oracle = getattr(transformers, family.architecture)(config)
     if family.settings.get("tie_word_embeddings") is False:
-        # transformers 5 ties new models in any case, and keeps what a file has apart.
+        # transformers 5 ties new models in any case, and keeps separate weights of a file.
         oracle.lm_head.weight = torch.nn.Parameter(torch.empty(VOCABULARY, config.d_model))
     return redrawn(oracle)
 
 
 def redrawn(oracle: Any) -> Any:
-    """With weights so large that every part matters."""
+    """With weights large enough that every part matters."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in oracle.parameters():
-            # Sines are parameters there that no gradient reaches.
+            # Sinusoids are parameters there that get no gradient.
             if parameter.requires_grad:
                 parameter.normal_(0, 0.2)
     return oracle.eval()
@@ -279,7 +279,7 @@ def test_attention_to_the_source_is_recorded(family: Family, tmp_path: Path) -> 
 
 @families
 def test_the_cache_gives_the_logits_of_reading_all_again(family: Family, tmp_path: Path) -> None:
-    """With sources and prompts of unequal lengths, rows that are repeated, in another order, and dropped."""
+    """With sources and prompts of unequal lengths, and rows that are repeated, reordered and dropped."""
     _, model = twins(family, tmp_path)
     sources, prompts = rows([4, 11, 2], 1), [[2], [2, 9, 4], [2, 7]]
     generator = torch.Generator().manual_seed(4)
@@ -320,7 +320,7 @@ def test_sines_are_those_of_the_paper() -> None:
 
 
 def test_the_encoder_is_torchs(tmp_path: Path) -> None:
-    """With torch's own layer, which shares no code with this package or `transformers`."""
+    """With torch's own layer, which shares no code with bertkit or `transformers`."""
     _, model = twins(FAMILIES[0], tmp_path)
     stacks = model.encoder
     assert isinstance(stacks, EncoderDecoder)
@@ -369,7 +369,7 @@ def test_initial_weights_are_those_of_tensor2tensor() -> None:
 
 
 def test_both_stacks_start_as_a_bert_but_for_what_joins_them() -> None:
-    """BERT2BERT: the encoder gives BERT's states, the decoder has its weights, the attention to the source is new."""
+    """BERT2BERT: the encoder computes BERT's states, the decoder has its weights, the cross-attention is new."""
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
     config = BertConfig(**sizes, max_position_embeddings=20, layer_norm_eps=1e-5, hidden_act="gelu")
     bert = HeadedModel(config.build(50)).eval()

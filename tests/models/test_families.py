@@ -1,4 +1,4 @@
-"""Every family and head against `transformers`: read its files, give its numbers, write files that it reads.
+"""Every family and head against `transformers`: its files are read, its outputs reproduced, and bertkit's files load.
 
 The families are in cases/, one file each.
 """
@@ -76,12 +76,12 @@ def test_states_logits_and_gradients_equal_the_original(case: Case, head: str, t
 
 
 def assert_gradients_equal(model: Any, oracle: Any) -> None:
-    """Compared in the oracle's form: gradients are laid out, fused and turned like the weights that they belong to."""
+    """Compared in the oracle's layout: gradients are split, fused and transposed like their weights."""
     ours = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    # Which name of a tied tensor comes first is the oracle's secret.
+    # The oracle's choice of name for a tied tensor is undocumented.
     theirs = dict(oracle.named_parameters(remove_duplicate=False))
     form = model.hub_form()
     compared = form.to_hub(ours)
@@ -108,7 +108,7 @@ def test_heads_trained_together_equal_the_original(case: Case, tmp_path: Path) -
 
 
 def read_back(directory: Path, architecture: str) -> Any:
-    """Load by `transformers`, with nothing missing and nothing left over."""
+    """Load with `transformers`, without missing or unexpected weights."""
     import transformers
 
     loaded, information = getattr(transformers, architecture).from_pretrained(
@@ -151,7 +151,7 @@ def test_what_is_saved_with_several_heads_loads_in_the_original_class(case: Case
 
 @pytest.mark.parametrize("case", FIRST_HEADS)
 def test_a_bare_encoder_goes_there_and_back(case: Case, tmp_path: Path) -> None:
-    """Files of a bare encoder name its weights without a prefix; a pooler, where there is one, comes along."""
+    """Files of a bare encoder name its weights without a prefix; a pooler, if there is one, is included."""
     import transformers
 
     config_class = getattr(transformers, case.config_class)
@@ -233,7 +233,7 @@ def test_recording_attention_changes_nothing(case: Case, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("case", "head"), HEADS)
 def test_every_dropout_has_the_rate_of_the_originals(case: Case, head: str, tmp_path: Path) -> None:
-    """With a rate of its own for every setting, encoder and head use the same ones as the original's."""
+    """With a different rate for every setting, encoder and head use the same ones as the original's."""
     twins = make_twins(with_distinct_dropout(case), case.heads[head], tmp_path)
     encoder = twins.oracle.base_model
 
@@ -241,7 +241,7 @@ def test_every_dropout_has_the_rate_of_the_originals(case: Case, head: str, tmp_
         ours = {part.rate for part in module.modules() if isinstance(part, Dropout)}
         ours |= {part.dropout_rate for part in module.modules() if isinstance(part, SelfAttention)}
         theirs = {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
-        # Longformer's attention keeps its rate as a number.
+        # Longformer's attention stores its rate as a number.
         theirs |= {part.dropout for part in module.modules() if isinstance(getattr(part, "dropout", None), float)}
         return (ours | theirs) - {0.0}
 

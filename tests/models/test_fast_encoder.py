@@ -1,4 +1,4 @@
-"""The fast encoder against a second implementation, and the properties that its parts are to have."""
+"""The fast encoder against a second implementation, and the required properties of its parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bertkit.models.pruning import keep_layers, prune_heads
 from bertkit.models.recorder import Recorder
 
 CLOSE = {"rtol": 1e-3, "atol": 3e-5}
-"""Angles of rotary positions are single-precision numbers, whatever the model's precision is."""
+"""Angles of rotary positions are in single precision for any precision of the model."""
 
 
 def config(**changes: Any) -> FastEncoderConfig:

@@ -1,4 +1,4 @@
-"""Heads that attend by position alone: the patterns in plain loops, packed texts, and the model around them."""
+"""Heads that attend only by position: the patterns in plain loops, packed texts, and the model around them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [1, 7, 2, 12]
 
 
 def pattern(number: int, length: int) -> np.ndarray:
-    """The paper's definition, a weight at a time."""
+    """The paper's definition, one weight at a time."""
     found = np.zeros((length, length))
     for i in range(length):
         for j in range(length):
@@ -51,7 +51,7 @@ def test_a_pattern_is_the_papers(length: int) -> None:
 
 
 def test_texts_of_a_batch_have_patterns_of_their_own_lengths() -> None:
-    """Packed together, texts are what each is alone, and the fixed heads what the patterns make of their values."""
+    """Packed texts equal single ones, and the fixed heads apply the patterns to their values."""
     layer = attention()
     rows = [torch.randn(length, 18) for length in LENGTHS]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""GPT and GPT-2: the class with two heads, that nothing looks ahead, old files, and the initial weights."""
+"""GPT and GPT-2: the class with two heads, causality, old files, and the initial weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_token_sees_a_later_one(case: Case, tmp_path: Path) -> None:
 
 
 def test_an_old_file_with_masks_and_without_prefix_loads(tmp_path: Path) -> None:
-    """The first GPT-2 files name no prefix, though they hold the language model, and carry the causal mask."""
+    """The first GPT-2 files name no prefix although they contain the language model, and include the causal mask."""
     case = BOTH[-1]
     oracle = make_oracle(case, "GPT2LMHeadModel")
     oracle.save_pretrained(tmp_path)
@@ -125,7 +125,7 @@ def test_initial_weights_of_gpt2_are_narrower_where_they_add_to_the_residual_str
 
 
 def test_a_gpt2_with_a_vocabulary_of_its_own_names_the_ends_of_its_texts() -> None:
-    """Else the Hub's class would take GPT-2's, which are beyond this vocabulary."""
+    """Otherwise the Hub's class would use GPT-2's, which are outside this vocabulary."""
     tokenizer = tiny_tokenizer()
     config = Gpt2Config(hidden_size=12, num_hidden_layers=1, num_attention_heads=2)
     contents = config_json(HeadedModel(config.build(tokenizer.vocab_size), ("causal_lm",)), tokenizer)

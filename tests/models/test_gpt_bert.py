@@ -1,4 +1,4 @@
-"""GPT-BERT against a second implementation of its paper; `transformers` has no class of it."""
+"""GPT-BERT against a second implementation of its paper; `transformers` has no class for it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def config_of(model: HeadedModel) -> GptBertConfig:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_states_logits_and_gradients_are_those_of_the_papers_equations(causal: bool, tmp_path: Path) -> None:
-    # In double precision: in single, how far rounding takes the two apart depends on the processor.
+    # In double precision, because rounding differences in single precision depend on the processor.
     model, rows = made().double(), random_sequences()
     weights, padded = saved_weights(model, tmp_path), Padded.of(rows, [causal] * len(rows))
     batch = PackedBatch.from_ids(rows, causal=causal)
@@ -98,7 +98,7 @@ def test_weights_are_drawn_as_in_the_released_code() -> None:
     )
     model.initialise(0)
     std = math.sqrt(2 / (5 * 120))
-    # A normal distribution cut off at two standard deviations is narrower.
+    # A normal distribution truncated at two standard deviations is narrower.
     narrowed = 0.8796
     for name, parameter in model.named_parameters():
         if name.endswith(".bias") or name == "masked_lm.bias":
@@ -169,7 +169,8 @@ def test_a_head_alone_is_known_by_its_class(head: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_published_checkpoint_is_read(spelling: dict[str, Any], tmp_path: Path) -> None:
-    """Their files hold the tied matrix twice and tables of distances; some name no type, and the depth otherwise."""
+    """Their files contain the tied matrix twice and tables of distances; some name no type and have a different
+    depth."""
     model = made()
     save_model(model, None, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -248,7 +249,7 @@ def test_recording_changes_nothing_and_every_point_has_its_shape() -> None:
 
 @pytest.mark.parametrize("rule", ["masked_next_token", "encoder_left_to_right"])
 def test_texts_are_scored_as_by_the_papers_equations(rule: str, tmp_path: Path) -> None:
-    """Masked and read at the state before, one copy at a time; or left to right in one pass."""
+    """Masked and predicted from the previous state, one copy at a time; or left to right in one pass."""
     tokenizer = tiny_tokenizer()
     model = made(tokenizer.vocab_size, max_position_embeddings=128)
     model.extras[SCORING_RULE] = "masked_next_token"

@@ -1,4 +1,4 @@
-"""Progressive stacking: each layer of the deep model is the layer of the shallow one that the paper says."""
+"""Progressive stacking: each layer of the deep model is the shallow model's layer given by the paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_deep_model_applies_the_shallow_layers_over_and_over() -> None:
     output_TD = deep(batch, recorder)
     layer_inputs = [recorder.kept[point] for point in points]
     for layer, layer_output in enumerate([*layer_inputs[1:], output_TD]):
-        # The shallow model's own layer, fed with what the deep one's layer reads.
+        # The shallow model's own layer, applied to the input of the deep one's layer.
         tap = f"blocks.{layer % SHALLOW}.hook_resid_"
         replay = Recorder([f"{tap}post"], {f"{tap}pre": lambda _, given=layer_inputs[layer]: given})
         shallow(batch, replay)
@@ -81,14 +81,14 @@ def test_a_family_whose_layers_differ_is_refused() -> None:
 
 
 def test_rotary_positions_change_in_place_and_the_weights_stay() -> None:
-    """The same model computes what one built with the new settings does, so that its optimiser goes on."""
+    """The grown model computes the same as one built with the new settings, so its optimiser can continue."""
     sizes = {**SIZES, "hidden_size": 18}
     config = ModernBertConfig(num_hidden_layers=2, global_rope_theta=10_000.0, **sizes)
     model = HeadedModel(config.build(31), ["masked_lm"])
     model.initialise(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(10)  # attention that tells positions apart
+            parameter.mul_(10)  # attention that distinguishes positions
     batch = PackedBatch.from_ids([list(range(1, 9)), [3, 1, 2]])
     before = model.eval()(batch)
     wanted = config.model_copy(update={"global_rope_theta": 160_000.0, "local_rope_theta": 500.0})

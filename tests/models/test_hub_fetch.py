@@ -1,4 +1,4 @@
-"""The Hub's own client against a small server on this machine: fresh, cached, cut off, offline, refused, damaged."""
+"""The Hub's own client against a small local server: fresh, cached, interrupted, offline, refused, damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 
 CHUNK = 10 * 1024 * 1024
-"""What the client writes to disk at a time: a connection that breaks off later goes on from there."""
+"""Size of the client's writes to disk: a later interrupted connection continues from there."""
 
 
 def fetch(hub_url: str, cache: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def fetch(hub_url: str, cache: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict[str, dict[str, Any]], float]:
-    """A Hub with good and bad models, what a process fetched from it, and the sum of the good one's weights."""
+    """A Hub with good and bad models, the models fetched by a process, and the sum of the good one's weights."""
     root = tmp_path_factory.mktemp("hub")
     model = HeadedModel(
         BertConfig(hidden_size=120, num_hidden_layers=1, num_attention_heads=3, intermediate_size=99).build(22_000),
@@ -77,7 +77,7 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
     names += ["org/gated", "org/private", "org/missing"]
     with serving(hub):
         answers = dict(zip(names, fetch(hub.url, root / "cache", *names), strict=True))
-    # The server is gone: nobody listens at its address.
+    # The server is gone: no process listens at its address.
     offline = fetch(hub.url, root / "cache", "org/good", "org/pickled", "org/gated", "--offline")
     answers |= {f"offline {name}": answer for name, answer in zip(("good", "pickled", "gated"), offline, strict=True)}
     unreachable = fetch(hub.url, root / "cache", "org/good@v1", "org/gated")
@@ -94,7 +94,7 @@ Fetched = tuple[Hub, dict[str, dict[str, Any]], float]
     ["org/good", "org/good@v1", "org/pickled", "offline good", "offline pickled", "unreachable good"],
 )
 def test_fetched_weights_are_the_hubs(hub_and_answers: Fetched, name: str) -> None:
-    """Fresh, at a revision, as a pickle of tensors; then from the cache, asked for and with nobody there to ask."""
+    """Fresh, at a revision, as a pickle of tensors; then from the cache, online and with the server gone."""
     _, answers, total = hub_and_answers
     assert answers[name]["sum"] == pytest.approx(total, rel=1e-12)
 
@@ -108,7 +108,7 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_stopped(hub_and_answers: Fetc
 
 
 def test_nothing_is_fetched_twice_or_in_vain(hub_and_answers: Fetched) -> None:
-    """Both revisions are one commit; other frameworks' weights and a second form of the same weights stay there."""
+    """Both revisions are one commit; other frameworks' weights and duplicate formats are not downloaded."""
     hub, answers, _ = hub_and_answers
     gets = [path for method, path, _ in hub.log if method == "GET" and path.startswith("/org/good/resolve/")]
     assert sorted(path.rpartition("/")[2] for path in gets) == ["config.json", "model.safetensors", "model.safetensors"]

@@ -1,4 +1,4 @@
-"""Reading what people have and refusing what is wrong: shards, pickles, old names, damaged files, other labels."""
+"""Reading existing files and refusing invalid ones: shards, pickles, old names, damaged files, other labels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BATCH = PackedBatch.from_ids([[1, 2, 3, 4], [5, 6]])
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A model with three heads, whose weights can be told apart."""
+    """A model with three heads, whose weights are distinguishable."""
     model = HeadedModel(BertConfig(**SIZES).build(VOCABULARY), HEADS, labels=LABELS)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -205,7 +205,8 @@ def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path) -> None:
 
 
 def test_a_padding_row_and_token_types_of_roberta() -> None:
-    """One segment type means that all tokens have it; the padding's rows begin as zero and have their own position."""
+    """One segment type means that all tokens have it; padding rows are initialised to zero and have their own
+    position."""
     model = HeadedModel(RobertaConfig(**SIZES).build(VOCABULARY, pad_id=2))
     model.eval().initialise(seed=1)
     assert not model.encoder.word_embedding.weight[2].any()
@@ -220,7 +221,7 @@ def test_a_padding_row_and_token_types_of_roberta() -> None:
 
 
 def refused(directory: Path) -> str:
-    """What is said of a model that cannot be read."""
+    """The message for an unreadable model."""
     with pytest.raises(DataError) as caught:
         load_model(directory)
     return str(caught.value)
@@ -282,7 +283,7 @@ def test_a_decoder_that_is_not_tied_is_refused(saved: Path) -> None:
 
 
 class RunsCode:
-    """A pickle of this would make a directory when it is opened."""
+    """A pickle of this would create a directory when opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Initial weights: those of the family's released code, or plain normal ones where the paper's code has them."""
+"""Initial weights: those of the family's released code, or plain normal ones if the paper's code uses them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_modernberts_dense_layer_before_the_vocabulary_is_drawn_like_an_inner_ma
     )
     model.initialise(seed=4)
     weights = dict(model.named_parameters())
-    cut_off = 0.88  # a normal distribution cut off at two deviations has this share of its spread
+    cut_off = 0.88  # a normal distribution truncated at two deviations has this share of its spread
     inner, outer = 0.02 * cut_off, 0.02 * cut_off / 6**0.5
     spreads = {
         "masked_lm.transform.dense.weight": inner,

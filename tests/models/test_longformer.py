@@ -1,6 +1,6 @@
-"""Global tokens, and windows in chunks: Longformer against `transformers`, and against the whole square.
+"""Global tokens and chunked windows: Longformer against `transformers` and against full attention.
 
-The laws that hold for every family are in test_families.py.
+Properties of all families are in test_families.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SEPARATOR = 2
 
 
 def with_global(inputs: Inputs, share: float, *, seed: int = 3) -> Inputs:
-    """Some tokens are global: a share of all, drawn, so that some sequences have none."""
+    """A random share of all tokens is global, so some sequences have none."""
     generator = torch.Generator().manual_seed(seed)
     mask_BS = (torch.rand(inputs.real_BS.shape, generator=generator) < share) & inputs.real_BS
     batch = replace(inputs.batch, global_T=mask_BS[inputs.real_BS])
@@ -151,7 +151,7 @@ def test_a_window_that_cannot_be_is_refused(window: Any) -> None:
 
 
 def test_the_case_has_sequences_longer_than_its_windows() -> None:
-    """Else no chunk would be tested."""
+    """Otherwise no chunk would be tested."""
     case: Case = CASES[0]
     assert min(case.settings["attention_window"]) < case.max_tokens
 

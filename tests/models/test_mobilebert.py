@@ -37,7 +37,7 @@ def test_neighbours_are_of_the_same_sequence_and_zero_beyond_its_ends() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 19])
 def test_without_padding_the_padding_s_embedding_has_no_say(length: int, tmp_path: Path) -> None:
-    """The Hub's class reads it behind padded sequences; on its own a sequence has the same states whatever it is."""
+    """The Hub's class reads it after padded sequences; here a sequence has the same states alone and in a batch."""
     pytest.importorskip("transformers")
     twins = make_twins(CASES[0], "MobileBertForMaskedLM", tmp_path)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_without_padding_the_padding_s_embedding_has_no_say(length: int, tmp_pat
 
 
 def test_the_teacher_of_the_paper_goes_there_and_back(tmp_path: Path) -> None:
-    """Its queries and keys read the states between layers, narrower than those inside, which the Hub cannot say."""
+    """Its queries and keys read the states between layers, narrower than those inside, which the Hub cannot express."""
     config = MobileBertConfig(
         **{**SIZES, "hidden_size": 9, "intra_bottleneck_size": 15},
         key_query_shared_bottleneck=False,

@@ -1,4 +1,4 @@
-"""docs/models.md says what the code has."""
+"""docs/models.md agrees with the code."""
 
 from __future__ import annotations
 

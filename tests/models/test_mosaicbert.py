@@ -1,4 +1,4 @@
-"""MosaicBERT against a second implementation of its paper; `transformers` has no class of it."""
+"""MosaicBERT against a second implementation of its paper; `transformers` has no class for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def batch_of(rows: list[list[int]]) -> PackedBatch:
 
 @pytest.mark.parametrize("heads", [7, 6, 3])
 def test_states_logits_and_gradients_are_those_of_the_papers_equations(heads: int, tmp_path: Path) -> None:
-    # In double precision: in single, how far rounding takes the two apart depends on the processor.
+    # In double precision, because rounding differences in single precision depend on the processor.
     model, rows = made(num_attention_heads=heads).double(), random_sequences()
     config = model.encoder.config
     assert isinstance(config, MosaicBertConfig)
@@ -133,7 +133,7 @@ def test_what_is_saved_is_read_back(head: str, tmp_path: Path) -> None:
 
 
 def test_a_published_checkpoint_is_read(tmp_path: Path) -> None:
-    """It calls itself BERT, and holds the tied matrix twice."""
+    """Its config names BERT, and the file contains the tied matrix twice."""
     model = made()
     save_model(model, None, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

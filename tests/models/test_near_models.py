@@ -1,4 +1,4 @@
-"""A model's path that does not exist is told as that, with the runs of similar names, and is never asked of the Hub."""
+"""A path that does not exist is reported with similarly named runs, and is never requested from the Hub."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a two-layer model with short sequences does not show of MPNet, DeBERTa and ModernBERT: long distances, and what
-config.json may say.
+"""Properties of MPNet, DeBERTa and ModernBERT that two layers and short sequences do not show: long distances and
+config.json.
 
-The laws that hold for every family are in test_families.py.
+Properties of all families are in test_families.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products by oneDNN give what torch's own give, and leave the model as it was."""
+"""Products by oneDNN equal torch's own and leave the model unchanged."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_does_not_pay_or_fit_is_left_to_torch(monkeypatch: pytest.MonkeyPat
         assert not any("forward" in vars(part) for part in model.modules())
     monkeypatch.setattr(packed_weights.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     with products.of(4):
-        assert list(products._made) == [False]  # oneDNN, on the weights as they are
+        assert list(products._made) == [False]  # oneDNN, on the unpacked weights
     with torch.autocast("cpu", dtype=torch.bfloat16), products.of(4):
         assert not any("forward" in vars(part) for part in model.modules())  # its weights are in float32
 

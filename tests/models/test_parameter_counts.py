@@ -1,6 +1,6 @@
-"""As many parameters as the papers say, or as follow from their tables.
+"""Parameter counts equal the papers', or follow from their tables.
 
-Counts on the meta device: nothing is allocated.
+Counted on the meta device, without allocation.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Size:
 
     Attributes:
         config: its settings.
-        vocabulary: pieces.
-        backbone: embeddings, encoder and pooler where there is one; exact.
-        total: with the heads named; exact.
-        heads: what `total` counts.
-        published_millions: the total where it is known, else the backbone, as printed, and how far it may be off.
+        vocabulary: number of tokens.
+        backbone: exact number of parameters of embeddings, encoder and pooler, if any.
+        total: exact number including these heads.
+        heads: heads included in `total`.
+        published_millions: the printed number for the total, if known, else for the backbone; and the tolerance.
     """
 
     config: EncoderConfig
@@ -126,8 +126,8 @@ SIZES = {
         14_350_248,
     ),
     "tinybert-6": Size(bert(6, 768, 12), 30_522, 66_955_008),
-    # Liu et al. 2019; the count has the language-model head and no pooler. fairseq has no segment types, the Hub one
-    # row.
+    # Liu et al. 2019; the count includes the language-model head and no pooler. fairseq has no segment types, the Hub
+    # one row.
     "roberta-base": Size(RobertaConfig(), 50_265, None, 124_696_665 + 768, ("masked_lm",), (125, 1)),
     "roberta-large": Size(
         RobertaConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
@@ -146,7 +146,7 @@ SIZES = {
     "albert-base": Size(albert(12, 768, 12), 30_000, 11_683_584, published_millions=(12, 1)),
     "albert-large": Size(albert(24, 1024, 16), 30_000, 17_683_968, published_millions=(18, 1)),
     "albert-xlarge": Size(albert(24, 2048, 16), 30_000, 58_724_864, published_millions=(60, 2)),
-    # The paper prints 235M, and 233M in the text, for what its table adds up to 223M.
+    # The paper prints 235M, and 233M in the text, although its table sums to 223M.
     "albert-xxlarge": Size(albert(12, 4096, 64), 30_000, 222_595_584),
     "albert-base-shared-attention": Size(albert(12, 768, 12, sharing="attention"), 30_000, published_millions=(64, 1)),
     "albert-base-shared-ffn": Size(albert(12, 768, 12, sharing="ffn"), 30_000, published_millions=(38, 1)),
@@ -207,7 +207,7 @@ SIZES = {
         ("seq2seq_lm",),
         (77, 1),
     ),
-    # Sun et al. 2020; the printed count leaves out the columns of the masked-LM head that are its own, 384 a piece.
+    # Sun et al. 2020; the printed count excludes the masked-LM head's own columns, 384 per token of the vocabulary.
     "mobilebert": Size(MobileBertConfig(), 30_522, 24_581_888, published_millions=(25.3, 1)),
     "mobilebert-masked-lm": Size(MobileBertConfig(), 30_522, None, 24_876_090 + 384 * 30_522, ("masked_lm",)),
     "ib-bert-large": Size(IB_BERT, 30_522, published_millions=(293, 2)),
@@ -225,8 +225,7 @@ SIZES = {
     ),
     # Song et al. 2020; RoBERTa's vocabulary would be 50,265, the released model has BERT's and five more.
     "mpnet-base": Size(MPNetConfig(), 30_527, 109_486_464, published_millions=(110, 1)),
-    # Warner et al. 2024, table 4.
-    # Portes et al. 2023, 137M; 30,522 words made a multiple of 64.
+    # Warner et al. 2024, table 4. Portes et al. 2023, 137M; 30,522 words rounded up to a multiple of 64.
     "mosaicbert-base": Size(MosaicBertConfig(), 30_528, 137_368_320, 137_400_384, ("masked_lm",), (137, 1)),
     "modernbert-base": Size(ModernBertConfig(), 50_368, 149_014_272, 149_655_232, ("masked_lm",), (149, 1)),
     "modernbert-large": Size(
@@ -281,7 +280,7 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
 def test_an_electra_generator_adds_what_its_layers_weigh(
     discriminator: ElectraConfig, share: float, extra_millions: float
 ) -> None:
-    """Embeddings are shared: table 6's sizes, whose extra weights follow from them."""
+    """Embeddings are shared: table 6's sizes, from which the extra weights follow."""
     generator = discriminator.generator(share)
     with torch.device("meta"):
         model = HeadedModel(generator.build(30_522), ("masked_lm",))

@@ -1,4 +1,5 @@
-"""Products by oneDNN are torch's up to rounding, whatever the layout of the matrices, and a row's bits are its own."""
+"""Products by oneDNN equal torch's up to rounding for any layout of the matrices, and rows are independent bit for
+bit."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ ROWS = 43
 
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The products of this file, also on processors on which MKL is as fast."""
+    """The products of this file, also on processors on which MKL is equally fast."""
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
 
 
@@ -118,7 +119,7 @@ def test_gradients_of_the_words() -> None:
 
 
 def test_derivatives_of_derivatives_are_torchs() -> None:
-    """As the eigenvalues of a Hessian need them, of a large map behind a small one."""
+    """As needed for the eigenvalues of a Hessian, for a large map after a small one."""
     small, large = nn.Linear(7, WIDE), Linear(WIDE, NARROW)
     states = drawn(ROWS, 7)
     weights = [small.weight, large.weight, large.bias]
@@ -239,7 +240,7 @@ SIZES: dict[str, Any] = {
     ids=lambda config: config.family,
 )
 def test_a_whole_model_trains_alike(config: EncoderConfig) -> None:
-    vocab_size = 8209  # of tied weights, two gradients of which meet
+    vocab_size = 8209  # of tied weights, where two gradients are summed
     model = HeadedModel(config.build(vocab_size), [MaskedLM().term])
     model.initialise(0)
     model.train()

@@ -1,4 +1,4 @@
-"""Pruning: what is left computes what the gated model does, is read again, and is a model of transformers as zeros."""
+"""Pruning: the pruned model computes the gated model's outputs, reloads, and loads in transformers with zeros."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ def test_config_json_says_it_as_transformers_4_did(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_transformers_5_reads_the_zeros_and_not_the_smaller_matrices(tmp_path: Path) -> None:
-    """Heads of a layer are hidden_size / num_attention_heads wide there, so equally many in all layers do not fit,
-    either."""
+    """There the heads of a layer have width hidden_size / num_attention_heads, so equal numbers in all layers do not
+    fit, either."""
     model = small_bert()
     prune_heads(model, {0: [0, 4], 1: [1, 2], 2: [0, 3]})
     save_model(model, None, tmp_path / "run" / "model")

@@ -1,4 +1,4 @@
-"""Scores of texts: those of one copy at a time through `transformers`, for any batch size and any order."""
+"""Scores of texts equal those of single copies through `transformers`, for any batch size and order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def model_for(rule: str, tokenizer: Tokenizer) -> HeadedModel:
-    """A random model that says it was trained for the rule."""
+    """A random model whose config names the rule that it was trained for."""
     head = SCORING_RULES[rule].head
     if head == "causal_lm":
         model = tiny_causal_model(tokenizer)
@@ -173,7 +173,7 @@ def test_constant_logits_give_every_text_the_same_score_per_token(lengths: list[
     tokenizer = tiny_tokenizer()
     texts = [" ".join(["value"] * length) for length in lengths]
     for score in score_texts(constant_model(tokenizer), tokenizer, texts, max_batch_tokens=64):
-        assert score.total / score.tokens == score.log_p_N[0]  # to the bit, whatever the length
+        assert score.total / score.tokens == score.log_p_N[0]  # bit for bit, for any length
         assert score.log_p_N[0] == pytest.approx(-math.log(tokenizer.vocab_size), abs=1e-5)
 
 
@@ -219,7 +219,7 @@ def test_an_encoder_read_from_left_to_right_scores_each_prefix_alone() -> None:
 
 
 def test_masked_next_token_scores_are_those_of_one_copy_at_a_time_read_at_the_state_before(tmp_path: Path) -> None:
-    """Against `BertForMaskedLM` on single copies, its logits taken one place earlier."""
+    """Against `BertForMaskedLM` on single copies, with its logits taken one position earlier."""
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     save_tiny(model, tokenizer, tmp_path)

@@ -1,4 +1,4 @@
-"""Whole numbers in place of floats: what is rounded, what is computed, what is on disk."""
+"""Integers instead of floats: rounding, computation, and files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_reading_back_is_at_most_half_a_scale_off(by_row: bool) -> None:
 
 @pytest.mark.parametrize("inputs", [1, 9, 64, 131])
 def test_a_product_equals_the_formula_in_integers(inputs: int) -> None:
-    """Also where activations and weights are as large as they can be: nothing is cut off."""
+    """Also for the largest possible activations and weights: nothing overflows."""
     generator = torch.Generator().manual_seed(inputs)
     linear = nn.Linear(inputs, 5)
     made = QuantisedLinear.of(linear)
@@ -96,7 +96,7 @@ def test_a_product_equals_the_formula_in_integers(inputs: int) -> None:
     sums = whole @ made.weight_int8.long().t()
     lowest = low.double() * made.weight_int8.sum(dim=1).double()
     expected = (sums.double() * step + lowest) * made.weight_scale + made.bias.detach()
-    # Two floats are added, of which either may be far larger than what comes out.
+    # Two floats are added, either of which may be much larger than the result.
     rounding = 2e-7 * float((lowest.abs() * made.weight_scale).max() + 1)
     with torch.no_grad():
         torch.testing.assert_close(made(rows).double(), expected, rtol=1e-5, atol=rounding)
@@ -136,7 +136,7 @@ def test_a_table_gives_the_rows_that_were_rounded() -> None:
 
 
 def test_joint_maps_give_what_each_map_gives(quantised: HeadedModel) -> None:
-    """Queries, keys and values as one product are the three products, for all tokens and for one alone."""
+    """Queries, keys and values as one product equal the three products, for all tokens and for a single one."""
     apart = copy.deepcopy(quantised)
     for layer in apart.encoder.layers:  # type: ignore[union-attr]  # a BERT's
         assert isinstance(layer.attention.projection, JointProjection)  # type: ignore[union-attr]

@@ -1,4 +1,5 @@
-"""Every family in eight bits: all its maps and tables are, its numbers are near, and its files load as they were."""
+"""Every family in eight bits: all its maps and tables are quantised, its outputs are close, and its files reload
+identically."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from bertkit.models.int8 import QuantisedModule
 from bertkit.models.quantised import quantise
 
 BOUND = 0.02
-"""A root mean square as a share of the floats'; weights are large, states as a norm leaves them."""
+"""A root mean square as a share of the floats'; weights are large, states like a norm's output."""
 CASES = {case.name: case for case in all_cases()}
 FAMILIES = list({case.config_class: case for case in reversed(CASES.values())}.values())
-# What several layers share, and what the Hub keeps twice, stands in the file once.
+# Weights that several layers share or that the Hub stores twice are in the file once.
 VARIANTS = [CASES["albert-groups"], CASES["mobilebert-no-bottleneck"], CASES["longformer-types"]]
 
 

@@ -1,4 +1,4 @@
-"""What XLNet says of missing tokens: through `transformers`, one text at a time, for every way of asking."""
+"""XLNet's predictions of missing tokens equal `transformers`, one text at a time, for every way to request them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def directory(xlnet: HeadedModel, tokenizer: Tokenizer, tmp_path_factory: pytest
 
 
 def from_the_library(directory: Path, inner: list[int], missing: list[int], tokenizer: Tokenizer) -> Tensor:
-    """Log-probabilities at the missing places, (M, V): nobody sees those, and what is there sees no special token."""
+    """Log-probabilities at the missing positions, (M, V): no token attends to those, and known tokens to no special
+    token."""
     oracle = transformers.XLNetLMHeadModel.from_pretrained(directory).eval()
     ids = [*inner, tokenizer.sep_id, tokenizer.cls_id]
     length, shown = len(ids), [place for place in range(len(inner)) if place not in missing]
@@ -79,7 +80,7 @@ def test_the_score_of_a_text_is_the_librarys_with_one_token_missing_at_a_time(
 
 
 def test_masks_are_filled_by_the_query_stream(xlnet: HeadedModel, tokenizer: Tokenizer, directory: Path) -> None:
-    """Whatever the id of a mask is: no token sees it, and one mask does not see another."""
+    """For any id of a mask: no token attends to it, and one mask does not see another."""
     text = "The [MASK] tests a [MASK]."
     (inner,) = tokenizer.encode_batch(["The"])
     inner += [tokenizer.mask_id, *tokenizer.encode_batch([" tests a"])[0], tokenizer.mask_id]

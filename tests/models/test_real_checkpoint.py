@@ -28,7 +28,7 @@ TEXTS = [
 
 
 def encoded(texts: list[str] = TEXTS) -> list[list[int]]:
-    """Ids as the original tokenizer gives them, cut to the model's length."""
+    """Ids from the original tokenizer, truncated to the model's length."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=256)["input_ids"]
@@ -74,7 +74,7 @@ SIZES = {
 
 
 def small_sentence_directory(root: Path, pooling: dict[str, object], *, dense: bool) -> Path:
-    """As old releases of sentence-transformers wrote it: the encoder in a directory of its own."""
+    """As old releases of sentence-transformers wrote it: the encoder in a separate directory."""
     model = HeadedModel(BertConfig(**SIZES).build(41), ("pooler",))
     model.initialise(seed=3)
     save_model(model, None, root / "0_Transformer")

@@ -1,4 +1,4 @@
-"""Products over whole blocks of rows are those of the rows alone, in few shapes."""
+"""Products over whole blocks of rows equal those of the rows alone, in few shapes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_values_and_gradients(rows: int, bias: bool, dtype: torch.dtype) -> None
     for own, other in zip(found, expected, strict=True):
         assert own.dtype == other.dtype
         torch.testing.assert_close(own.float(), other.float(), rtol=2e-2, atol=2e-2 * float(other.abs().max()))
-    assert torch.equal(found[0], expected[0]), "a row has the same bits with zeros behind it"
+    assert torch.equal(found[0], expected[0]), "a row has the same bits with zeros after it"
 
 
 def test_states_as_they_come() -> None:

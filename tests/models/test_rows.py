@@ -1,4 +1,5 @@
-"""Asking some tokens of the last layer is asking all and taking those: values, and gradients of every weight."""
+"""Computing only some tokens of the last layer equals selecting them from all: values, and gradients of every
+weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of sentence-transformers: what their files say decides the vectors as there, and so it is kept."""
+"""sentence-transformers directories: their files determine the same vectors as there, and saving preserves this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ["The reader tests a document.", "A value", " ".join(["values walked to 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedder that sentence-transformers saved: it reads 16 of 60 tokens."""
+    """An embedder saved by sentence-transformers; it reads 16 of 60 tokens."""
     home = tmp_path_factory.mktemp("sentence")
     transformer = parts.Transformer(str(small_model(home / "encoder", heads=())), max_seq_length=16)
     pooling = parts.Pooling(transformer.get_embedding_dimension(), "mean")

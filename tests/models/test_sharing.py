@@ -1,4 +1,4 @@
-"""Weights that several layers share: what the model computes, and where its gradients come from."""
+"""Weights shared by several layers: the model's outputs, and the origin of their gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loss_and_gradients(model: HeadedModel) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def shared_name(name: str, model: HeadedModel) -> str:
-    """The shared model's name of what the unshared one has for each layer."""
+    """The shared model's name for each of the unshared one's per-layer weights."""
     match = _GROUP.match(name)
     if match is None:
         return name

@@ -1,4 +1,4 @@
-"""Asking one token of every sequence is asking all and taking those: the values, and the gradients of every weight."""
+"""Computing only one token of every sequence equals selecting it from all: values, and gradients of every weight."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def assert_same(model: HeadedModel, batch: PackedBatch) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "megatron-bert", "distilbert", "electra", "roberta", "gpt2", "mpnet"])
 def test_one_token_a_sequence_has_the_states_and_gradients_of_all(family: str) -> None:
-    """The families whose last layer asks one token only, and some that ask all because they mix in their own way."""
+    """The families whose last layer computes only one token, and some that compute all because they mix in their own
+    way."""
     assert_same(small(family), PackedBatch.from_ids(RAGGED))
 
 
@@ -70,7 +71,7 @@ def test_it_holds_without_padding_cells(ids: Any) -> None:
 
 
 def test_the_path_with_dropout_differs_in_what_it_draws_alone() -> None:
-    """A rate so small that nothing is dropped takes the path on which probabilities are formed in the open."""
+    """With a rate so small that nothing is dropped, probabilities are computed explicitly."""
     assert_same(small("bert", dropout=1e-6), PackedBatch.from_ids(RAGGED))
 
 
@@ -108,7 +109,7 @@ def test_a_recorder_of_the_last_layer_sees_all_tokens() -> None:
 
 
 def test_causal_sequences_are_read_as_such() -> None:
-    """Token types or masks aside, a causal sequence's first token sees itself alone."""
+    """Apart from token types or masks, a causal sequence's first token attends only to itself."""
     model = HeadedModel(BertConfig.model_validate(SIZES).build(40), (HEAD,))
     model.initialise(seed=2)
     batch = PackedBatch.from_ids(RAGGED, causal=True)

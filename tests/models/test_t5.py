@@ -1,4 +1,4 @@
-"""T5's own: its two released forms, what it generates beside `transformers`, and its initial weights."""
+"""T5: its two released forms, generation compared with `transformers`, and its initial weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START, ROOM = 0, 14
 def test_targets_are_those_that_transformers_generates(family: Family, beams: int, tmp_path: Path) -> None:
     oracle, _ = twins(family, tmp_path)
     with torch.no_grad():
-        oracle.shared.weight.mul_(0.2)  # else tied words repeat themselves
+        oracle.shared.weight.mul_(0.2)  # otherwise tied words repeat themselves
     oracle.save_pretrained(tmp_path)
     model, _ = load_model(tmp_path)
     sources = rows([7, 3, 12, 1, 5], 8)
@@ -44,7 +44,7 @@ def test_targets_are_those_that_transformers_generates(family: Family, beams: in
             max_new_tokens=ROOM,
             do_sample=False,
             length_penalty=1.0,
-            use_cache=False,  # theirs has as many layers as the encoder, and fails where the decoder has more
+            use_cache=False,  # theirs has as many layers as the encoder, and fails if the decoder has more
         )
         return [row[1:] for row in rows_BU.tolist()]
 
@@ -127,7 +127,7 @@ def test_a_table_that_nothing_reads_in_old_files_is_no_weight(tmp_path: Path) ->
 
 
 def test_sequences_may_be_longer_than_any_table(tmp_path: Path) -> None:
-    """Far beyond the distances that have a bucket of their own."""
+    """Far beyond the distances that have their own bucket."""
     oracle, model = twins(T5S[0], tmp_path)
     sources, targets = rows([90], 3), rows([70], 4)
     batch = PackedBatch.from_pairs(sources, targets)
@@ -139,7 +139,7 @@ def test_sequences_may_be_longer_than_any_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_initial_weights_are_those_of_mesh_tensorflow(tied: bool) -> None:
-    """Each map with the inverse root of its inputs; queries with that of the head width, too; words with one."""
+    """Each map with the inverse root of its inputs; queries also with that of the head width; words with one."""
     proj: Any = "relu" if tied else "gated-gelu"
     config = T5Config(
         hidden_size=96, head_width=20, num_attention_heads=7, intermediate_size=150, num_hidden_layers=2,

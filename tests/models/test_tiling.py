@@ -1,4 +1,4 @@
-"""A larger model made of a smaller one by tiling: where every row and column comes from, and what is refused."""
+"""A larger model tiled from a smaller one: the origin of every row and column, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small_model(config: EncoderConfig) -> HeadedModel:
 
 
 def repeated(weight: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The weight in the middle of `size` rows or columns, further copies of it end to end on both sides."""
+    """The weight in the middle of `size` rows or columns, with further copies end to end on both sides."""
     count = weight.shape[axis]
     first = (size - count) // 2
     copies = np.concatenate([weight] * 9, axis=axis)

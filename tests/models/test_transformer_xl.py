@@ -56,7 +56,7 @@ def in_lanes(ids: list[list[int]], reused: int) -> PackedBatch:
 
 @pytest.mark.parametrize("clamp", [-1, 3])
 def test_three_segments_equal_the_equations(clamp: int) -> None:
-    """With what is remembered of the segments before, and gradients through the last of them."""
+    """With a memory of the previous segments, and gradients through the last of them."""
     model = model_of(mem_len=7, clamp_len=clamp)
     weights = dict(model.encoder.named_parameters())
     memory = [[torch.zeros(0, 30) for _ in range(2)] for _ in range(2)]
@@ -82,13 +82,13 @@ def test_three_segments_equal_the_equations(clamp: int) -> None:
 
 
 def test_two_segments_with_a_memory_equal_one(tmp_path: Path) -> None:
-    """With a memory of all text before, no token notices where a segment ends."""
+    """With a memory of all previous text, segment boundaries have no effect on any token."""
     model = model_of(mem_len=64)
     (ids,) = ids_of(1, 12)
     whole = model(PackedBatch.from_ids([ids]))
     first, state = model.encoder.forward_carried(in_lanes([ids[:5]], 5), None)
     second, _ = model.encoder.forward_carried(in_lanes([ids[5:]], 7), state)
-    # The second layer's memory saw all that its tokens may see, for nobody sees what follows.
+    # The second layer's memory includes all that its tokens may attend to, since no token attends to later ones.
     torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-5, atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def adaptive(rows: int, *, bias: bool = True) -> tuple[AdaptiveProjection, Tenso
 
 
 def test_the_adaptive_softmax_is_torchs() -> None:
-    """torch's class with the same weights: clusters in the other order, tails that project by a unit matrix."""
+    """torch's class with the same weights: clusters in reverse order, tails that project by a unit matrix."""
     projection, id_M = adaptive(50)
     weight, bias = projection.weight_VE.detach(), projection.bias_V
     assert bias is not None

@@ -1,4 +1,5 @@
-"""The Universal Transformer against a second writing of it, and its laws: halting, the cache, and what steps cost."""
+"""The Universal Transformer against a second implementation, and its properties: halting, the cache, and cost of
+steps."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def model_of(name: str) -> HeadedModel:
     torch.manual_seed(1)
     with torch.no_grad():
         for part, parameter in model.named_parameters():
-            # So large that every part matters, and tokens halt at different steps.
+            # Large enough that every part matters and tokens halt at different steps.
             parameter.normal_(-0.6 if part.endswith("halting.bias") else 0.0, 0.25)
     return model.eval()
 
@@ -150,7 +151,7 @@ def test_steps_end_when_every_token_has_halted() -> None:
         for side in (stacks.source_recurrence, stacks.target_recurrence):
             assert side.halting is not None
             side.halting.weight.zero_()
-            side.halting.bias.fill_(0.0)  # a chance of a half: two steps, of which the second is the remainder
+            side.halting.bias.fill_(0.0)  # a probability of one half: two steps, the second of which is the remainder
     batch = PackedBatch.from_pairs(rows(SOURCES, 1), rows(TARGETS, 2))
     points = [f"{side}blocks.{step}.hook_halting" for side in ("", "decoder.") for step in range(4)]
     recorder = Recorder(points)
@@ -201,7 +202,7 @@ def test_steps_cost_operations_and_no_weights() -> None:
 
 
 def test_tokens_halt_soon_at_first() -> None:
-    """The initial bias makes the chance 0.73, so that nearly all tokens take two steps, as in the released code."""
+    """The initial bias gives a probability of 0.73, so nearly all tokens take two steps, as in the released code."""
     config = config_of("halting")
     model = HeadedModel(config.build(VOCABULARY), [SEQ2SEQ])
     initialise(model, config, seed=0)

@@ -1,5 +1,5 @@
-"""Attention through the kernel for packed sequences against rectangles. The kernel runs on a GPU alone, so a plain loop
-over the sequences stands in for it here; tests/gpu has the kernel itself."""
+"""Attention through the kernel for packed sequences against rectangles. The kernel needs a GPU, so a plain loop over
+the sequences replaces it here; tests/gpu tests the kernel itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain_kernel(
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
-    """torch's varlen_attn by its documentation, a sequence at a time."""
+    """torch's varlen_attn by its documentation, one sequence at a time."""
     assert cu_seq_q.dtype == torch.int32
     assert torch.equal(cu_seq_q, cu_seq_k)
     assert max_q == max_k == int(cu_seq_q.diff().max())
@@ -56,7 +56,7 @@ def plain_kernel(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The stand-in for the kernel, in any precision; the tokens of each call."""
+    """Replace the kernel in any precision; returns the tokens of each call."""
     made: list[int] = []
 
     def kernel(

@@ -1,4 +1,4 @@
-"""Losses over the vocabulary without keeping the logits: equal to the plain form, however few rows at once."""
+"""Losses over the vocabulary without storing the logits equal the plain form, for any number of rows per chunk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_loss_and_gradients_are_the_plain_ones(rows: int, bias: bool) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 400])
 def test_the_z_loss_is_the_mean_square_of_the_denominators_logarithm(rows: int) -> None:
-    """Its factor is far larger than in training, so that its gradient counts."""
+    """Its factor is much larger than in training, so its gradient matters."""
     leaves, id_M = tensors()
     projection = VocabularyProjection(*leaves)
     loss, _ = projection.cross_entropy(id_M, z_loss=0.2, logit_bytes=rows * 4 * WORDS)
@@ -116,7 +116,7 @@ def test_autocast_multiplies_in_bfloat16_and_sums_in_float32() -> None:
 
 
 def teacher_projection(width: int = 5) -> VocabularyProjection:
-    """Of a model of another width, with the same words."""
+    """A model of another width with the same vocabulary."""
     generator = torch.Generator().manual_seed(8)
     shapes = ((TOKENS, width), (WORDS, width), (WORDS,))
     return VocabularyProjection(*(torch.randn(shape, generator=generator) for shape in shapes))
@@ -164,7 +164,7 @@ def test_divergence_under_autocast_multiplies_in_bfloat16_in_both_models() -> No
 
 
 def test_a_gpu_counts_as_correct_what_a_cpu_does() -> None:
-    """Equal maxima among them: whole numbers are often equal, and the first is the model's word."""
+    """Including equal maxima: integers are often equal, and the first one is the predicted token."""
     generator = torch.Generator().manual_seed(3)
     logits_MV = torch.randint(0, 4, (200, 9), generator=generator).float()
     label_M1 = torch.randint(0, 9, (200, 1), generator=generator)

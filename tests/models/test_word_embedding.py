@@ -1,4 +1,4 @@
-"""Embeddings that keep the zeros of their gradient: torch's bits, whoever else holds or writes what they gave."""
+"""Sparse embedding gradients: torch's bits, even if the outputs are also held or modified elsewhere."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_copy_has_zeros_of_its_own() -> None:
 
 
 def test_the_table_may_change_between_the_passes() -> None:
-    """As torch's own does, the backward pass needs the words alone."""
+    """As in torch, the backward pass needs only the token ids."""
     table, other = both()
     losses = [read(each, words(9)) for each in (table, other)]
     with torch.no_grad():

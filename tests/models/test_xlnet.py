@@ -1,4 +1,4 @@
-"""XLNet's two streams and its memory against `transformers`, and what a query must not see."""
+"""XLNet's two streams and its memory against `transformers`, and which tokens a query must not see."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ARCHITECTURE = "XLNetLMHeadModel"
 
 @dataclass(frozen=True)
 class Permuted:
-    """Inputs with an order: the same for both sides.
+    """The same inputs and order for both sides.
 
     Attributes:
-        inputs: with targets in the batch, and the oracle's permutation mask and target mapping.
-        order: ours.
+        inputs: the batch with targets, and the oracle's permutation mask and target mapping.
+        order: bertkit's order.
     """
 
     inputs: Inputs
@@ -42,7 +42,7 @@ def with_targets(batch: PackedBatch, index_M: Tensor) -> PackedBatch:
 
 
 def permute(inputs: Inputs, *, seed: int = 0) -> Permuted:
-    """In each sequence three targets at random places of a random order, and a token that no one predicts or sees
+    """In each sequence three targets at random positions of a random order, and a token that is not predicted or seen
     before its turn."""
     generator = torch.Generator().manual_seed(seed)
     lengths = inputs.batch.sequences.cu_seqlens_B1.diff().tolist()
@@ -87,7 +87,7 @@ def test_both_streams_equal_the_original(twins: Twins) -> None:
     streams = encoder_of(twins.model).streams(inputs.batch, order=permuted.order, recorder=recorder)
     assert streams.query_MD is not None
     outputs = twins.oracle(**inputs.padded, output_hidden_states=True)
-    # The oracle's hidden states are those of both streams by turns.
+    # The oracle's hidden states alternate between both streams.
     for point, state in zip(points, outputs.hidden_states[2:], strict=True):
         expected = state.flatten(0, 1) if "query_stream" in point else state[inputs.real_BS]
         torch.testing.assert_close(recorder.kept[point], expected, **TOLERANCE)
@@ -99,7 +99,7 @@ def test_both_streams_equal_the_original(twins: Twins) -> None:
 
 
 def test_sequences_from_right_to_left_equal_the_original(twins: Twins) -> None:
-    """The oracle takes the second half of a batch as such."""
+    """The oracle treats the second half of a batch as reversed."""
     permuted = permute(make_inputs(CASES[0], twins.model, [19, 4, 7, 5]))
     inputs = permuted.inputs
     twins.oracle.transformer.bi_data = True
@@ -123,7 +123,7 @@ def test_recording_attention_of_both_streams_changes_nothing(twins: Twins) -> No
 
 
 def test_a_target_sees_those_before_it_and_neither_itself_nor_those_behind(twins: Twins) -> None:
-    """Tokens 0 to 3 in the order 2, 0, 3, 1, all of them targets but 2, which all see."""
+    """Tokens 0 to 3 in the order 2, 0, 3, 1, all of them targets except 2, which all attend to."""
     inputs = make_inputs(CASES[0], twins.model, [4])
     order = PermutationOrder(torch.tensor([0, 2, -1, 1]), torch.tensor([0, 2, 0, 1]))
     batch = with_targets(inputs.batch, torch.tensor([0, 1, 3]))
@@ -213,7 +213,7 @@ def test_a_memory_wants_sequences_of_one_length(twins: Twins) -> None:
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 4), (3, 3), (3, 5)])
 def test_scores_by_distance_are_aligned_with_keys(queries: int, keys: int) -> None:
-    """Query i has key j at distance keys - queries + i - j."""
+    """Query i and key j are at distance keys - queries + i - j."""
     distance_P = torch.arange(keys, -queries, -1.0)
     by_key = aligned(distance_P.expand(2, 3, queries, -1), keys)
     expected = keys - queries + torch.arange(queries)[:, None] - torch.arange(keys)

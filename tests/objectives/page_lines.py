@@ -1,6 +1,6 @@
-"""The links of docs/objectives.md: in which file and line the function, class or method stands that a link names.
+"""The links of docs/objectives.md: file and line of the function, class or method that a link names.
 
-python -m tests.objectives.page_lines     writes files and lines as they are now into the page (make lines)
+python -m tests.objectives.page_lines writes current files and lines into the page (make lines)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lines_of(path: Path) -> Mapping[str, int]:
 
 
 def place_of(name: str, path: Path) -> Path | None:
-    """The file that has a function, class or method: the one that the link names, else the only one where it is now."""
+    """The file that defines a function, class or method: the linked file, else the only one that contains it now."""
     if path.is_file() and name in lines_of(path):
         return path
     room = CHECKOUT / ("tests" if path.is_relative_to(CHECKOUT / "tests") else "src")
@@ -42,8 +42,8 @@ def place_of(name: str, path: Path) -> Path | None:
 
 
 def with_lines(page: str) -> str:
-    """The page with the files and, of those in src, the lines as they are now; a link to what is nowhere, or in several
-    places, stays as it is."""
+    """The page with current files and, for those in src, current lines; a link to a name that is missing or ambiguous
+    is left unchanged."""
 
     def renewed(link: re.Match[str]) -> str:
         name, target, _ = link.groups()

@@ -1,6 +1,6 @@
-"""docs/add-an-objective.md is followed to the letter in a copy of the package: one file, one registration, one recipe.
+"""docs/add-an-objective.md is followed exactly in a copy of the package: one file, one registration, one recipe.
 
-The same for objectives of other kinds: nothing else has to know of them.
+The same for objectives of other kinds; no other file has to change.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def blocks() -> dict[str, str]:
 
 
 class Checkout:
-    """A copy of the package, its recipe and a text, with what the commands print and write."""
+    """A copy of the package, its recipe and a text, with the output and files of the commands."""
 
     def __init__(self, directory: Path, files: dict[str, str]) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ class Checkout:
         shutil.copytree(package, directory / "src" / "bertkit", ignore=shutil.ignore_patterns("__pycache__"))
         (directory / "recipes").mkdir()
         for name, content in files.items():
-            with (directory / name).open("a", encoding="utf-8") as file:  # the registration stands below the others
+            with (directory / name).open("a", encoding="utf-8") as file:  # the registration goes below the others
                 file.write(content)
         write_text(directory / "text.txt")
 
@@ -168,7 +168,7 @@ def test_show_batch_shows_what_was_overwritten_and_what_is_predicted(outcome: tu
                 free += token.get("change") not in ("masked", "kept")
                 if token.get("predicts") == {"repeated_token": "repeated"}:
                     marked += 1
-                    # Its left neighbour as the text has it, which may have been overwritten in its turn.
+                    # Its left neighbour in the text, which may itself have been replaced.
                     assert token["token"] == before.get("original", before["token"])
                     assert token.get("change", "replaced") == "replaced"
         shares.append(marked / free)

@@ -1,4 +1,4 @@
-"""Causal LM: nothing behind a token reaches it, the mixture with masked examples, and GPT's own loss as the oracle."""
+"""Causal LM: no later token has an effect, the mixture with masked examples, and GPT's own loss as the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Denoising: the target is the text, the source has its sentences in another order and a mask in place of each span."""
+"""Denoising: the target is the text; the source has its sentences permuted and a mask in place of each span."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_target_is_the_text_and_each_of_its_tokens_is_predicted(tmp_path: Pa
     assert made.source_T is not None
     behind = made.source_T >= 0
     assert np.array_equal(made.source_T[behind] + FIRST_ID, made.ids_T[behind]), (
-        "places are those of the target's tokens"
+        "positions are those of the target's tokens"
     )
 
 
@@ -99,9 +99,9 @@ def test_spans_are_poisson_and_mask_the_rate(rate: float, mean: float) -> None:
     lengths = np.concatenate(whole)
     assert lengths.mean() == pytest.approx(
         mean, rel=0.1
-    )  # the one that reaches the end is left out, and long ones more
+    )  # the one that reaches the end is left out, more often if long
     assert (lengths == 0).mean() == pytest.approx(np.exp(-mean), abs=0.02)
-    assert lengths.var() == pytest.approx(mean, rel=0.2), "of a Poisson distribution, as much as its mean"
+    assert lengths.var() == pytest.approx(mean, rel=0.2), "the variance of a Poisson distribution equals its mean"
 
 
 def test_masked_words_are_the_rate_less_what_overlaps(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_spans_are_counted_in_words(tmp_path: Path) -> None:
         words_gone = [token for token in gone if token in starts]
         ends = [*sorted(starts), target[-2] + 1]
         whole = [token for start in words_gone for token in range(start, ends[ends.index(start) + 1])]
-        assert gone == sorted(whole), "words go as a whole"
+        assert gone == sorted(whole), "words are masked as a whole"
 
 
 def test_a_sample_does_not_depend_on_its_company(tmp_path: Path) -> None:

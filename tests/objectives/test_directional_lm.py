@@ -1,4 +1,4 @@
-"""Language modelling of lanes: the token that follows each token, over the ends of sequences, in both directions."""
+"""Language modelling of lanes: the token after each token, across ends of sequences, in both directions."""
 
 from __future__ import annotations
 

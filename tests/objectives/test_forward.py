@@ -1,4 +1,4 @@
-"""What the objectives read: computing no other states leaves losses and gradients as they were."""
+"""Computing only the states that objectives read leaves losses and gradients unchanged."""
 
 from __future__ import annotations
 

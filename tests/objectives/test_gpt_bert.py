@@ -1,7 +1,7 @@
 """The loss of the recipe babylm-strict-small: 15/16 of the masked mean, 1/16 of the causal one, each with its z-loss.
 
-Charpentier and Samuel 2024, arXiv:2410.24159, and the released pretraining/model_extra.py: with the means over the
-masked and the causal predictions of a batch, and z the mean squared logarithm of the softmax's denominator,
+Charpentier and Samuel 2024, arXiv:2410.24159, and the released pretraining/model_extra.py: with means over the masked
+and the causal predictions of a batch, and z the mean squared logarithm of the softmax's denominator,
 
     loss = 15/16 (masked + 1e-4 z_masked) + 1/16 (causal + 1e-4 z_causal).
 """
@@ -79,7 +79,7 @@ def test_the_recipes_weights_are_the_papers(recipe: Recipe) -> None:
 def test_the_loss_and_its_gradients_are_the_papers_formula(
     max_tokens: int | None, recipe: Recipe, model: HeadedModel, tmp_path: Path
 ) -> None:
-    """However the batch is cut into micro-batches: in plain torch over padded sequences, from the samples alone."""
+    """For any micro-batches: equal to plain torch over padded sequences, from the samples alone."""
     before, samples = batch_of(recipe.objectives)
     assert samples.causal_B is not None
     causal = samples.causal_B.tolist()
@@ -129,7 +129,7 @@ def test_the_loss_and_its_gradients_are_the_papers_formula(
 
 
 def test_evaluation_is_the_cross_entropy_alone(recipe: Recipe, model: HeadedModel) -> None:
-    """A perplexity does not depend on what training adds."""
+    """A perplexity does not depend on terms that training adds."""
     _, samples = batch_of(recipe.objectives)
     batch = PackedBatch.from_samples(samples)
     with_z, without = MaskedNextToken(z_loss=0.5), MaskedNextToken()
@@ -141,7 +141,7 @@ def test_evaluation_is_the_cross_entropy_alone(recipe: Recipe, model: HeadedMode
 
 
 def test_a_recipe_from_before_the_z_loss_keeps_its_hash() -> None:
-    """An idle key is left out of what is hashed, and one with an effect is not."""
+    """A key without effect is not hashed, and one with an effect is."""
     for kind in (MaskedLM, MaskedNextToken, CausalLM):
         assert "z_loss" not in kind().model_dump(mode="json")
         assert kind(z_loss=1e-4).model_dump(mode="json")["z_loss"] == 1e-4

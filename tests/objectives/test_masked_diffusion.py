@@ -1,4 +1,4 @@
-"""Masked diffusion: a rate of its own for each sample, and a loss that is the published bound."""
+"""Masked diffusion: a separate rate for each sample, and a loss that is the published bound."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model() -> HeadedModel:
 
 
 def plain_bound(made: HeadedModel, corrupted: Samples, original: Samples) -> torch.Tensor:
-    """LLaDA's algorithm 1 by hand: of each sample the cross-entropy at its masks over its rate, over its length."""
+    """LLaDA's algorithm 1 by hand: per sample, the cross-entropy at its masks divided by its rate and its length."""
     total, tokens = torch.zeros(()), 0
     rates = corrupted.labels["masked_diffusion"]
     for start, end, rate in zip(corrupted.cu_seqlens_B1[:-1], corrupted.cu_seqlens_B1[1:], rates, strict=True):

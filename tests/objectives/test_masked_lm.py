@@ -1,4 +1,4 @@
-"""Masking: its statistics over a million tokens, what is never touched, and the same masks for any cut of the batch."""
+"""Masking: statistics over a million tokens, tokens that are never changed, and equal masks for any micro-batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_80_10_10_within_sampling_error(million: tuple[Samples, Samples]) -> Non
     count = ids_M.size
     masked = (ids_M == MASK).mean()
     kept = (ids_M == targets(after).id_M).mean()
-    # A random word is the original one, or [MASK], once in V draws.
+    # A random token is the original one, or [MASK], once in V draws.
     by_chance = 0.1 / VOCABULARY_SIZE
     for share, expected in ((masked, 0.8 + by_chance), (kept, 0.1 + by_chance)):
         assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / count)
@@ -146,7 +146,7 @@ def test_the_loss_is_cross_entropy_at_the_targets_over_the_full_vocabulary() -> 
 
 
 def with_roles(*roles: str, continuing: str = "c") -> Tokenizer:
-    """A WordPiece tokenizer with these special tokens and one piece that may continue a word."""
+    """A WordPiece tokenizer with these special tokens and one token that can continue a word."""
     names = {role: f"[{role.upper()}]" for role in roles}
     pieces = {token: number for number, token in enumerate([*names.values(), "[UNK]", "a", "b", continuing])}
     backend = Backend(models.WordPiece(pieces, unk_token="[UNK]"))

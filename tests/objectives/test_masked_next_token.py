@@ -1,4 +1,4 @@
-"""Masked next-token prediction: the masked LM's own masks, each target one place earlier."""
+"""Masked next-token prediction: the masked LM's own masks, with each target one position earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is masked together: the papers' procedures step by step, their distributions, and what none of them may do."""
+"""Units of masking: the papers' procedures step by step, their distributions, and invariants of all of them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def released_words(words: list[list[int]], count: int, key_T: np.ndarray) -> lis
 def released_ngrams(
     words: list[list[int]], count: int, key_T: np.ndarray, number_T: np.ndarray, special_T: np.ndarray
 ) -> list[list[int]]:
-    """ALBERT's procedure: shorten while too long, then drop what overlaps."""
+    """ALBERT's procedure: shorten while too long, then drop overlaps."""
     taken: list[list[int]] = []
     covered: set[int] = set()
     for first in sorted(range(len(words)), key=lambda first: key_T[words[first][0]]):
@@ -147,7 +147,7 @@ def released_ngrams(
 def released_spans(
     words: list[list[int]], count: int, key_T: np.ndarray, number_T: np.ndarray, special_T: np.ndarray
 ) -> set[int]:
-    """SpanBERT's procedure: anchors that are masked already are drawn again, the budget cuts the last span."""
+    """SpanBERT's procedure: anchors that are already masked are redrawn, the budget cuts the last span."""
     word_of = {token: number for number, word in enumerate(words) for token in word}
     masked: set[int] = set()
     for anchor in sorted(word_of, key=lambda token: key_T[token]):
@@ -218,13 +218,14 @@ def test_spans_mask_the_rate_of_the_ordinary_tokens_rounded_up_exactly() -> None
 
 
 def runs(index_M: np.ndarray, sequence_M: np.ndarray) -> Counter[int]:
-    """How many runs of neighbours there are of each length."""
+    """Number of runs of neighbours of each length."""
     ends = np.flatnonzero((np.diff(index_M) > 1) | (np.diff(sequence_M) > 0))
     return Counter(np.diff(np.concatenate([[-1], ends, [index_M.size - 1]])).tolist())
 
 
 def lengths_until(count: int, share_N: np.ndarray) -> np.ndarray:
-    """Expected number of pieces of each length when lengths are drawn until their sum reaches a count, the last cut."""
+    """Expected number of spans of each length if lengths are drawn until their sum reaches a count and the last is
+    cut."""
     expected = np.zeros((count + 1, count + 1))
     for left in range(1, count + 1):
         for length, share in enumerate(share_N.tolist(), start=1):
@@ -250,7 +251,7 @@ def test_drawn_lengths_follow_the_clipped_geometric_and_one_over_n() -> None:
 
 
 def test_span_lengths_follow_the_clipped_geometric() -> None:
-    """In long texts, where spans hardly meet; the last span of each is cut, and that is reckoned with."""
+    """In long texts, where spans rarely meet; the last span of each text is cut, which the expectation includes."""
     samples = made_samples([2_502] * 300)
     counts_B = np.full(300, 25)
     ours = Spans().choose(samples, single_pieces(PLAIN_SIZE), counts_B, Draw(5))
@@ -262,7 +263,7 @@ def test_span_lengths_follow_the_clipped_geometric() -> None:
 
 
 def test_ngram_frequencies_are_one_over_n() -> None:
-    """Of a count of three words, the last n-gram is shortened to what is left, and that is reckoned with."""
+    """With a count of three words, the last n-gram is shortened to the remainder, which the expectation includes."""
     samples = made_samples([302] * 3_000)
     ours = Ngrams().choose(samples, single_pieces(PLAIN_SIZE), np.full(3_000, 3), Draw(5))
     observed = Counter(np.unique(ours.first_M, return_counts=True)[1].tolist())

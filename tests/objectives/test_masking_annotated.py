@@ -1,4 +1,4 @@
-"""Annotated spans as units: whole or not at all, as often as asked, down to parts of words."""
+"""Annotated spans as units: masked whole or not at all, at the requested rate, down to parts of words."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ FIELD = 2
 
 
 def units(rate: float = 0.5) -> AnnotatedSpans:
-    """As `prepared` would leave them, for the third of four fields."""
+    """The units after `prepared`, for the third of four fields."""
     made = AnnotatedSpans(field="names", phrase_rate=rate)
     made._number = FIELD
     return made
 
 
 def annotated(samples: Samples, seed: int = 0, share: float = 0.4) -> Samples:
-    """Spans of one to four tokens at random places of the text, wherever words begin, and noise in other fields."""
+    """Spans of one to four tokens at random positions of the text, regardless of word boundaries, and noise in other
+    fields."""
     draw = np.random.default_rng(seed)
     marks_T = np.zeros(samples.ids_T.size, dtype=np.uint8)
     token = 0
@@ -72,7 +73,7 @@ def test_spans_and_what_is_left_of_words_are_chosen_whole_and_within_the_count(l
     assert all(len(chosen & set(span)) in (0, len(span)) for span in spans)
     for sequence in range(len(lengths)):
         for word in words_of(samples, sequence):
-            # A span may take a word's middle: then its two ends are words of their own.
+            # A span may take a word's middle; then its two ends are separate words.
             runs: list[list[int]] = []
             for token in (each for each in word if each not in in_a_span):
                 if runs and runs[-1][-1] == token - 1:
@@ -121,7 +122,7 @@ def test_each_span_is_chosen_at_its_rate() -> None:
 
 @given(lengths=st.lists(st.integers(3, 60), min_size=1, max_size=9))
 def test_a_lexicon_and_annotations_of_the_same_phrases_choose_alike(lengths: list[int]) -> None:
-    """Single-piece words, each phrase of two of them: found by the table, or marked beforehand."""
+    """Single-token words in phrases of two: found by the table, or marked beforehand."""
     samples = worded_samples(lengths)
     pairs = [[number, number + 1] for number in range(5, VOCABULARY.size, 3)]
     listed = Phrases(phrase_rate=0.5)

@@ -1,4 +1,4 @@
-"""SpanBERT with named entities: the released procedure read plainly, its budget, and what becomes of an entity."""
+"""SpanBERT with named entities: a plain version of the released procedure, its budget, and the masking of entities."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LENGTHS = [60, 41, 3, 17, 128, 9, 77]
 
 
 def units(**settings: float) -> EntitySpans:
-    """As `prepared` would leave them, for the third of four fields."""
+    """The units after `prepared`, for the third of four fields."""
     made = EntitySpans(field="names", **settings)  # type: ignore[arg-type]  # rates and counts
     made._number = FIELD
     return made
 
 
 def released(samples: Samples, sequence: int, count: int, settings: EntitySpans, draw: Draw) -> set[int]:
-    """NERSpanMaskingScheme.mask, a draw at a time, by the same numbers."""
+    """NERSpanMaskingScheme.mask, one draw at a time, from the same numbers."""
     start, end = samples.cu_seqlens_B1[sequence : sequence + 2].tolist()
     words = words_of(samples, sequence, STARTS_V)
     tokens = [token for word in words for token in word]
@@ -83,7 +83,7 @@ def test_chosen_tokens_are_those_of_the_released_procedure(seed: int, longest: i
 
 
 def test_where_only_entities_are_drawn_the_spans_are_exactly_those_marked() -> None:
-    """All but the one that the count cuts: SpanBERT's budget is 15% of the ordinary tokens, rounded up."""
+    """All except the one that the count cuts: SpanBERT's budget is 15% of the ordinary tokens, rounded up."""
     samples = worded_samples([400] * 20, 3)
     marks_T = np.zeros(samples.ids_T.size, dtype=np.uint8)
     free = np.flatnonzero(~samples.special_T)

@@ -1,4 +1,4 @@
-"""Phrases: whole or not at all, as often as asked, from a file or from the corpus; and what cannot serve them."""
+"""Phrases: masked whole or not at all, at the requested rate, from a file or from the corpus; and errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shards_of(texts: list[str], directory: Path, **config: object) -> TokenShard
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
-    """Sentences of independent words, into every fourth of which a name is put that is always whole."""
+    """Sentences of independent words; every fourth contains a name that is always complete."""
     texts = english(2000)
     generator = np.random.default_rng(2)
     for index in range(0, len(texts), 4):
@@ -112,7 +112,7 @@ def test_real_text_has_collocations_for_every_kind_of_vocabulary(shared_data: Pa
 
 
 def phrase_samples(count: int) -> Samples:
-    """Sequences of 60 single-piece words in which the phrase 7 8 9 stands three times; 7 8 alone stands there, too."""
+    """Sequences of 60 single-token words with the phrase 7 8 9 three times; 7 8 also occurs alone."""
     ids = [*range(20, 78)]
     for place in (4, 20, 44):
         ids[place : place + 3] = [7, 8, 9]

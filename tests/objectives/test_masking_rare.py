@@ -1,4 +1,4 @@
-"""Rare words first: counts are exact, and the draw is the one of successive draws in proportion to weights."""
+"""Rare words first: counts are exact, and draws equal successive draws in proportion to weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.data.toy_corpus import vocabulary, write_shards
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE, made_samples, with_roles
 
 COUNTS = {11: 1000, 12: 100, 13: 10, 14: 0}
-"""How often the corpus has these tokens; one that it never has counts as one that it has once."""
+"""How often these tokens occur in the corpus; one that never occurs counts as occurring once."""
 
 
 def prepared(directory: Path, exponent: float = 0.7) -> RareTokens:

@@ -1,4 +1,4 @@
-"""GPT-BERT's masking: spans end to end, those first that were hidden least often; the oracle keeps the counts."""
+"""GPT-BERT's masking: consecutive spans, least often masked first; the oracle stores the counts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LENGTHS = [23, 5, 17, 64, 9, 40, 3, 31]
 
 
 class KeptCounts:
-    """The released procedure for one sample: counts are kept, and grow with every visit."""
+    """The released procedure for one sample: counts are stored, and grow with every visit."""
 
     def __init__(self, special: list[bool], sample: int, longest: int, draw: Draw) -> None:
         self.special, self.sample, self.longest, self.draw = special, sample, longest, draw
         self.counts = [0] * len(special)
 
     def visit(self, epoch: int, rate: float) -> tuple[list[int], list[int]]:
-        """The positions that are hidden, and the first position of each one's span."""
+        """The masked positions, and the first position of each one's span."""
         length = len(self.special)
         at = {"epoch": epoch, "sample": self.sample}
         first: list[int] = []
@@ -118,7 +118,7 @@ def test_hidden_tokens_come_back_later_than_without_counts() -> None:
 
 
 def test_where_the_masking_rate_falls_nearly_all_choices_are_those_of_counts_that_are_kept() -> None:
-    """Earlier epochs are made again at the present rate; over a stage of the recipe one choice in ten is another."""
+    """Earlier epochs are recomputed at the present rate; over a stage of the recipe one choice in ten differs."""
     samples, draw, epochs = worded_samples([50] * 30), Draw(3), 4
     kept, objective = loops(samples, 3, draw), MaskedLM(rate={"start": 0.3, "end": 0.15}, units=TiledSpans())
     starts = samples.cu_seqlens_B1.tolist()
@@ -133,7 +133,7 @@ def test_where_the_masking_rate_falls_nearly_all_choices_are_those_of_counts_tha
 
 
 def test_counts_begin_anew_after_their_epochs() -> None:
-    """The first epoch of a new count depends on no earlier one: only the draws are others."""
+    """The first epoch after a reset depends on no earlier one: only the draws differ."""
     samples = worded_samples([40] * 5)
     again = loops(samples, 3, Draw(3))
     masked = MaskedLM(rate=0.2, units=TiledSpans()).corrupt(at_epoch(samples, REMEMBERED_EPOCHS), VOCABULARY, Draw(3))

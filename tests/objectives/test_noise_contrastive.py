@@ -59,7 +59,7 @@ def electric(**settings: Any) -> tuple[TwoTowerCloze, NoiseContrastive]:
 
 
 def made_model(of: tuple[Objective, ...]) -> HeadedModel:
-    """With weights so large that predictions differ from position to position."""
+    """With weights large enough that predictions differ from position to position."""
     model = pretraining_model(CONFIG, of, VOCABULARY)
     model.initialise(3)
     generator = torch.Generator().manual_seed(5)
@@ -89,7 +89,7 @@ def cloze_model_of(model: HeadedModel) -> HeadedModel:
 
 
 class Oracle:
-    """Both models as `transformers` has them, and the released procedure for one sequence without padding."""
+    """Both models in `transformers`, and the released procedure for one sequence without padding."""
 
     def __init__(self, model: HeadedModel, directory: Path) -> None:
         transformers = pytest.importorskip("transformers")
@@ -109,7 +109,8 @@ class Oracle:
         self.model.eval()
 
     def log_q(self, ids_S: torch.Tensor) -> torch.Tensor:
-        """Each token's distribution given all others, (S, V): masks of ones on one side of the diagonal, and rolls."""
+        """Each token's distribution given all others, (S, V), from masks of ones on one side of the diagonal, and
+        rolls."""
         length = len(ids_S)
         ones = torch.ones(1, 1, length, length, dtype=torch.bool)
         left, right = (
@@ -165,7 +166,7 @@ def test_values_and_gradients_are_those_of_the_released_procedure(tie: str, tmp_
     }
     for name, there in pairs.items():
         torch.testing.assert_close(own[name].grad, of_oracle[there].grad, rtol=1e-4, atol=1e-5)
-    # Neither the drawing nor log q teaches the cloze model.
+    # Neither the drawing nor log q trains the cloze model.
     assert all(own[f"companions.cloze_model.{name}"].grad is None for name in model.unshared("cloze_model"))
 
 
@@ -181,10 +182,10 @@ def test_no_state_that_predicts_a_token_has_read_it() -> None:
 
 
 def test_noise_follows_the_cloze_model_s_distribution() -> None:
-    """One text in 4,000 samples: at its noise places, words occur as often as q says (chi-square)."""
+    """One text in 4,000 samples: at its noise positions, words occur as often as q predicts (chi-square)."""
     of = electric(rate=0.5)
     model = made_model(of).eval()
-    with torch.no_grad():  # so that no word is too rare to be counted
+    with torch.no_grad():  # so no word is too rare to be counted
         cloze_model_of(model).get_parameter("masked_lm.norm.weight").mul_(0.1)
         cloze_model_of(model).get_parameter("masked_lm.bias").zero_()
     copies, length = 4000, 5

@@ -1,4 +1,4 @@
-"""docs/objectives.md: every link leads to the line of what it names, and nothing that can be chosen is missing."""
+"""docs/objectives.md: every link leads to the line of its name, and every available choice is listed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_link_leads_to_what_it_names() -> None:
 
 
 def test_every_link_into_code_has_the_line() -> None:
-    assert with_lines(TEXT) == TEXT, "functions have moved: make lines"
+    assert with_lines(TEXT) == TEXT, "functions have moved; run `make lines`"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: cells(row)[0][:40])

@@ -1,4 +1,4 @@
-"""Permutation LM: what is chosen and in which order, as the released code has it, and what its query stream sees."""
+"""Permutation LM: chosen tokens and their order as in the released code, and visibility in the query stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def visible(samples: Samples) -> np.ndarray:
 
 
 def original_mask(chosen_T: np.ndarray, special_T: np.ndarray, order_T: np.ndarray) -> np.ndarray:
-    """`_local_perm` of the released code, line by line: true where i does not attend to j."""
+    """`_local_perm` of the released code, line by line: true if i does not attend to j."""
     non_func = ~special_T
     non_mask = ~chosen_T & non_func
     masked_or_func = ~non_mask
@@ -67,7 +67,7 @@ def test_an_order_is_that_of_the_original(length: int, seed: int, block: int | N
     chosen_T[samples.targets[TERM].index_M] = True
     key_T = samples.ranks_T2[:, 0]
     hidden_T = key_T >= 0
-    # A chosen special token is no target, and has its place in the order all the same.
+    # A chosen special token is not a target, but still has a place in the order.
     assert (hidden_T == (chosen_T | samples.special_T)).all()
     np.testing.assert_array_equal(visible(samples), ~original_mask(hidden_T, samples.special_T, key_T))
     if block is not None:
@@ -92,7 +92,7 @@ def test_the_first_part_does_not_see_the_rest(reused: int) -> None:
 
 @given(lengths=st.lists(st.integers(6, 80), min_size=1, max_size=5), k=st.integers(1, 9))
 def test_one_token_in_k_is_chosen(lengths: list[int], k: int) -> None:
-    """All chosen ones but special tokens are predicted: as many as wanted at most, and ids stay as they are."""
+    """All chosen tokens except special ones are predicted, at most the requested number, and ids do not change."""
     before = worded_samples(lengths)
     samples = permuted(before, k=k)
     np.testing.assert_array_equal(samples.ids_T, before.ids_T)
@@ -128,7 +128,7 @@ def original_spans(starts_S: np.ndarray, goal: int, k: int, uniform_SU: np.ndarr
         end = beg + 1
         cnt_ngram = 1
         while end < seg_len:
-            if starts_S[beg]:  # the original's slip: the first token again, and not the one at `end`
+            if starts_S[beg]:  # the original's slip: the first token again instead of the one at `end`
                 cnt_ngram += 1
                 if cnt_ngram > n:
                     break
@@ -151,7 +151,7 @@ def test_spans_are_those_of_the_original(length: int, k: int, seed: int) -> None
 
 
 def test_words_are_counted_as_words() -> None:
-    """Whole words, but where the last word has more tokens than are wanted."""
+    """Whole words, unless the last word has more tokens than requested."""
     generator = np.random.default_rng(0)
     starts_S = generator.random(400) < 0.5
     found_S = PermutationLM(span_unit="word")._spans(starts_S, 66, generator.random((400, 2)))
@@ -175,7 +175,8 @@ def test_a_text_read_backwards_has_its_spans_from_the_other_end(monkeypatch: pyt
 
 
 def test_over_permutations_every_context_of_a_target_is_equally_likely() -> None:
-    """Of the other targets any set may come before a target: all places are equally likely, and all pairs orders."""
+    """Any set of other targets may precede a target: all positions are equally likely, and so are all orders of
+    pairs."""
     length, orders = 5, 6000
     lengths = [length] * orders
     samples = worded_samples(lengths).with_changes(special_T=np.zeros(length * orders, dtype=bool))
@@ -186,7 +187,7 @@ def test_over_permutations_every_context_of_a_target_is_equally_likely() -> None
     places = np.stack([(order_OS == place).mean(axis=0) for place in range(length)])
     assert np.abs(places - 1 / length).max() < 0.02
     contexts = Counter(tuple(np.flatnonzero(row < row[2]).tolist()) for row in order_OS)
-    # A context of c of the 4 others: chance 1/5 of its size, and 1 of (4 choose c) sets.
+    # A context of c of the 4 others: probability 1/5 for its size, and 1 of (4 choose c) sets.
     assert len(contexts) == 16
     for context, count in contexts.items():
         chance = 1 / 5 / {0: 1, 1: 4, 2: 6, 3: 4, 4: 1}[len(context)]
@@ -202,7 +203,7 @@ def model_of(samples: Samples, **settings: object) -> tuple[HeadedModel, PackedB
 
 
 def test_a_prediction_does_not_depend_on_its_own_token_and_the_content_stream_does() -> None:
-    """Each token is changed in turn: the predictions that change are those that see it, directly or through others."""
+    """Changing a token changes exactly the predictions that see it, directly or through others."""
     samples = permuted(in_lanes([21], 9), k=2)
     model, batch = model_of(samples)
     encoder = model.encoder
@@ -215,7 +216,7 @@ def test_a_prediction_does_not_depend_on_its_own_token_and_the_content_stream_do
         ids_T[place] = (ids_T[place] + 1) % VOCABULARY.size
         after = model(replace(batch, ids_T=ids_T))
         for target in index_M.tolist():
-            # Through the content of what it sees, which saw others.
+            # Through the content of a token that it sees, which saw others.
             depends = bool(sees[visible(samples)[target], place].any())
             assert torch.equal(before[target], after[target]) == (not depends)
             if place == target:

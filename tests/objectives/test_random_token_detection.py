@@ -56,7 +56,7 @@ def spoilt(before: Samples, objectives: list[Objective], seed: int = 1) -> Sampl
 
 
 def made_model(objectives: list[Objective]) -> HeadedModel:
-    """With weights so large that predictions differ from token to token."""
+    """With weights large enough that predictions differ from token to token."""
     model = pretraining_model(CONFIG, objectives, VOCABULARY_SIZE)
     model.initialise(3)
     generator = torch.Generator().manual_seed(5)
@@ -148,7 +148,7 @@ def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
 
 @pytest.mark.parametrize("objectives", [ALONE, BESIDE])
 def test_a_steps_operations_are_those_that_torch_counts(objectives: list[Objective]) -> None:
-    """With sequences of one length, so that attention computes what the formula counts; all of the last layer."""
+    """With sequences of one length, so attention computes what the formula counts; all tokens of the last layer."""
     model = made_model(objectives)
     batch = PackedBatch.from_samples(spoilt(worded_samples([40] * 6), objectives))
     counter = FlopCounterMode(display=False)

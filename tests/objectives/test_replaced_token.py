@@ -1,4 +1,4 @@
-"""Replaced-token detection: the drawing against softmax, both models against `transformers`, and where gradients go."""
+"""Replaced-token detection: sampling against softmax, both models against `transformers`, and gradients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def objectives(*, weight: float = 50.0, size: float = 0.5, tie: Tie = "embedding
 
 
 def made_model(of: tuple[Objective, ...], config: EncoderConfig = CONFIG, *, large: bool = True) -> HeadedModel:
-    """With weights so large that predictions differ from position to position, where asked."""
+    """On request, with weights large enough that predictions differ from position to position."""
     model = pretraining_model(config, of, VOCABULARY)
     model.initialise(3)
     generator = torch.Generator().manual_seed(5)
@@ -98,7 +98,7 @@ def generator_of(model: HeadedModel) -> HeadedModel:
 
 @pytest.mark.parametrize("logits_type", [torch.float32, torch.bfloat16])
 def test_ids_are_drawn_from_the_softmax(logits_type: torch.dtype) -> None:
-    """Chi-square over 200,000 draws, for likely and unlikely words alike."""
+    """Chi-square over 200,000 draws, for likely and unlikely words."""
     count, words = 200_000, 53
     logits_V = (torch.randn(words, generator=torch.Generator().manual_seed(0)) * 2).to(logits_type)
     uniform_M = torch.from_numpy(Draw(4).uniform("test", sample=np.arange(count)))
@@ -143,7 +143,7 @@ def test_only_chosen_tokens_are_replaced_and_no_mask_is_left_unfilled() -> None:
 
 
 def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
-    """A generator that is sure of one word: where the text has that word, nothing was replaced."""
+    """With a generator that always predicts one word, nothing is replaced where the text has that word."""
     masked, detector = objectives()
     model = made_model((masked, detector))
     samples = corrupted((), LENGTHS)
@@ -163,7 +163,7 @@ def test_a_drawn_token_equal_to_the_original_counts_as_original() -> None:
 
 
 def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[HeadedModel, dict[str, torch.Tensor]]:
-    """Of all parameters, by name, for one weight of the detection."""
+    """Gradients of all parameters, by name, for one weight of the detection."""
     of = objectives(weight=weight, tie=tie)
     model = made_model(of)
     parts = ObjectiveTerms(of).losses(model, batch)
@@ -173,7 +173,7 @@ def gradients(weight: float, tie: Tie, batch: PackedBatch) -> tuple[HeadedModel,
 
 @pytest.mark.parametrize("tie", ["none", "embeddings"])
 def test_no_gradient_passes_the_drawing(tie: Tie) -> None:
-    """What the generator alone has learns the same, to the bit, whether the detection weighs nothing or 50."""
+    """The generator's unshared weights get bit-identical gradients for a detection weight of 0 or 50."""
     batch = batch_of(objectives())
     model, without = gradients(0.0, tie, batch)
     _, with_it = gradients(50.0, tie, batch)
@@ -254,7 +254,7 @@ def stepped(max_tokens: int | None) -> tuple[Any, torch.Tensor]:
     of = objectives()
     model = made_model(of)
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
-    # A large eps makes the update smooth in the gradient; Adam's first step is its sign otherwise.
+    # A large eps makes the update smooth in the gradient; otherwise Adam's first step is its sign.
     training_step = Step.plain(model, AdamWConfig(eps=1e-2).build(model), engine, 1.0)
     batches = [PackedBatch.from_samples(part) for part in corrupted(of).split(max_tokens)]
     outcome = training_step.update(batches, ObjectiveTerms(of), 1e-2)
@@ -272,7 +272,7 @@ def test_micro_batches_change_nothing_but_rounding(max_tokens: int) -> None:
 
 
 def test_it_learns_to_tell_drawn_tokens_from_the_text() -> None:
-    """A text of ten words, and a generator that never learns: nine of ten tokens that it draws are no such word."""
+    """In a text of ten words with an untrained generator, nine of ten sampled tokens are not in the text."""
     of = (MASKED.model_copy(update={"weight": 0.0}), ReplacedToken(weight=1.0, generator_size=0.5, tie="none"))
     model = made_model(of, large=False)
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
@@ -364,7 +364,7 @@ def test_other_objectives_read_the_filled_batch() -> None:
     ids=lambda config: config.model_type,
 )
 def test_any_family_can_be_trained_so(config: EncoderConfig, tmp_path: Path) -> None:
-    """Without ties at any size; with them where the embeddings have a width of their own, or the sizes are the same."""
+    """Without ties at any size; with ties if the embeddings have a separate width or the sizes are equal."""
     tie: Tie = "embeddings" if isinstance(config, AlbertConfig) else "none"
     of = objectives(size=1 / 3 if tie == "none" else 0.5, tie=tie)
     assert of[1].errors(DataConfig(), config) == []
@@ -426,10 +426,10 @@ def test_two_generators_are_refused() -> None:
 
 
 def test_precision_recall_and_the_baseline_are_those_of_scikit_learn() -> None:
-    """Over all micro-batches, as an evaluation reports them beside accuracy."""
+    """Over all micro-batches, as an evaluation reports them next to accuracy."""
     of = objectives()
     model = made_model(of)
-    with torch.no_grad():  # so that about half of the tokens are called replaced
+    with torch.no_grad():  # about half of the tokens are then predicted as replaced
         reading = encode(model.eval(), of, batch_of(of))["replaced_token"]
         median = model.token_logits("replaced_token", reading.hidden_TD).median()
         model.get_parameter("replaced_token.output.bias").sub_(median)

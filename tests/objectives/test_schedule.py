@@ -1,4 +1,4 @@
-"""Rates that change along the run: linear in its progress, and at each point as the constant of that value."""
+"""Rates that change during the run: linear in its progress, and at each point equal to a constant of that value."""
 
 from __future__ import annotations
 

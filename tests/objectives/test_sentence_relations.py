@@ -1,4 +1,4 @@
-"""Sentence objectives: the loss is a plain cross-entropy on the pooled [CLS] state, and what cannot serve is named."""
+"""Sentence objectives: the loss is a plain cross-entropy on the pooled [CLS] state, and unsuitable data are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence to sequence: which tokens are read and predicted, and the smoothed loss against torch's."""
+"""Sequence to sequence: the tokens read and predicted, and the smoothed loss against torch's."""
 
 from __future__ import annotations
 

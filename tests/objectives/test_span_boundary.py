@@ -1,4 +1,4 @@
-"""The span-boundary objective: a span from outside, and from nothing inside; counts; what is skipped."""
+"""The span-boundary objective: a span is predicted only from its boundary; counts; skipped spans."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spans_of(samples: Samples) -> list[list[int]]:
 def model_of(config: BertConfig | AlbertConfig, heads: tuple[str, ...] = ("span_boundary",)) -> HeadedModel:
     model = HeadedModel(config.build(VOCABULARY_SIZE), heads)
     model.initialise(3)
-    for parameter in model.parameters():  # biases too, so that each one counts
+    for parameter in model.parameters():  # also biases, so each one matters
         parameter.data.add_(torch.linspace(-0.05, 0.05, parameter.numel()).reshape(parameter.shape))
     return model.eval()
 
@@ -142,7 +142,7 @@ def test_the_loss_is_the_papers_formula_span_by_span(config: BertConfig | Albert
 
 
 def test_the_paper_widths_make_the_papers_head() -> None:
-    """Of BERT base, cased: 2 x 768 + 200 in, 768, 768 out, 20 places, and a bias for every word."""
+    """For BERT base, cased: 2 x 768 + 200 in, 768, 768 out, 20 positions, and a bias for every token."""
     with torch.device("meta"):
         config = BertConfig()
         plain = HeadedModel(config.build(28_996), ["masked_lm"])

@@ -1,4 +1,4 @@
-"""Span corruption: source and target together are the text, in spans that the released code's counts and draws give."""
+"""Span corruption: source and target together are the text, in spans equal to the released code's counts and draws."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def objective(**settings: Any) -> SpanCorruption:
 
 
 def put_together(source: list[int], target: list[int]) -> list[int]:
-    """The text: each standing token of the source replaced by what is behind it in the target."""
+    """The text: each sentinel of the source replaced by what follows it in the target."""
     spans: dict[int, list[int]] = {}
     for token in target[1:-1]:
         if token in SENTINELS:
@@ -123,7 +123,7 @@ def test_a_vocabulary_ends_with_the_tokens_that_stand_for_spans(kind: str) -> No
     assert plain.sentinel_ids == ()
     text = f"a {sentinel(0)} b"
     assert made.sentinel_ids[0] in made.encode_batch([text])[0]
-    assert made.sentinel_ids[0] not in made.encode_plain([text])[0], "no text of a corpus can forge one"
+    assert made.sentinel_ids[0] not in made.encode_plain([text])[0], "text of a corpus cannot contain one"
     for line in english(5, seed=3):
         assert made.encode_plain([line])[0].tolist() == plain.encode_plain([line])[0].tolist()
 

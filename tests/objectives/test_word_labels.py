@@ -1,4 +1,5 @@
-"""Capitalisation and token-document relation: every label against the text, through files, layouts and batches."""
+"""Capitalisation and token-document relation: every label compared with the text, through files, layouts and
+batches."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ CONFIG = TokenizerConfig(vocab_size=90, min_frequency=1)
 
 @pytest.fixture(scope="module", params=["txt", "jsonl"])
 def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
-    """Of the documents, lowercased; as records with spans of their own, too."""
+    """Shards of the documents, lowercased; also as records with their own spans."""
     directory = tmp_path_factory.mktemp("corpus")
     if request.param == "txt":
         source, options = directory / "text.txt", SourceOptions(mark_capitals=True)
@@ -66,8 +67,8 @@ def samples_of(shards: TokenShards, objectives: list[Objective], layout: Any = N
 
 
 def is_capital(text: str, place: int) -> bool:
-    """Of the word around this character, read letter by letter: does it begin with a capital? An apostrophe belongs to
-    the word where letters stand on both sides."""
+    """Whether the word around this character begins with a capital, read letter by letter. An apostrophe belongs to the
+    word if there are letters on both sides."""
 
     def in_word(at: int) -> bool:
         if not 0 <= at < len(text):
@@ -82,7 +83,7 @@ def is_capital(text: str, place: int) -> bool:
 
 
 def test_every_token_has_the_case_of_its_word_in_the_text(shards: TokenShards) -> None:
-    """Against the tokenizer's own places in each sentence, for whole sentences."""
+    """Against the tokenizer's own offsets in each sentence, for whole sentences."""
     tokenizer = load_tokenizer(shards.directory)
     number = shards.span_fields.index(CAPITALS)
     expected, ids = [], []
@@ -111,7 +112,7 @@ def test_batches_have_the_labels_of_the_corpus_beside_masks(shards: TokenShards,
     masked = samples.targets["masked_lm"].index_M
     assert (samples.ids_T[masked] != plain.ids_T[masked]).any()
 
-    # Read naively: documents as lists of segments, segments as sets.
+    # Computed naively: documents as lists of segments, segments as sets.
     edges = shards.segment_start_S1.tolist()
     documents = [
         [set(tokens[edges[s] : edges[s + 1]].tolist()) for s in range(low, high)]

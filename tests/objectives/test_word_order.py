@@ -1,4 +1,4 @@
-"""Word order: 5% of the trigrams of unmasked tokens over a million tokens, and what a shuffle may not touch."""
+"""Word order: 5% of the trigrams of unmasked tokens over a million tokens, and tokens that are never shuffled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.objectives.test_masked_lm import VOCABULARY_SIZE, made_samples
 
 
 def shuffled(samples: Samples, objective: WordOrder | None = None, seed: int = 1) -> Samples:
-    """Masked and shuffled: the objectives in an order that is not theirs."""
+    """Masked and shuffled, with the objectives in reverse order."""
     return corrupted(samples, [objective or WordOrder(), MaskedLM()], vocabulary(VOCABULARY_SIZE), Draw(seed))
 
 
@@ -48,14 +48,14 @@ def million() -> tuple[Samples, Samples]:
 
 
 def test_5_percent_of_the_trigrams_of_unmasked_tokens_are_shuffled(million: tuple[Samples, Samples]) -> None:
-    """Of each sequence 5%, rounded up or down; of all of them, 5% within the error of the rounding."""
+    """5% of each sequence, rounded up or down; over all of them, 5% within the rounding error."""
     before, after = million
     total_B = np.bincount(free_runs(before, after), minlength=before.lengths_B.size)
     count_B = np.bincount(before.sequence_T[targets(after).index_M[::3]], minlength=before.lengths_B.size)
     assert np.all((count_B == np.floor(0.05 * total_B)) | (count_B == np.ceil(0.05 * total_B)))
     assert abs(count_B.sum() - 0.05 * total_B.sum()) < 4 * np.sqrt(before.lengths_B.size / 4)
     assert targets(after).id_M.size == 3 * count_B.sum()
-    # With 15% masked, 0.85^3 of the trigrams are free; what is shuffled is a good 8% of the tokens.
+    # With 15% masked, 0.85^3 of the trigrams are free; about 8% of the tokens are shuffled.
     assert 0.08 < targets(after).id_M.size / before.ids_T.size < 0.1
 
 
@@ -100,7 +100,7 @@ def test_trigrams_in_the_middle_of_a_text_are_equally_likely() -> None:
     after = corrupted(before, [WordOrder()], vocabulary(VOCABULARY_SIZE), Draw(3))
     counts = np.bincount(before.position_T[targets(after).index_M[::3]], minlength=40)
     assert counts[[0, 37, 38, 39]].sum() == 0  # [CLS] and what would reach [SEP]
-    # At either end fewer trigrams overlap, so that they are chosen a little more often; beyond, none differs.
+    # At either end fewer trigrams overlap, so they are chosen slightly more often; elsewhere there is no difference.
     middle = counts[6:32]
     assert np.abs(middle - middle.mean()).max() < 5 * np.sqrt(middle.mean())
 
@@ -119,7 +119,7 @@ def test_a_sample_is_shuffled_the_same_in_any_company(lengths: list[int], max_to
 def test_runs_are_chosen_as_if_one_after_another(
     free: list[bool], length: int, seed: int, different_priorities: int
 ) -> None:
-    """Against the loop that the definition describes; few different priorities make many equal ones."""
+    """Against the loop in the definition; a few distinct priorities produce many ties."""
     start_W = np.flatnonzero(free)
     priority_W = np.random.default_rng(seed).integers(0, different_priorities, start_W.size) / 10
     chosen: list[int] = []

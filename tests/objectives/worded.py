@@ -1,4 +1,4 @@
-"""Samples whose words have several pieces, the words of a sample found plainly, and the ways of choosing among them."""
+"""Samples with words of several tokens, a plain search for a sample's words, and the units of masking."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ VOCABULARY = Vocabulary(VOCABULARY_SIZE, pad_id=0, cls_id=CLS, sep_id=SEP, mask_
 
 
 def single_pieces(size: int) -> Vocabulary:
-    """A vocabulary in which every piece is a word."""
+    """A vocabulary in which every token is a word."""
     return Vocabulary(size, 0, CLS, SEP, MASK, np.ones(size, dtype=np.bool_))
 
 
 def worded_samples(lengths: list[int], seed: int = 0, *, size: int = VOCABULARY_SIZE) -> Samples:
-    """Sequences of two segments where they are long enough: [CLS] words [SEP] words [SEP]."""
+    """Sequences of two segments if they are long enough: [CLS] words [SEP] words [SEP]."""
     samples = made_samples(lengths, seed)
     ids_T = np.where(samples.special_T, samples.ids_T, 5 + samples.ids_T % (size - 5))
     special_T = samples.special_T.copy()
@@ -35,7 +35,7 @@ def worded_samples(lengths: list[int], seed: int = 0, *, size: int = VOCABULARY_
 
 
 def phrases(count: int = 400, seed: int = 5) -> Phrases:
-    """Phrases of the made vocabulary: each begins with a piece that begins a word."""
+    """Phrases of the generated vocabulary: each begins with a token that begins a word."""
     generator = np.random.default_rng(seed)
     starts = np.flatnonzero(STARTS_V)[5:]
     listed = [
@@ -48,7 +48,7 @@ def phrases(count: int = 400, seed: int = 5) -> Phrases:
 
 
 def masked_lm(units: MaskingStrategy, **settings: object) -> MaskedLM:
-    """The objective with units as `prepared` would leave them."""
+    """The objective with units after `prepared`."""
     return MaskedLM(**settings).model_copy(update={"units": units})
 
 

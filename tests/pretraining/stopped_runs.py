@@ -1,4 +1,4 @@
-"""Runs of a recipe file beside its text, straight through or stopped by their time after every step."""
+"""Runs of a recipe file next to its text, uninterrupted or stopped by their time limit after every step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bertkit.run.checkpoint import Checkpoint, load_newest_checkpoint
 
 
 def request(recipe: Path, run: str, *, resume: bool = False, stop: bool = False) -> PretrainArguments:
-    """A run beside the recipe, on `text.txt` there.
+    """A run next to the recipe, on `text.txt` there.
 
     Args:
         recipe: its file.
         run: name of the run's directory.
-        resume: whether the run is there already.
-        stop: whether its time is over after one step.
+        resume: whether to resume an existing run.
+        stop: whether to stop by the time limit after one step.
     """
     home = recipe.parent
     return PretrainArguments(
@@ -34,7 +34,7 @@ def request(recipe: Path, run: str, *, resume: bool = False, stop: bool = False)
 
 
 def stopped_at_every_step(recipe: Path, run: str) -> Iterator[Checkpoint]:
-    """Trains a run to its end, stopped and resumed at every step: the checkpoint of each stop."""
+    """Train a run to its end, stopped and resumed at every step; returns the checkpoint of each stop."""
     is_resumed = False
     while True:
         try:

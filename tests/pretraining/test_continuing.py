@@ -1,4 +1,4 @@
-"""Runs that go on from a model: with its vocabulary or a new one, converted, resumed, and refused."""
+"""Runs that continue from a model: with its vocabulary or a new one, converted, resumed, and refused."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_recipe_of_ones_own_may_name_the_vocabulary(home: Path) -> None:
     path.write_text(f"extends: domain-adapt\n{NEW_VOCABULARY.replace('=', ': ')}\n")
     recipe = request(home, "bert", recipe=str(path)).requested()
     assert (recipe.tokenizer.path, recipe.tokenizer.vocab_size) == (None, 112)
-    # A recipe that begins from nothing learns its vocabulary for itself, not for a model that is given.
+    # A recipe that starts from scratch trains its vocabulary for itself, not for a given model.
     assert request(home, "bert", recipe="bert").requested().tokenizer.path == str(home / "bert")
 
 
@@ -182,7 +182,7 @@ def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) 
     shards = TokenShards.open(Path(finished.run.record["shards"]))
     training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=None)
     assert finished.run.record["steps"] == math.ceil(3 * training.epoch_length(0) / 5)
-    # What the command line gives goes before the recipe's passes.
+    # The command line takes precedence over the recipe's passes.
     assert request(home, "bert", "optimisation.steps=7", max_steps=None).requested().optimisation.passes is None
     plan = pretraining_plan(recipe)
     assert plan["steps_estimated"]

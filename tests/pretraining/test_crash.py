@@ -1,4 +1,4 @@
-"""Killed at any moment and resumed, a run ends with the bytes of one that was never stopped."""
+"""A run killed at any moment and resumed ends with the same bytes as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weights_hash(directory: Path, run: str) -> str:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a run that was never stopped."""
+    """A directory with an uninterrupted run."""
     directory = tmp_path_factory.mktemp("runs")
     write_recipe(directory)
     assert finish(start(directory, "straight")) == 0

@@ -1,4 +1,4 @@
-"""Replaced-token detection as a run: both models on disk, ties that survive a resume, and the same bytes after it."""
+"""Replaced-token detection as a run: both models on disk, ties preserved by a resume, and identical bytes after it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_stage_can_train_the_generator_alone(finished: tuple[Path, dict[str, A
 
 
 def first_weights(request: PretrainArguments) -> dict[str, torch.Tensor]:
-    """The first weights of a run."""
+    """The initial weights of a run."""
     from bertkit.objectives.forward import pretraining_model
 
     recipe = request.requested()

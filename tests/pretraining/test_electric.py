@@ -1,4 +1,4 @@
-"""Runs of Electric: learning, exact resume, what is written, show-batch, and energies as scores of minimal pairs."""
+"""Runs of Electric: falling losses, exact resume, output files, show-batch, and energies as scores of minimal pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose model grows between stages: its depth by step, and that stopping anywhere changes nothing."""
+"""A run whose model grows between stages: its depth by step, and no effect of stopping anywhere."""
 
 from __future__ import annotations
 

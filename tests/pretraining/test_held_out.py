@@ -1,4 +1,4 @@
-"""Held-out figures: pseudo-perplexity is that of tokens masked one at a time, of long sequences an even choice."""
+"""Held-out figures: pseudo-perplexity masks tokens one at a time, at evenly spaced positions in long sequences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pseudo_perplexity_masks_one_token_at_a_time_and_64_of_a_long_sequence(m
 
 
 def test_what_changes_along_the_run_is_evaluated_as_at_its_end(tmp_path: Path) -> None:
-    """So that the figures of early and late steps compare."""
+    """So that figures of early and late steps are comparable."""
     shards = write_shards(tmp_path, random_documents(60))
     spec = SampleSpec(3, "held-out/0", DocSentences(), 48, 1)
     counts = []

@@ -1,4 +1,4 @@
-"""Pretraining on a short text holds out enough to measure on, says how much, and warns where it is too little."""
+"""Pretraining on a short text holds out enough for evaluation, reports how much, and warns if it is too little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW_STEPS = ("--max-steps", "4", "--set", "engine.evaluation_sequences=512")
 
 
 def write_novel(path: Path, paragraphs: int) -> Path:
-    """Paragraphs of one to four sentences, as a book has them, and thus as many documents."""
+    """Paragraphs of one to four sentences, as in a book, one document per paragraph."""
     generator = np.random.default_rng(1)
 
     def sentence() -> str:
@@ -45,7 +45,7 @@ def test_one_novel_holds_out_a_tenth_and_says_how_much(bertkit: Bertkit, tmp_pat
     assert 0.1 <= text["share"] < 0.11
     assert text["sequences"] >= 20
     said = f"warning: held-out text: {text['tokens']:,} tokens ({text['share']:.1%} of the text)"
-    assert shown.count(said) == 2  # before the training, and beside the figures
+    assert shown.count(said) == 2  # before the training, and next to the figures
     assert f"up to +-{100 * text['interval']:.1f} points" in shown
     assert "give more text, or raise data.held_out" in shown
 
@@ -65,7 +65,7 @@ def test_the_interval_is_the_normal_approximation_at_one_half(predictions: int, 
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_the_text_that_it_held_out(bertkit: Bertkit, tmp_path: Path) -> None:
-    """Its record names no floor: what it has trained on must not become held-out text."""
+    """Its record has no minimum: text that it was trained on must not become held-out text."""
     recipe, text = write_recipe(tmp_path)
     words = ("pretrain", recipe, "--data", text, *FEW_STEPS)
     by_documents = (*words, "--set", "data.held_out_tokens=0")

@@ -1,4 +1,4 @@
-"""Runs on text of the Hub, by its own clients against a small server that changes and goes."""
+"""Runs on text of the Hub, with its own clients and a small server that changes and goes away."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights(run: Path) -> bytes:
 
 
 def test_a_resumed_run_reads_the_commit_that_it_began_with(tmp_path: Path) -> None:
-    """Straight through; resumed when the text has moved on, whose shards are lost; resumed when the Hub is gone."""
+    """Uninterrupted; resumed after the text has changed and its shards are lost; resumed after the Hub is gone."""
     (tmp_path / "tiny.yaml").write_text(RECIPE, encoding="utf-8")
     text = write_text(tmp_path / "text.txt").read_text(encoding="utf-8").strip()
     rows = [json.dumps({"text": document}) + "\n" for document in text.split("\n\n")]
@@ -41,7 +41,7 @@ def test_a_resumed_run_reads_the_commit_that_it_began_with(tmp_path: Path) -> No
     hub = Hub({"datasets/org/text@main": files})
     with serving(hub):
         assert bertkit(tmp_path, hub.url, *run, "hub:org/text", "--run-dir", straight) == 0
-        # Its shards are in the cache, made of the same commit by another name.
+        # Its shards are in the cache, made from the same commit by another name.
         named = (*run, "hub:org/text@main", "--run-dir", moved)
         assert bertkit(tmp_path, hub.url, *named, "--max-minutes", 0) == STOPPED
         shutil.copytree(moved, alone)

@@ -1,4 +1,4 @@
-"""Runs whose batches continue one another: what the model carries belongs to the run, whatever stops or cuts it."""
+"""Runs whose batches continue one another: the carried state is part of the run, for any stop or micro-batch."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_is_carried_changes_the_result(family: str, tmp_path: Path, monkeyp
 
 
 def test_an_update_that_is_skipped_leaves_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third update is skipped: what the fourth one reads is the second one's."""
+    """If the third update is skipped, the fourth reads the state of the second."""
     from bertkit.objectives.carried import CarriedState
 
     update, of, seen = Step.update, CarriedState.of, []

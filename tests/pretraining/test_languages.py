@@ -1,4 +1,4 @@
-"""A run over several languages: its shards and vocabulary, resumed, shown, and what the command line replaces."""
+"""A run over several languages: its shards and vocabulary, resuming, show-batch, and overrides on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of epochs: a run of more steps is refused before its first one, and expected how many fit."""
+"""A limit of epochs: a run with more steps is refused before its first one; an expected number fits."""
 
 from __future__ import annotations
 

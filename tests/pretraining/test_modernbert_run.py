@@ -1,4 +1,5 @@
-"""ModernBERT's way in small: tiled from a smaller model, documents apart in full batches, positions turned by stage."""
+"""ModernBERT's training at small scale: tiled from a smaller model, unmixed documents, full batches, rotary base by
+stage."""
 
 from __future__ import annotations
 

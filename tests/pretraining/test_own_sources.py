@@ -1,4 +1,4 @@
-"""A recipe that names its text by a relative path gives a run that goes on from any directory."""
+"""A recipe that names its text by a relative path gives a run that resumes from any directory."""
 
 from __future__ import annotations
 

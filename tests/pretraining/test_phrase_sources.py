@@ -1,4 +1,4 @@
-"""Where a run's phrases come from is part of its recipe: a lexicon by its content, annotated spans with the corpus."""
+"""The source of a run's phrases is part of its recipe: a lexicon by its content, annotated spans with the corpus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ engine: {device: cpu, evaluation_sequences: 4, pseudo_perplexity_sequences: 0}
 
 @pytest.fixture
 def lexicon(tmp_path: Path) -> Path:
-    """A lexicon beside a recipe that names it, and a text."""
+    """A lexicon next to a recipe that names it, and a text."""
     path = tmp_path / "names.txt"
     path.write_text("the cat reads\na tensor\n", encoding="utf-8")
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("LEXICON", str(path)), encoding="utf-8")
@@ -103,7 +103,7 @@ def test_a_stage_s_lexicon_has_its_hash_too(lexicon: Path, tmp_path: Path) -> No
 
 
 def write_annotated(path: Path) -> Path:
-    """Made sentences with their verb and what follows annotated, and a span that matches nothing."""
+    """Generated sentences with their verb phrase annotated, and a span that matches nothing."""
     records = []
     for number in range(60):
         sentences = [

@@ -1,4 +1,4 @@
-"""Pretraining through the command line: what a user gets, what other tools load, and what a mistake is messages."""
+"""Pretraining through the command line: its outputs, loading by other tools, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_learns_and_reports_the_baseline(finished: tuple[Path, dict[str, Any]
     assert results["held_out_text"]["predictions"] > 50
     assert held_out["accuracy/masked_lm"] >= 0.9 * held_out["accuracy/unigram"] > 0
     entries = json.loads((directory / "run" / "model" / "config.json").read_text())["vocab_size"]
-    assert 1 < held_out["perplexity"] < entries / 5  # a model that has learnt nothing is at the size of its vocabulary
+    assert 1 < held_out["perplexity"] < entries / 5  # an untrained model has a perplexity of its vocabulary size
     assert held_out["perplexity"] == pytest.approx(np.exp(held_out["loss/masked_lm"]))
     assert 1 < held_out["pseudo_perplexity"] < 300
     lines = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -125,7 +125,7 @@ def test_the_recorded_recipe_gives_the_same_model(finished: tuple[Path, dict[str
 def test_the_engine_changes_the_loss_by_rounding_alone(
     finished: tuple[Path, dict[str, Any]], bertkit: Bertkit, engine: list[str], tmp_path: Path
 ) -> None:
-    """Dropout draws one number after the other, so it is off where micro-batches differ."""
+    """Dropout draws numbers in sequence, so it is off if micro-batches differ."""
     directory, _ = finished
     settings = ["--set", "model.hidden_dropout_prob=0", "--set", "model.attention_probs_dropout_prob=0"]
     losses = []
@@ -208,7 +208,7 @@ def test_plan_costs_nothing_and_names_everything(
     assert plan["parameters"] == {"total": 110_106_428, "backbone": 109_482_240}
     assert plan["steps"] == 1_000_000
     assert plan["tokens"] == 900_000 * 256 * 128 + 100_000 * 256 * 512
-    # Six times the parameters that multiply, times the tokens, within the attention's and the head's share.
+    # Six times the multiplying parameters times the tokens, within the attention's and the head's share.
     assert 0.9 < plan["flops"] / (6 * 85e6 * plan["tokens"]) < 1.3
     assert plan["vocabulary"] == {"size": 30_522, "at_most": True}
     assert all(plan[key] > 0 for key in ("memory_mb", "disk_mb", "seconds"))

@@ -1,4 +1,5 @@
-"""Runs whose batch grows and whose rate falls with time: what each update reads, resume, repetition, and their plan."""
+"""Runs with a growing batch and a learning rate that falls with time: each update's data, resuming, replay, and
+plans."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ def test_a_plan_counts_the_smaller_batches(home: Path) -> None:
 
 @contextmanager
 def clock_of(seconds: float) -> Iterator[None]:
-    """Every look at the clock is so many seconds after the one before."""
+    """Every reading of the clock is this many seconds after the previous one."""
     now = [1000.0]
 
     def ticking() -> float:

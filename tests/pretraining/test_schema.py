@@ -1,4 +1,4 @@
-"""The real schema: objectives by name, a header that only describes, and a resolved form that loads back."""
+"""The real schema: objectives by name, a purely descriptive header, and a resolved form that loads back."""
 
 from __future__ import annotations
 

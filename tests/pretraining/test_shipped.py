@@ -23,7 +23,7 @@ from bertkit.training.cost import count_parameters
 from tests.training.tiny_run import write_model, write_pairs, write_text
 
 NAMES = [header["name"] for header in shipped_headers() if header["kind"] == "pretrain"]
-"""Those of kind `finetune` are in test_shipped_finetune.py."""
+"""Recipes of kind `finetune` are in test_shipped_finetune.py."""
 
 # Computed from the architecture; they round to the published 110M, 340M, 4.4M, 11.3M, 29.1M and 41.7M.
 PUBLISHED = {
@@ -51,45 +51,44 @@ PUBLISHED = {
     # 125M and 355M; fairseq's have no row of segment embeddings (768 and 1024 parameters).
     "roberta": (124_697_433, 124_645_632),
     "roberta-large": (355_412_057, 355_359_744),
-    # 12M, 18M and 60M; the paper's 235M of the largest (233M in its text) is not what its sizes make.
+    # 12M, 18M and 60M; the paper's 235M of the largest (233M in its text) does not follow from its sizes.
     "albert-base": (11_813_810, 11_683_584),
     "albert-large": (17_847_474, 17_683_968),
     "albert-xlarge": (59_021_490, 58_724_864),
     "albert-xxlarge": (223_158_450, 222_595_584),
-    # 149M and 435M.
-    # Of RoBERTa's vocabulary, with one type of segment.
+    # 149M and 435M, with RoBERTa's vocabulary and one segment type.
     "bigbird": (128_039_001, 127_396_608),
     "longformer": (148_711_257, 148_659_456),
     "longformer-large": (434_653_273, 434_600_960),
     # 110M with a vocabulary of 119,547.
     "mbert": (178_566_653, 177_853_440),
-    # 110M with the released vocabulary of 32,768, and one layer of it with a map behind the embeddings.
+    # 110M with the released vocabulary of 32,768, and one layer of it with a map after the embeddings.
     "bert-stacking": (111_833_602, 111_207_168),
     "bert-universal": (32_138_298, 32_106_240),
     "bert-left-to-right": (109_514_298, 109_482_240),
-    # 117M of the base model; a bias of the head on top.
+    # 117M for the base model; plus a bias of the head.
     "xlnet-base": (116_750_336, 116_718_336),
     "xlnet-large": (360_300_800, 360_268_800),
     # 93.6M without the softmax.
     "elmo": (500_653_010, 93_600_848),
-    # 65M and 213M in table 3, with the vocabularies of two languages' tasks; 63.1M of 37,000 words by the sizes.
+    # 65M and 213M in table 3, with the vocabularies of two languages' tasks; 63.1M with 37,000 words by the sizes.
     "transformer-base": (63_082_496, 63_082_496),
     "transformer-big": (214_245_376, 214_245_376),
-    # Seven heads of eight without queries and keys: 6 x 2 x (448 x 512 + 448) less.
+    # Seven of eight heads without queries and keys: 6 x 2 x (448 x 512 + 448) fewer.
     "transformer-fixed-attention": (60_324_608, 60_324_608),
     # 151M.
     "transformer-xl": (151_107_538, 150_838_570),
-    # With 37,000 words; a step more is a row more.
+    # With 37,000 words; each further step adds a row.
     "universal-transformer": (67_297_280, 67_297_280),
     "universal-transformer-adaptive": (67_311_618, 67_311_618),
-    # 149M, 395M and 137M; then of the paper's size, 120M, but not of its exact parts.
+    # 149M, 395M and 137M; then the paper's size, 120M, but not its exact parts.
     "modernbert": (149_655_232, 149_014_272),
     "modernbert-large": (395_881_664, 394_781_696),
     "mosaicbert": (137_400_384, 137_368_320),
     "cramming": (120_179_712, 119_588_352),
     # The baseline of 2025, 33M by its weights.
     "babylm-strict-small": (33_046_084, 32_881_860),
-    # Its twins: GPT-2's 124M with a vocabulary of 16,384 and 512 positions; the others are sizes of our own.
+    # Its twins: GPT-2's 124M with a vocabulary of 16,384 and 512 positions; the other sizes are not published.
     "babylm-gpt2": (98_032_128, 98_032_128),
     "babylm-bert": (27_947_776, 27_930_624),
     "babylm-diffusion": (27_698_944, 27_534_720),
@@ -114,11 +113,12 @@ SHRUNK = {
     "engine.pseudo_perplexity_sequences": 1,
 }
 LONGEST = 700
-"""The rule by which tests shrink a recipe: widths, depth, vocabulary and batch; no sequence of more than 700 tokens; 20
-steps; all else as shipped.
+"""The rule by which tests shrink a recipe: widths, depth, vocabulary and batch; sequences of at most 700 tokens; 20
+steps; everything else as shipped.
 
-Where stages have other depths, they keep their share of the whole. Where a recipe goes on from a model, that is a small
-one of its family, whose vocabulary stays."""
+If stages have other depths, they keep their share of the whole. If a recipe continues from a model, that is a small one
+of its family, whose vocabulary is kept.
+"""
 
 SHRUNK_SIZES = {key: value for key, value in SHRUNK.items() if key.startswith("model.")}
 STARTS_FROM = {"?": BertConfig, "FacebookAI/roberta-base": RobertaConfig, "FacebookAI/roberta-large": RobertaConfig}
@@ -154,7 +154,7 @@ def test_a_recipe_builds_the_published_size(name: str) -> None:
 
 
 def shrunk(name: str) -> dict[str, Any]:
-    """What is set to shrink a recipe."""
+    """The overrides that shrink a recipe."""
     recipe = load_recipe(name)
     depth, layers = recipe.model.model_dump()["num_hidden_layers"], SHRUNK["model.num_hidden_layers"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
@@ -175,7 +175,7 @@ def shrunk(name: str) -> dict[str, Any]:
         kept["model.num_attention_heads"] = 8
     if "lstm_width" in own:
         kept |= {"model.lstm_width": 20, "model.projection_size": 12}
-    if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their least frequency
+    if recipe.tokenizer.type == "unigram":  # has no merges, and refuses their minimum frequency
         kept.pop("tokenizer.min_frequency", None)
     changed: dict[str, Any] = {"optimisation.stages": json.dumps(stages)} if stages else {}
     length = min(recipe.data.sequence_length, LONGEST)

@@ -18,7 +18,7 @@ from tests.overrides import parsed
 
 
 def modernbert_sizes(micro: int, full: int, ramp_tokens: float) -> Callable[[float], int]:
-    """sequence_packer.py: micro-batches a processor, each number while the tokens of its share last; 8 processors."""
+    """sequence_packer.py: micro-batches per processor, each number for its share of the tokens; 8 processors."""
     numbers = range(1, full // (8 * micro))
     ends = [ramp_tokens * sum(numbers[:count]) / sum(numbers) for count in range(1, len(numbers) + 1)]
     return lambda tokens: (
@@ -27,7 +27,7 @@ def modernbert_sizes(micro: int, full: int, ramp_tokens: float) -> Callable[[flo
 
 
 def _tokens(stage: Stage) -> int:
-    """Of a stage, were all its sequences full."""
+    """Tokens of a stage if all its sequences are full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
 
@@ -201,7 +201,7 @@ def test_mosaicbert_sees_the_samples_of_its_file() -> None:
 
 
 def test_cramming_follows_its_schedule_of_batch_and_rate() -> None:
-    """torch_default.py: the batch by micro-batches, of which there are 600,000; schedulers.py: the rate by time."""
+    """torch_default.py: the batch size by micro-batches, 600,000 in total; schedulers.py: the learning rate by time."""
     recipe = load_recipe("cramming")
     (stage,) = stages_of(recipe)
     assert stage.sequences() == pytest.approx(600_000 * 128, rel=1e-4)

@@ -15,7 +15,7 @@ def test_t5_has_the_values_of_the_paper() -> None:
     assert objective.model_dump() == {
         "weight": 1.0, "rate": 0.15, "mean_span": 3.0, "z_loss": 1e-4, "label_smoothing": 0.0
     }  # fmt: skip
-    # Of 568 tokens the released code makes 512 and 114, each with its end.
+    # From 568 tokens the released code makes 512 and 114, each including its end token.
     assert objective.sample_tokens(568 + 2) == pytest.approx(512 + 114 + 2, abs=3)
     weight = torch.nn.Parameter(torch.full((6, 5), 1.0))
     optimizer = recipe.optimisation.optimizer.build(torch.nn.ParameterList([weight]))
@@ -28,12 +28,12 @@ def test_t5_has_the_values_of_the_paper() -> None:
         optimizer.state[weight].update(row_var=torch.zeros(6, 1), col_var=torch.zeros(1, 5))
         weight.grad = torch.full_like(weight, 0.3)
         optimizer.step()
-        # All gradients are alike, so each weight (of size 1) moves by the learning rate itself.
+        # All gradients are equal, so each weight (of size 1) moves by the learning rate itself.
         assert 1 - weight[0, 0].item() == pytest.approx(1 / max(step + 1, 10_000) ** 0.5, rel=0.02)
 
 
 def test_t5s_rare_words_are_updated_as_by_mesh_tensorflow() -> None:
-    """Its epsilon1 of 1e-30 is no floor: rows whose squared gradients are tiny move as far as all others."""
+    """Its epsilon1 of 1e-30 is not a floor: rows whose squared gradients are tiny move as far as all others."""
     generator = torch.Generator().manual_seed(3)
     scale_V1 = torch.logspace(-3, -7, 50)[:, None]
     gradients = [torch.randn(50, 8, generator=generator) * scale_V1 for _ in range(4)]
@@ -56,7 +56,7 @@ def test_t5s_rare_words_are_updated_as_by_mesh_tensorflow() -> None:
     moved = (weight.detach() - expected).abs().max().item()
     assert moved < 1e-5
     weight.grad = torch.zeros_like(weight)
-    weight.grad[0] = 1e-4  # words that no batch reads
+    weight.grad[0] = 1e-4  # words that occur in no batch
     optimizer.step()
     assert weight.isfinite().all()
 

@@ -1,4 +1,4 @@
-"""show-batch: the batch that the run really trained on, from which the text can be restored."""
+"""show-batch prints the batch that the run was trained on, from which the text can be restored."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:
 
 
 def test_a_run_of_passes_is_shown_as_it_was_trained(bertkit: Bertkit, home: Path) -> None:
-    """Rates that change along the run count its own steps, not the most that the recipe allows."""
+    """Rates that change during the run depend on its own number of steps, not on the recipe's maximum."""
     changes = [
         *("optimisation.stages=[]", "optimisation.steps=100000", "optimisation.passes=1", "engine.log_every_steps=1"),
         *("objective=[{masked_lm: {rate: {start: 0.6, end: 0.05}}}, next_sentence]", "model.num_hidden_layers=1"),

@@ -1,4 +1,4 @@
-"""Runs whose stages freeze parts and give others rates of their own: what moves, and that stopping changes nothing."""
+"""Runs whose stages freeze parts or give them other learning rates: the moving weights, and no effect of stopping."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_stage_moves_what_it_names_and_stopping_at_every_step_changes_no_by
     assert moved(2) == moved(3) == {"encoder.layers.0", "encoder.layers.1"}
     assert moved(4) == {"encoder.layers.0", "encoder.layers.1", "other"}
     assert all(name.startswith("encoder.layers.0.") for name in moments[0] | moments[1])
-    # The first update after new moments is one of Adam without a past: each weight moves by its rate.
+    # The first update after a reset of the moments is Adam's first: each weight moves by its learning rate.
     for layer, rate in ((1, 3.0), (0, 0.3)):
         own = [name for name in weights[1] if name.startswith(f"encoder.layers.{layer}.")]
         largest = max(float((weights[2][name] - weights[1][name]).abs().max()) for name in own)

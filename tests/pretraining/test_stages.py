@@ -1,4 +1,4 @@
-"""Stages: what may change in a run, where they begin and end, and whose schedule holds."""
+"""Stages: permitted changes, first and last steps, and the schedule in effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on parallel text: they learn, resume to the bit, translate what they held out, and are evaluated and used."""
+"""Runs on parallel text: training, bit-identical resuming, translation of held-out pairs, evaluation and use."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_text_that_is_no_pairs_ends_with_code_3(bertkit: Callable[..., Any], tmp
 
 
 def test_a_forced_first_token_is_the_first_as_in_the_original(learnt: Path, tmp_path: Path) -> None:
-    """Released BARTs force <s>; transformers 5 says it in generation_config.json alone."""
+    """Released BARTs force <s>; transformers 5 specifies it only in generation_config.json."""
     transformers = pytest.importorskip("transformers")
     oracle = transformers.MarianMTModel.from_pretrained(learnt / "model", local_files_only=True).eval()
     tokenizer = load_tokenizer(learnt / "model")

@@ -1,4 +1,5 @@
-"""ELECTRA in two stages: the model begins with its generator's weights, to the bit, and the generator then rests."""
+"""ELECTRA in two stages: the model begins with its generator's weights, bit for bit, and the generator is then
+frozen."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(home: Path) -> dict[int, dict[str, Tensor]]:
-    """The weights of an uninterrupted run `straight` after each step, by name; 0 are the first."""
+    """The weights of an uninterrupted run `straight` after each step, by name; 0 are the initial ones."""
     run_pretraining(request(home, "straight"), progress=silent_progress)
     kept = map(load_checkpoint, list_checkpoints(home / "straight" / "checkpoints"))
     found = {int(checkpoint.state["step"]): dict(checkpoint.tensors["weights"]) for checkpoint in kept}
@@ -99,7 +100,7 @@ def test_in_the_first_stage_the_generator_alone_moves(weights: dict[int, dict[st
 def test_from_the_second_stage_on_the_generator_does_not_move_and_the_model_does(
     weights: dict[int, dict[str, Tensor]],
 ) -> None:
-    """Not by decay either; and the third stage does not begin anew."""
+    """Not by decay either; and the third stage does not start again."""
     resting = {name: each for name, each in weights[BOUNDARY].items() if name.startswith("companions.")}
     for step in range(BOUNDARY + 1, STEPS + 1):
         assert equal(resting, {name: each for name, each in weights[step].items() if name.startswith("companions.")})

@@ -1,4 +1,4 @@
-"""Tokenizers that cannot serve an objective: an error of the recipe with its remedy, and not of the data."""
+"""Tokenizers that do not suit an objective: an error of the recipe with its remedy, not of the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("the", "a", ".", *NOUNS, *VERBS)
 
 
 def write_tokenizer(directory: Path, *roles: str) -> Path:
-    """One whose pieces are whole words without any mark, with these special tokens."""
+    """One whose tokens are whole words without any mark, with these special tokens."""
     names = {role: f"[{role.upper()}]" for role in roles}
     pieces = {piece: number for number, piece in enumerate([*names.values(), *WORDS])}
     backend = Backend(models.WordLevel(pieces, unk_token="[UNK]"))

@@ -1,4 +1,4 @@
-"""Words that a run reads: counted between white space, limited, and the points at which its model is kept."""
+"""Words read by a run: counted between white space, limited, and the points at which its model is saved."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def test_models_are_kept_at_their_words_and_the_record_has_how_many_were_read(
     text = len((home / "text.txt").read_text().split())
     found = json.loads((straight.path / "results.json").read_text())["words"]
     assert found["text"] == text == straight.record["words"]
-    # Three passes over all but the held-out documents.
+    # Three passes over all except the held-out documents.
     assert 0.9 * 3 * text * 0.95 < found["read"] <= 3 * text * 0.97
     assert found["not_reached"] == [100_000]
     assert [each["words"] for each in found["models"]] == [500, 1000, 1500, 6800]
     for each in found["models"][:3]:
         assert each["words"] <= each["read"] < each["words"] * 1.3
-    # Nine tenths of the mark are read at the end, so the last model is its.
+    # At the end nine tenths of the mark have been read, so the last model counts for it.
     assert found["models"][3]["step"] == straight.record["steps"]
     assert 0.9 * 6800 <= found["models"][3]["read"] < 6800
     lines = [json.loads(line) for line in (straight.path / "metrics.jsonl").read_text().splitlines()]

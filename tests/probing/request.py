@@ -1,4 +1,4 @@
-"""What tests of probes share: a tiny model on disk, text and a treebank to read, a request."""
+"""Shared by tests of probes: a tiny model on disk, text and a treebank to read, a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.text.corpora import english
 
 
 def write_sentences(path: Path, sentences: list[str] | None = None) -> Path:
-    """Plain text, seven sentences a document; 83 of made-up English where none are given."""
+    """Plain text, seven sentences per document; 83 of artificial English if none are given."""
     lines = english(83, seed=3) if sentences is None else sentences
     documents = ["\n".join(lines[first : first + 7]) for first in range(0, len(lines), 7)]
     path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
@@ -21,7 +21,7 @@ def write_sentences(path: Path, sentences: list[str] | None = None) -> Path:
 
 
 def write_treebank(path: Path, sentences: list[list[str]]) -> Path:
-    """CoNLL-U in which every word hangs on the one before it, the first on the root."""
+    """CoNLL-U in which every word depends on the previous one, the first on the root."""
     blocks = []
     for number, words in enumerate(sentences, 1):
         rows = [f"# sent_id = s{number}"]
@@ -42,9 +42,9 @@ def request_for(
     tokenizer: Tokenizer | None = None,
     **more: Any,
 ) -> ProbeRequest:
-    """A request for a model saved as `directory/model`, a tiny BERT where none is given; runs go to `directory/runs`.
+    """A request for a model saved as `directory/model`, by default a tiny BERT; runs go to `directory/runs`.
 
-    It measures again whatever is finished. `more` goes into the request: `models`, `batch_tokens`, `run_dir`, ...
+    Finished runs are measured again. `more` goes into the request: `models`, `batch_tokens`, `run_dir`, ...
     """
     tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
     path = directory / "model"

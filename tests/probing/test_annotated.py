@@ -1,4 +1,4 @@
-"""`probe layers`, `structure` and `senses` as runs: results where the answer is known, and errors."""
+"""`probe layers`, `structure` and `senses` as runs: results with a known answer, and errors."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def sentences(count: int, seed: int = 3) -> list[list[str]]:
 
 
 def tag_of(word: str) -> str:
-    """Known from the word alone, so that embeddings suffice."""
+    """Determined by the word alone, so embeddings suffice."""
     return "PUNCT" if word == "." else "NOUN" if len(word) > 4 else "DET"
 
 
 def write_trees(path: Path, count: int = 26, seed: int = 3) -> Path:
-    """Every word hangs on the next; the last word is the root, and the full stop hangs on it."""
+    """Every word depends on the next; the last word is the root, and the full stop depends on it."""
     blocks = []
     for number, words in enumerate(sentences(count, seed), 1):
         rows = [f"# sent_id = s{number}"]
@@ -70,7 +70,7 @@ def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take longer than all the rest; one test draws them."""
+    """Figures take longer than everything else; one test draws them."""
     if request.node.name != "test_every_kind_draws_its_figures":
         monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
 
@@ -170,7 +170,7 @@ def test_an_invalid_span_is_named(tmp_path: Path, record: dict[str, Any], said: 
 
 @dataclass(frozen=True)
 class Plain:
-    """A sentence and nothing else."""
+    """A single sentence."""
 
     id: str
     words: tuple[str, ...]
@@ -206,7 +206,7 @@ def test_structure_of_every_layer_with_controls_and_ranks(tmp_path: Path) -> Non
     layers = BERT["num_hidden_layers"] + 1
     for name in ("uuas", "dspr", "root_accuracy", "nspr"):
         assert len(summary[name]) == len(summary[f"random_{name}"]) == layers
-    assert summary["adjacent"]["uuas"] == 1.0  # every word hangs on its neighbour
+    assert summary["adjacent"]["uuas"] == 1.0  # every word depends on its neighbour
     assert list(summary["uuas_by_rank"]) == ["1", "2", "4"]
     assert summary["uuas_by_rank"]["4"] == summary["uuas"][summary["best_layer"]]
     trees = table(probed, "trees")
@@ -272,7 +272,7 @@ def test_senses_of_every_layer_and_of_the_last_ones_together(tmp_path: Path) -> 
     assert found["instances"] == 17
     assert found["coverage"] == pytest.approx(16 / 17)
     assert list(found["configurations"]) == ["layer 0", "layer 1", "layer 2", "last 2 layers"]
-    # Layer 2 has seen the neighbours; a most frequent sense is right for half of `file` and for all of `the`.
+    # Layer 2 has seen the neighbours; the most frequent sense is right for half of `file` and for all of `the`.
     assert found["configurations"]["layer 2"]["1"]["accuracy"] == 1.0
     assert found["most_frequent_sense_f1"] == pytest.approx(2 * 12 / (16 + 17))
     assert probed.results["summary"]["words"]["file"]["occurrences"] == 40

@@ -1,4 +1,4 @@
-"""Attention, attribution and effective attention as runs: what is written, what is refused, and the viewer's page."""
+"""Attention, attribution and effective attention as runs: outputs, refusals, and the viewer's page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made and not written, which takes most of a small run's time."""
+    """Figures are drawn but not written, which takes most of a small run's time."""
     monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
 
 
@@ -124,7 +124,7 @@ def test_a_tree_with_a_cycle_is_no_tree(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Tags that are open, and what scripts hold."""
+    """Open tags, and the contents of scripts."""
 
     VOID = ("meta", "link", "br", "input", "img")
 
@@ -322,7 +322,7 @@ def test_an_attribution_run_holds_shares_identifiability_and_an_explanation(attr
     assert total + explained["gap"] == pytest.approx(explained["prediction"] - explained["baseline_prediction"])
     assert abs(explained["gap"]) < 1e-3
     assert sum(explained["methods"]["attention_rollout"]) == pytest.approx(1)
-    # Special tokens and the mask are the same in the baseline, so that they have no part in the difference.
+    # Special tokens and the mask are the same in the baseline, so they do not contribute to the difference.
     same = [place for place, token in enumerate(explained["tokens"]) if token in ("[CLS]", "[MASK]", "[SEP]")]
     assert [explained["methods"]["integrated_gradients"][place] for place in same] == [0.0] * 3
     names = {"context", "identifiability", "own_share", "prediction-1"}

@@ -1,4 +1,4 @@
-"""Attention: the maps of `transformers`, shares that add up, divergence, shapes, and heads as parsers."""
+"""Attention: the maps of `transformers`, shares that sum to 1, divergence, shapes, and heads as parsers."""
 
 from __future__ import annotations
 

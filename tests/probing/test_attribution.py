@@ -1,5 +1,5 @@
-"""Attribution: Jacobians against finite differences and backward passes, shares that sum to 1, tokens told apart, and
-explanations that add up."""
+"""Attribution: Jacobians against finite differences and backward passes, shares that sum to 1, token identifiability,
+and complete explanations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def encoded() -> list[EncodedSentence]:
 
 
 def states_at(model: HeadedModel, sentence: EncodedSentence, inputs_nD: torch.Tensor) -> list[torch.Tensor]:
-    """States of all layers where the first one reads these inputs."""
+    """States of all layers if the first one reads these inputs."""
     first, *points = layer_points(model)
     recorder = Recorder(points, {first: lambda _: inputs_nD})
     model(packed([sentence]), recorder)

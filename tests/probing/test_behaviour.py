@@ -1,4 +1,4 @@
-"""`probe behaviour` as a run: pairs as `eval blimp` has them, diagnostics beside, and what is refused."""
+"""`probe behaviour` as a run: pairs as in `eval blimp`, diagnostics, and refusals."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_folder_of_both_gives_both_and_pairs_are_those_of_the_suite(tmp_path: 
 
 
 def test_a_word_that_is_the_better_affirmative_is_the_worse_negative_in_the_same_context(tmp_path: Path) -> None:
-    """Contexts that are the same must give sensitivities that add up to 1."""
+    """Equal contexts must give sensitivities that sum to 1."""
     path = tmp_path / "NEG.tsv"
     path.write_text(NEG + "".join(f"{n}\tThe {a} is a\tThe {a} is a\t{b}\t{c}\n" for n, (a, b, c) in enumerate(ROWS)))
     for number, (model, heads) in enumerate(((tiny_model, "masked"), (tiny_causal_model, "causal"))):

@@ -1,4 +1,4 @@
-"""Words in blanks: scored as whole texts are, ties shared, and an indifferent model is at chance."""
+"""Words in blanks: scored like whole texts, with shared ties, and at chance for an indifferent model."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_figures_of_made_up_answers() -> None:
     one, two, three = (each.completions for each in made.comparisons)
     asked[one[0]] = BlankScore(np.log(0.4), 1, 2, 0, (7,))
     asked[one[1]] = BlankScore(np.log(0.2), 1, 0, 0, (7,))
-    asked[two[1]] = BlankScore(-9.0, 3, 9, 0, (7,))  # more pieces, and a tie with both others
+    asked[two[1]] = BlankScore(-9.0, 3, 9, 0, (7,))  # more tokens, and a tie with both others
     asked[three[0]] = BlankScore(np.log(0.205), 1, 0, 1, (7,))
     asked[three[1]] = BlankScore(np.log(0.2), 1, 0, 0, (7,))
     found = scored(dict(asked))
@@ -146,7 +146,7 @@ def test_figures_of_made_up_answers() -> None:
     assert found.find(ONE_TOKEN, "up").credits == (1.0,)
     assert found.find(SENSITIVITY, "down").value == 1
     assert found.find(BY_MARGIN, "down").value == 0
-    assert found.find(accuracy(1), "up").credits == (1.0, 0.0)  # of two expected words the second one is the likeliest
+    assert found.find(accuracy(1), "up").credits == (1.0, 0.0)  # the second expected word is the most probable
     assert found.find(accuracy(1), "down").value == 0.5
     groups = {(s.condition, s.group): s.value for s in found.proportions if s.measure == SENSITIVITY}
     assert groups["up", "H"] == 1

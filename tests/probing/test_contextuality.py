@@ -1,4 +1,4 @@
-"""Contextuality: the closed forms equal brute force, and have the values that are known in advance."""
+"""Contextuality: the closed forms equal brute force, and have values known in advance."""
 
 from __future__ import annotations
 

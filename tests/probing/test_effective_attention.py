@@ -1,4 +1,4 @@
-"""Effective attention: the same outcome, nothing of the null space, and no change where a text is short."""
+"""Effective attention: the same output, no component in the null space, and no change for short texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.oracle import all_cases, make_twins
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
 
 WIDTH = 10
-"""Of a head of the tiny model."""
+"""Width of a head of the tiny model."""
 
 
 def encoded() -> list[EncodedSentence]:

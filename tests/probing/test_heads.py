@@ -1,4 +1,4 @@
-"""`probe heads` as a run: text or task, the same whatever the batch, and refused where nothing can be scored."""
+"""`probe heads` as a run: on text or a task, the same for any batch, and refused if nothing can be scored."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_run_on_text_holds_every_head_and_does_not_depend_on_the_batch(
     for name in ("importance", "oracle", "random_1", "random_2"):
         assert float(curves[0][name]) == pytest.approx(summary["score"], rel=1e-6)
         assert float(curves[-1][name]) == pytest.approx(float(curves[-1]["oracle"]), rel=1e-6)
-    # The first head to go in the oracle's order is the one whose ablation costs least.
+    # The first head removed in the oracle's order is the one with the smallest ablation loss.
     assert float(curves[1]["oracle"]) == pytest.approx(min(float(row["score_without"]) for row in rows), rel=1e-6)
     other = run_heads(request_for(tmp_path, text, batch_tokens=33), sentences=20, score_sentences=9).results["summary"]
     np.testing.assert_allclose(other["importance"], summary["importance"], rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Linear probes of layers: equal to scikit-learn's, with codes and controls whose values are known in advance."""
+"""Linear probes of layers: equal to scikit-learn's, with codes and controls of values known in advance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cloud(rows: int, width: int, seed: int = 0) -> Tensor:
 
 
 def words(labels: np.ndarray, first: int = 0) -> Items:
-    """One item a row."""
+    """One item per row."""
     rows = np.arange(first, first + labels.size)
     return Items(np.stack([rows, rows + 1], 1)[:, None], labels.astype(np.int64), [f"w{row}" for row in rows])
 
@@ -51,7 +51,7 @@ def test_a_probe_is_scikit_learns_logistic_regression(penalty: float) -> None:
     table = cloud(61, 7)
     labels = (table[:, 0] + 0.5 * cloud(61, 1, 3)[:, 0] > 0).long().numpy() + 2 * (table[:, 1] > 0.6).numpy()
     probe = LinearProbe([table], 1, 4, ProbeFit(penalty=penalty, max_iterations=300)).fit(words(labels))
-    # The bias is penalised as a weight is, so it is one more feature to them.
+    # The bias is penalised like a weight, so it is an additional feature for scikit-learn.
     features = np.concatenate([table.numpy(), np.ones((61, 1))], 1)
     theirs = LogisticRegression(C=1 / penalty, fit_intercept=False, tol=1e-8, max_iter=1000).fit(features, labels)
     expected = theirs.predict_proba(features)
@@ -87,7 +87,7 @@ def test_pooling_equals_brute_force(places: list[tuple[int, int]], seed: int) ->
 
 
 def test_attention_finds_the_word_that_decides() -> None:
-    """The label depends on the one word of a span that carries a mark; the mean of four words blurs it."""
+    """The label depends on the one marked word of a span; the mean of four words blurs it."""
     generator = np.random.default_rng(0)
     table = torch.zeros(4 * 120, 6)
     labels = generator.integers(0, 2, 120)
@@ -108,7 +108,7 @@ def test_attention_finds_the_word_that_decides() -> None:
 
 
 def test_two_spans_have_features_of_their_own() -> None:
-    """The label is the sign of the first word's number, whatever the second's: their order matters."""
+    """The label is the sign of the first word's number, for any second: their order matters."""
     table = cloud(80, 2)
     first, second = np.arange(80), np.roll(np.arange(80), 7)
     spans = np.stack([np.stack([first, first + 1], 1), np.stack([second, second + 1], 1)], 1)
@@ -130,7 +130,7 @@ def test_a_mix_learns_the_layer_that_holds_the_labels() -> None:
 
 
 def test_labels_that_cannot_be_learnt_take_n_log_k_bits() -> None:
-    """Constant states, and a penalty so heavy that all labels stay equally probable."""
+    """Constant states, and a penalty so strong that all labels remain equally probable."""
     labels, table = np.arange(97) % 5, torch.zeros(97, 3)
     order = np.random.default_rng(0).permutation(97)
     code = online_code([table], words(labels), 5, ProbeFit(penalty=1e9), order)
@@ -156,7 +156,7 @@ def test_the_code_is_the_sum_of_the_portions_coded_by_each_probe() -> None:
 
 
 def test_selectivity_is_nothing_where_memory_suffices() -> None:
-    """States are the word's number, labels depend on the word alone: the control task is as easy as the task."""
+    """States are the word's number, labels depend only on the word: the control task is as easy as the task."""
     generator = np.random.default_rng(0)
     kinds = generator.integers(0, 6, 240)
     table = torch.nn.functional.one_hot(torch.from_numpy(kinds), 6).float()

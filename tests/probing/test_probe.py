@@ -1,4 +1,4 @@
-"""Probes as runs: what is written, on which models and texts, and what is refused before there is a run."""
+"""Probes as runs: outputs, supported models and texts, and refusals before there is a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def draws() -> None:
-    """For a test that wants its figures drawn, which takes longer than all the rest."""
+    """For tests that check drawn figures, which take longer than everything else."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class NoSettings(ProbeSettings):
-    """None but the seed."""
+    """None except the seed."""
 
     kind = "none"
 
@@ -128,7 +128,7 @@ def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
 
 
 def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -> Path:
-    """A pretraining run as it would have been left, with another model in each checkpoint."""
+    """A pretraining run with a different model in each checkpoint."""
     tokenizer = tiny_tokenizer()
     sizes = {f"model.{key}": value for key, value in BERT.items()}
     values = {"model.family": "bert", "data.sequence_length": 40, **sizes}

@@ -37,7 +37,7 @@ def test_cosines_of_several_layers_are_those_of_their_concatenation(seed: int) -
 
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_answers_are_scikit_learns(k: int) -> None:
-    """Two senses and an odd k: no ties to break, no cap."""
+    """Two senses and an odd k: no ties and no cap."""
     train, test = cloud(60, 5, 1), cloud(41, 5, 2)
     senses = ["x%1" if row[0] > 0 else "x%2" for row in train + 0.6 * cloud(60, 5, 3)]
     theirs = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(train.numpy(), senses)

@@ -1,4 +1,4 @@
-"""CKA and SVCCA: invariances, equal formulas, and values that are known in advance."""
+"""CKA and SVCCA: invariances, equal formulas, and values known in advance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matrix(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def related(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Two views of something in common, 71 x 5 and 71 x 8, with means that are not zero."""
+    """Two views with a common part, 71 x 5 and 71 x 8, with nonzero means."""
     common = matrix(71, 3, seed)
     return (
         common @ matrix(3, 5, seed + 1) + 0.3 * matrix(71, 5, seed + 2) + 2,

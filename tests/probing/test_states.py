@@ -1,4 +1,4 @@
-"""Hidden states of words: those of `transformers`, layer by layer; a word's is its pieces' mean, whatever the batch."""
+"""Hidden states of words equal `transformers` layer by layer; a word's is the mean of its tokens', for any batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES = [case for case in all_cases() if case.name in FAMILIES]
 
 
 def as_sentences(inputs: Inputs) -> list[EncodedSentence]:
-    """Each sequence as words of one to three tokens, the first token special where there is more than one."""
+    """Each sequence as words of one to three tokens, the first token special if there is more than one."""
     rows = []
     bounds = inputs.batch.sequences.cu_seqlens_B1.tolist()
     for number, (start, end) in enumerate(pairwise(bounds)):

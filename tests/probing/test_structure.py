@@ -1,4 +1,4 @@
-"""Structural probes: an exact embedding is found and scored perfectly, and every measure equals another's."""
+"""Structural probes: an exact embedding is found and scored perfectly, and every measure equals an independent one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_heads(words: int, seed: int) -> list[int]:
 def embedded(heads: list[int]) -> np.ndarray:
     """Vectors whose squared distances are the tree's distances, and whose squared lengths are the depths, (W, W).
 
-    A word is the sum of a unit vector of its own and its head; the root is the origin, its own vector left out.
+    A word is the sum of its own unit vector and its head's vector; the root is the origin, without its own unit vector.
     """
     vectors = np.zeros((len(heads), len(heads)))
     for place in np.argsort(tree_distances(heads)[heads.index(-1)], kind="stable").tolist():
@@ -148,7 +148,7 @@ def test_spearman_averages_words_then_lengths() -> None:
 
 
 def test_punctuation_counts_for_no_edge_and_no_root() -> None:
-    """`a b ,` with b over both: the comma's edge is no edge, and a comma of depth 0 is no root."""
+    """`a b ,` with b over both: the comma's edge does not count, and a comma of depth 0 is not a root."""
     tree = GoldTree.of([1, -1, 1], np.array([True, True, False]))
     near_the_comma = np.array([[0.0, 9, 1], [9, 0, 1], [1, 1, 0]])
     assert distance_scores([tree], [near_the_comma]).uuas == 1.0
@@ -164,7 +164,7 @@ def test_edges_are_counted_over_all_sentences() -> None:
 
 
 def embedded_bank(sentences: int, seed: int, width: int = 6) -> Treebank:
-    """Trees embedded exactly, then turned by one rotation of the space: no dimension means anything by itself."""
+    """Trees embedded exactly, then rotated by one rotation of the space: no single dimension is meaningful."""
     turn = np.linalg.qr(np.random.default_rng(5).normal(size=(width, width)))[0]
     states, trees = [], []
     for number in range(sentences):
@@ -184,7 +184,7 @@ def test_a_probe_finds_embedded_trees(form: str) -> None:
     probe = train(form, training, held_out, rank=6, draw=Draw(0), settings=settings)  # type: ignore[arg-type]
     predicted = probe.predict(held_out.states)
     assert probe.held_out_loss < 2e-3
-    # Correlations stay below 1: words as far in the tree are not exactly as far in the space.
+    # Correlations stay below 1: words at equal distance in the tree are not at exactly equal distance in the space.
     if form == "distance":
         distances = distance_scores(held_out.trees, predicted)
         assert distances.uuas == 1.0

@@ -1,4 +1,4 @@
-"""Sentences as a model reads them: pieces of words are the ids, whatever the tokenizer; nothing is lost unseen."""
+"""Sentences as the model reads them: the tokens of words are the ids, for any tokenizer; losses are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random models, small and quick, with a tokenizer that cuts half the words into pieces."""
+"""Random models, small and fast, with a tokenizer that splits half the words."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tiny_causal_model(tokenizer: Tokenizer) -> HeadedModel:
 
 
 def constant_model(tokenizer: Tokenizer) -> HeadedModel:
-    """Every token is as probable as every other, whatever the text."""
+    """Every token has the same probability in any text."""
     model = tiny_model(tokenizer)
     with torch.no_grad():
         model.encoder.word_embedding.weight.zero_()

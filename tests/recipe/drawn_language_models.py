@@ -1,5 +1,5 @@
-"""Random recipes of language models for the property test of keys: lanes of text that are read on, permutations, pairs
-of a source and its target, and masked diffusion."""
+"""Random recipes of language models for the property test of keys: continuing lanes of text, permutations, pairs of
+source and target, and masked diffusion."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LanguageModelDraws(PretrainingDraws):
         self.pairs.write_text("".join(f"{json.dumps(pair)}\n" for pair in _pairs(Path(self.files["en.txt"]))))
 
     def base(self, generator: random.Random) -> Recipe | None:
-        """A plain recipe of a family; None where its parts do not fit."""
+        """A plain recipe of a family; None if its parts do not fit."""
         family = generator.choice(FAMILIES)
         settings = settings_of(self.files["en.txt"], family["model"], family["objective"], family["layout"], generator)
         settings["tokenizer"] = family.get("tokenizer", settings["tokenizer"])
@@ -108,7 +108,7 @@ class LanguageModelDraws(PretrainingDraws):
         return validated(settings)
 
     def meaning(self, recipe: Recipe) -> Any:
-        """As of all recipes; the same of all whose stages do not fit."""
+        """As for all recipes; equal for all recipes whose stages do not fit."""
         try:
             return super().meaning(recipe)
         except UsageError:
@@ -116,7 +116,7 @@ class LanguageModelDraws(PretrainingDraws):
 
     @property
     def domains(self) -> dict[str, Any]:
-        """Those of all recipes, but for what these read differently."""
+        """Those of all recipes, except for keys that have another meaning here."""
         plain = super().domains
         return plain | {
             "sources": lambda recipe: [] if _is_of_pairs(recipe) else plain["sources"],
@@ -135,11 +135,11 @@ class LanguageModelDraws(PretrainingDraws):
             "projection_size": [6, 8],
             "lstm_width": [7, 9],
             "highway_layers": [0, 1, 2],
-            # What cells reach within a few words.
+            # Bounds that cells reach within a few words.
             "cell_clip": [None, 0.05, 0.02],
             "projection_clip": [None, 0.05, 0.02],
             "negatives": [None, 20, 30],
-            # Below the few words that the text has.
+            # Below the few words of the text.
             "cutoffs": lambda recipe: [(), (20,), (20, 30)] if recipe.tokenizer.min_frequency <= 2 else [],
             "mem_len": [0, 12, 7],
             "k": [3, 2],
@@ -161,7 +161,7 @@ class LanguageModelDraws(PretrainingDraws):
             "mean_span": [3.0, 1.5],
             "sentinels": lambda recipe: [9, 12] if recipe.tokenizer.sentinels else [],
             "vocab_size": lambda recipe: _vocabularies(recipe, plain),
-            # Of pairs, the most frequent ones of characters alone fill the vocabulary.
+            # For pairs, the most frequent characters alone fill the vocabulary.
             "min_frequency": lambda recipe: [] if _is_of_pairs(recipe) else plain["min_frequency"](recipe),
         }
 
@@ -172,7 +172,7 @@ def _is_of_pairs(recipe: Recipe) -> bool:
 
 def _vocabularies(recipe: Recipe, plain: dict[str, Any]) -> list[int]:
     if recipe.tokenizer.sentinels:
-        return [330, 300]  # 256 bytes, five special tokens, and those that stand for spans
+        return [330, 300]  # 256 bytes, five special tokens, and the sentinels
     # The text has hardly fifty words.
     return [20, 30] if recipe.tokenizer.type == "word" else plain["vocab_size"](recipe)
 
@@ -188,6 +188,6 @@ def _layouts(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _pairs(text: Path) -> list[dict[str, str]]:
-    """A sentence, its words in the other order, and its letters in the other order."""
+    """A sentence, its words in reverse order, and its letters in reverse order."""
     lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line and not line.startswith(" =")]
     return [{"text": line, "target": " ".join(line.split()[::-1]), "other": line[::-1]} for line in lines]

@@ -83,19 +83,19 @@ _STAGES: list[list[dict[str, Any]]] = [
     ],
 ]
 _MOST_DRAWS = 6
-"""Changes between a plain recipe and one of which a key is then changed."""
+"""Changes between a plain recipe and the one of which a key is then changed."""
 
 
 class PretrainingDraws:
-    """Draws recipes over the texts of a directory, where it writes a model to start from, too."""
+    """Draws recipes over the texts of a directory; also writes a model there to start from."""
 
     def __init__(self, directory: Path) -> None:
         self.files = {name: str(path) for name, path in write_texts(directory).items()}
-        # Weights that no recipe of these draws begins with by its seed.
+        # Weights that none of these recipes produces from its seed.
         self.model = str(write_model(BertConfig(**SIZES), Path(self.files["en.txt"]), directory / "model", seed=777))
 
     def base(self, generator: random.Random) -> Recipe | None:
-        """A plain recipe of a family; None where its parts do not fit."""
+        """A plain recipe of a family; None if its parts do not fit."""
         family = generator.choice(list(FAMILIES))
         model = {"family": family, **SIZES, **FAMILIES[family]}
         objective = generator.choice(OBJECTIVES)
@@ -117,7 +117,7 @@ class PretrainingDraws:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Keys that are not drawn, and why."""
+        """Keys that are not drawn, with reasons."""
         return {
             "kind": "names the command",
             "family": "drawn with the recipe",
@@ -133,7 +133,7 @@ class PretrainingDraws:
         }
 
     def meaning(self, recipe: Recipe) -> Any:
-        """The recipe with what null, or another way to write the same value, stands for."""
+        """The recipe with null, and other ways to write the same value, replaced by what they mean."""
         data = recipe.model_dump(mode="json")
         tokenizer, model, optimisation = recipe.tokenizer, recipe.model, recipe.optimisation
         for name, value in data["model"].items():
@@ -164,14 +164,14 @@ class PretrainingDraws:
 
     @property
     def domains(self) -> dict[str, Any]:
-        """Values by key, where they are no plain numbers, or where a small run shows the effect of some alone."""
+        """Values by key, for keys that are not plain numbers or whose effect a small run shows only at some values."""
         files = self.files
         text, german, records = files["en.txt"], files["de.txt"], files["records.jsonl"]
         return {
             "init": [None, self.model],
             "path": [None, self.model],
             "tokenizer.type": ["wordpiece", "bpe", "byte-bpe", "unigram"],
-            # Beside a tokenizer that is given, the size is for --plan alone.
+            # With a given tokenizer, the size is only for --plan.
             "vocab_size": lambda recipe: [80, 95, 200] if recipe.tokenizer.path is None else [],
             # The most frequent pairs alone fill a small vocabulary.
             "min_frequency": lambda recipe: [2, 40] if recipe.tokenizer.vocab_size == 200 else [],
@@ -179,7 +179,7 @@ class PretrainingDraws:
             "sample_megabytes": [64.0, 0.002, 0.004],
             "sources": [[text], [records], [text, german], [german]],
             "languages": [{}, {"en": [text]}, {"en": [text], "de": [german]}, {"en": [records], "de": [german]}],
-            # Of a single file, `file` makes a document of which no part can be drawn.
+            # From a single file, `file` makes one document, of which no part can be drawn.
             "documents": ["blank-line", "wikitext", "line"],
             "text_field": ["text", "other"],
             "span_fields": [[], ["spans"], ["more"]],
@@ -195,7 +195,7 @@ class PretrainingDraws:
             "random_partner_probability": [0.0, 0.5, 0.3, 1.0],
             "swap_probability": [0.0, 0.3, 0.7],
             "short_sequence_probability": [0.1, 0.7, 1.0],
-            # Where the text is one document, or none goes on into the next, two of the layouts are one.
+            # If the text is one document, or no document continues into the next, two of the layouts are the same.
             "layout": lambda recipe: _LAYOUTS[:2] if recipe.data.layout.choice.endswith("sentences") else _LAYOUTS,
             "units": lambda recipe: _units(recipe, files["lexicon.txt"]),
             "lexicon": [None, files["lexicon.txt"]],
@@ -212,12 +212,12 @@ class PretrainingDraws:
             "start": [0.2, 0.5],
             "end": [0.2, 0.1],
             "until": [1.0, 0.2],
-            "max_predictions": [None, 1],  # more are not reached where sequences are short
+            "max_predictions": [None, 1],  # more are not reached with short sequences
             "mask_share": [0.0, 0.5, 0.8],
-            # Of the few spans of a small batch none may be drawn at random.
+            # Of the few spans of a small batch, possibly none is drawn at random.
             "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],
             "random_from": lambda recipe: [] if _masks_spans(recipe) else ["vocabulary", "corpus"],
-            # MosaicBERT's layers have GELU in any case, and some recipes no vocabulary head.
+            # MosaicBERT's layers always have GELU, and some recipes have no vocabulary head.
             "hidden_act": lambda recipe: [] if recipe.model.model_type == "mosaicbert" else list(ACTIVATIONS),
             "word_order.share": [0.15, 0.3],  # of 12 tokens a smaller share is none
             "word_order.length": [2, 3],
@@ -249,13 +249,13 @@ class PretrainingDraws:
                 {"name": "warmup-stable-decay", "peak": 0.01, "stable_share": 1.0},
                 {"name": "warmup-stable-decay", "peak": 0.01, "stable_share": 0.5, "floor": 1.0},
             ],
-            # A warm-up that is over before the first stage that follows this schedule is not found out.
+            # A warm-up that ends before the first stage with this schedule goes unnoticed.
             "warmup_steps": lambda recipe: [] if _first_has_own_schedule(recipe) else [0, 3, 4],
             "warmup_share": lambda recipe: [] if _first_has_own_schedule(recipe) else [0.1, 0.2],
             "total_steps": [None, 300, 900],
             "batch_ramp": [None],
             "groups": [(), ({"parameters": "encoder.layers.0.*", "rate": 0.5},), ({"parameters": "*", "rate": 2.0},)],
-            # Of sequences it shows where batches grow, which a test by name has.
+            # Sequences matter only for growing batches, which are tested by name.
             "clock": ["updates"],
             "peak": [0.005, 0.01, 0.02],
             "hours": [None],
@@ -265,7 +265,7 @@ class PretrainingDraws:
             "batch_sequences": [4, 5],
             "ema": [None, 0.5, 0.9],
             "max_nonfinite_steps": [0, 1, 3],
-            # They show where an update fails, which tests by name have.
+            # They matter only if an update fails, which is tested by name.
             "roll_back": [None],
             "spikes": [None],
             "set": [
@@ -349,7 +349,7 @@ def settings_of(
 
 
 def validated(settings: dict[str, Any]) -> Recipe | None:
-    """The recipe, or None where its parts do not fit."""
+    """The recipe, or None if its parts do not fit."""
     try:
         return validate(Located.of(settings, "drawn"), DistillTextRecipe if "teacher" in settings else Recipe)
     except ValueError:
@@ -361,7 +361,7 @@ def _masks_spans(recipe: Recipe) -> bool:
 
 
 def _units(recipe: Recipe, lexicon: str) -> list[dict[str, Any]]:
-    """Units of masking; the teacher's vocabulary has all words of the text, so that words and tokens are one."""
+    """Units of masking; the teacher's vocabulary has all words of the text, so words and tokens are the same."""
     words = [] if isinstance(recipe, DistillTextRecipe) else ["words"]
     return [
         *({"name": name} for name in ("pieces", *words, "ngrams", "spans", "tiled-spans", "rare", "phrases")),

@@ -1,7 +1,7 @@
 """Random settings for the property test of keys: a recipe, and the same with one key changed.
 
-The keys are read from the recipe itself, so that a new one is drawn without a change here; `DOMAINS` has the values of
-those that are no plain number, choice or switch, and of those whose effect a small run shows at some values alone.
+The keys are read from the recipe itself, so a new one is drawn without a change here. `DOMAINS` has values for keys
+that are not plain numbers, choices or switches, and for those whose effect a small run shows only at some values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertkit.settings import Settings
 Change = tuple[str, Any]
 """A dotted key and its new value."""
 _KINDS = ("family", "name", "kind", "type")
-"""Keys that pick a class, which are changed together with what stands beside them."""
+"""Keys that select a class, which are changed together with their siblings."""
 
 
 def keys_of(settings: Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Any]]:
@@ -49,7 +49,7 @@ def keys_of(settings: Settings, prefix: str = "") -> Iterator[tuple[str, FieldIn
 def changed(
     recipe: Any, generator: random.Random, domains: Mapping[str, Any], left_out: Mapping[str, str]
 ) -> tuple[str, Any] | None:
-    """A key, and the recipe with another value for it; None where the value that was drawn is refused, or no other."""
+    """A key, and the recipe with another value for it; None if the drawn value is invalid or there is no other."""
     keys = [(key, info, value) for key, info, value in keys_of(recipe) if not _among(key, left_out)]
     key, info, value = generator.choice(keys)
     known = _among(key, domains)
@@ -65,7 +65,7 @@ def changed(
 
 
 def _among(key: str, names: Mapping[str, Any]) -> str | None:
-    """The longest name that this key is, or ends with."""
+    """The longest name that this key equals or ends with."""
     found = [name for name in names if key == name or key.endswith(f".{name}")]
     return max(found, key=len, default=None)
 

@@ -33,12 +33,12 @@ _DROPOUT = ("hidden_dropout", "attention_probs_dropout")
 
 
 class TaskDraws:
-    """Draws recipes on the tasks whose files it writes into a directory, beside a model and a teacher."""
+    """Draws recipes on tasks, whose files it writes into a directory with a model and a teacher."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self.tasks = {kind: write_kind(directory, kind)[0].model_dump(mode="json") for kind in KINDS}
-        # Classes are learnt of more words than these texts have.
+        # Word classes need more words than these texts have.
         tagged = [f"{word}\t{tag}\n" for tag, words in (("N", NOUNS), ("A", GOOD + BAD)) for word in words]
         (directory / "tags.txt").write_text("".join(tagged), encoding="utf-8")
         self.augmentation = {"name": "masking", "copies": 2, "tags": str(directory / "tags.txt")}
@@ -80,7 +80,7 @@ class TaskDraws:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Keys that are not drawn, and why."""
+        """Keys that are not drawn, with reasons."""
         return {
             "kind": "names the command",
             "task": "drawn with the recipe",
@@ -108,9 +108,9 @@ class TaskDraws:
 
     @property
     def domains(self) -> dict[str, Any]:
-        """Values by key, where they are no plain numbers, or where a small run shows the effect of some alone."""
+        """Values by key, for keys that are not plain numbers or whose effect a small run shows only at some values."""
         return {
-            # Read where the model has the task's head already, of which the teacher alone has one.
+            # Only matters if the model already has the task's head, as the teacher does.
             "new_head": lambda recipe: [False, True] if _kind_of(recipe) == "distill" else [],
             "dropout": lambda recipe: (
                 [] if _kind_of(recipe) == "distill" else [{}, *({f"{name}_prob": 0.4} for name in _DROPOUT)]
@@ -204,10 +204,10 @@ class TaskDraws:
             "evaluations_per_epoch": [1, 2],
             "early_stopping": [None, 1],
             "select": [None, "best"],
-            # Two tasks of equally many examples, as here, are learnt in equal shares at any S.
+            # Two tasks with equally many examples, as here, are trained in equal shares at any S.
             "task_smoothing": lambda recipe: [] if isinstance(recipe.task, tuple) else [1.0, 0.0],
             "max_nonfinite_steps": lambda recipe: [] if _kind_of(recipe) == "several" else [0, 1, 3],
-            # They show where an update fails, which tests by name have.
+            # They matter only if an update fails, which is tested by name.
             "roll_back": [None],
             "spikes": [None],
             "student": _STUDENTS,
@@ -237,7 +237,7 @@ class TaskDraws:
         }
 
     def meaning(self, recipe: FinetuneRecipe) -> Any:
-        """The recipe with what null, or another way to write the same value, stands for."""
+        """The recipe with null, and other ways to write the same value, replaced by what they mean."""
         data = recipe.model_dump(mode="json")
         optimisation, method, student = data["optimisation"], data["method"], data.get("student")
         optimisation["select"] = "best" if recipe.optimisation.keeps_best else "last"
@@ -253,7 +253,7 @@ class TaskDraws:
 
 
 def _kind_of(recipe: Any) -> str:
-    """The kind of a recipe's task; distill of any that distils."""
+    """The kind of a recipe's task; "distill" for any that distils."""
     if isinstance(recipe, DistillRecipe):
         return "distill"
     return "several" if isinstance(recipe.task, tuple) else str(recipe.task.name)

@@ -1,8 +1,8 @@
-"""What a tiny run computes, in parts from cheap to dear, for the property test of keys.
+"""Everything that a tiny run computes, in parts from cheap to expensive, for the property test of keys.
 
-Nothing of a recipe itself is looked at but through what the program makes of it: text and tokenizer, samples, learning
-rates, first weights, losses, gradients and updates of a few steps, the average of the weights, when a run is given up,
-and what the finished model is like for a task.
+A recipe is observed only through its effects: text and tokenizer, samples, learning rates, initial weights, losses,
+gradients and updates of a few steps, the average of the weights, when a run is given up, and the finished model's heads
+for a task.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from bertkit.training.trainer import Trainer
 
 Observed = Iterator[str]
 UPDATES = 3
-"""Of each stage, or of a run on a task."""
+"""Batches of each stage, or of a run on a task."""
 MORE_BATCHES = 60
-"""Looked at of each stage where all else is equal."""
+"""Further batches of each stage if everything else is equal."""
 _TASKS = ("sequence_classification", "token_classification", "span", "multiple_choice")
 
 
@@ -54,14 +54,14 @@ def digest(*parts: Any) -> str:
 
 
 REFUSED = "refused"
-"""Begins what is observed of a recipe that the program refuses."""
+"""First part of an observation if the program refuses the recipe."""
 
 
 def differs(first: Callable[[], Observed], second: Callable[[], Observed]) -> str:
-    """What came of two runs: different, equal, or which of them the program refused: first, or second.
+    """Outcome for two runs: different, equal, or which of them was refused: first or second.
 
-    What is dear is computed only where all before it is equal. The runs take turns, each with the state of torch's
-    generator that it left.
+    Expensive parts are computed only if all earlier ones are equal. The runs alternate, each with its own state of
+    torch's generator.
     """
     runs, states = (first(), second()), [torch.get_rng_state()] * 2
 
@@ -88,13 +88,13 @@ def weights(model: nn.Module) -> str:
 
 
 class Pretraining:
-    """What pretraining computes by recipes over small texts."""
+    """What pretraining computes from recipes over small texts."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
 
     def observed(self, recipe: Any) -> Observed:
-        """The parts, from cheap to dear; one that says what was refused where the program refuses it."""
+        """The parts, from cheap to expensive; the last one says so if the program refuses the recipe."""
         try:
             yield from self._observed(recipe)
         except BertkitError as error:
@@ -136,7 +136,7 @@ class Pretraining:
         yield from _for_tasks(trainer.model)
         yield _given_up_after(trainer, last)
         yield digest(steps, recipe.model.max_tokens)
-        # A choice that is seldom made, such as that of a random token, may be in none of those batches.
+        # A rare choice, such as that of a random token, may be in none of those batches.
         for stage in trainer.stages:
             for step in range(4, min(MORE_BATCHES, stage.stage.end_step - stage.stage.first_step)):
                 yield _samples(stage.batches.samples(step), reads_types)
@@ -147,7 +147,7 @@ def _steps_of(stage: Any) -> range:
 
 
 def _samples(samples: Any, reads_types: bool) -> str:
-    """What models and losses read of a batch."""
+    """The parts of a batch that models and losses read."""
     parts = [samples.ids_T, samples.cu_seqlens_B1, *([samples.token_types_T] if reads_types else [])]
     more = (samples.causal_B, samples.ranks_T2, samples.decoder_start_B)
     parts += [each for each in more if each is not None]
@@ -167,7 +167,7 @@ def _update(trainer: Trainer[Any], batches: Sequence[Any]) -> str:
 
 
 def _given_up_after(trainer: Trainer[Any], batches: Sequence[Any]) -> str:
-    """How many updates in a row may fail: those that are made with weights that are not finite."""
+    """How many updates in a row may fail, tested with non-finite weights."""
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.fill_(torch.nan)
@@ -180,7 +180,7 @@ def _given_up_after(trainer: Trainer[Any], batches: Sequence[Any]) -> str:
 
 
 def _for_tasks(model: HeadedModel) -> Observed:
-    """The heads that a task gives the finished model, in training: structure, weights, dropout, activation."""
+    """The heads that a task adds to the finished model, in training: structure, weights, dropout, activation."""
     config = model.encoder.config
     plans = config.all_heads()
     for name in ("masked_lm", "causal_lm", *_TASKS):
@@ -205,7 +205,7 @@ def _for_tasks(model: HeadedModel) -> Observed:
 
 @cache
 def write_texts(directory: Path) -> dict[str, Path]:
-    """Small texts of several formats and languages, with what settings of tokenizers and readers decide in them."""
+    """Small texts of several formats and languages, in which the settings of tokenizers and readers have an effect."""
     generator = np.random.default_rng(0)
     nouns = (
         "Cat",

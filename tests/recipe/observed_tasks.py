@@ -1,4 +1,5 @@
-"""What a tiny run on a task computes, as observed_runs.py does for pretraining: fine-tuning, and distillation."""
+"""Everything that a tiny run on a task computes, as in observed_runs.py for pretraining: fine-tuning and
+distillation."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class TaskRuns:
         self.count = 0
 
     def observed(self, recipe: Any) -> Observed:
-        """The parts, from cheap to dear; one that says what was refused where the program refuses it."""
+        """The parts, from cheap to expensive; the last one says so if the program refuses the recipe."""
         try:
             yield from self._observed(recipe)
         except BertkitError as error:
@@ -66,7 +67,7 @@ class TaskRuns:
             yield digest(bool(trainer.best_weights))
             yield _plain({key: value for key, value in results.items() if key not in ("seed", "selected")})
             yield _plain([file.read_text() for file in sorted(path.glob("predictions/*"))])
-            if len(prepared) == 1:  # of several tasks, a batch is that of the step's own
+            if len(prepared) == 1:  # with several tasks, a batch belongs to the step's task
                 with trainer.session():
                     yield _given_up_after(trainer, trainer._batches(0))
         finally:
@@ -74,7 +75,7 @@ class TaskRuns:
 
 
 def _features(features: Any) -> list[Any]:
-    """The arrays of a split's features, and what they are called."""
+    """The arrays of a split's features, with their names."""
     found: list[Any] = []
     for each in dataclasses.fields(features):
         value = getattr(features, each.name)
@@ -86,7 +87,7 @@ def _features(features: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> str:
-    """A hash of JSON data without what is measured by a clock."""
+    """A hash of JSON data without measured times."""
     return digest(_timeless(value))
 
 

@@ -1,4 +1,4 @@
-"""A recipe in small: every shape of setting that the real schema has, without its imports."""
+"""A small recipe with every shape of setting in the real schema, without its imports."""
 
 from __future__ import annotations
 

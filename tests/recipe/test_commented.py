@@ -1,4 +1,4 @@
-"""`bertkit init`: the file that it writes is the recipe it was begun with, and explains its settings."""
+"""`bertkit init`: the written file equals the recipe that it starts from, and explains its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All errors of a recipe are reported at once, each with its place, its key, the value and the way out."""
+"""All errors of a recipe are reported at once, each with its position, key, value and remedy."""
 
 from __future__ import annotations
 

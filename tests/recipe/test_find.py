@@ -1,4 +1,4 @@
-"""A recipe is found by path or name, and one's own file wins over the shipped one."""
+"""A recipe is found by path or name, and a user's own file takes precedence over the shipped one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash covers what decides the result, all of it and nothing else."""
+"""The hash covers everything that decides the result, and nothing else."""
 
 from __future__ import annotations
 

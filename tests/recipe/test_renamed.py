@@ -1,4 +1,4 @@
-"""Recipes with the keys that fine-tuning once had are those with today's keys, and one line names them."""
+"""Recipes with former keys of fine-tuning equal those with today's keys, and one line names the former ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML is read as YAML 1.2, with the place of every value, and whatever is doubtful is refused."""
+"""YAML is read as YAML 1.2, with the position of every value, and ambiguous input is refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_value_knows_its_file_and_line() -> None:
     tree = read_tree("a: 1\nb:\n  c:\n    - 2\n    - d: 3\n", "r.yaml")
     inner = tree.child("b").child("c")
     assert tree.child("a").place == "r.yaml:1"
-    assert tree.child("b").place == "r.yaml:2"  # the key's own line, not that of what it holds
+    assert tree.child("b").place == "r.yaml:2"  # the key's own line, not that of its contents
     assert inner.child(0).place == "r.yaml:4"
     assert inner.child(1).child("d").place == "r.yaml:5"
 

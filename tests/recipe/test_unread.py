@@ -1,6 +1,6 @@
 """A key that changes a recipe's hash changes what is computed, or the user is told that nothing reads it.
 
-`python -m tests.recipe.test_unread 2000 [SEED]` draws so many recipes in place of the few of a test run.
+`python -m tests.recipe.test_unread 2000 [SEED]` draws this many recipes instead of the few of a test run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Observe = Callable[[Any], Iterator[str]]
 
 @dataclass
 class Tally:
-    """What became of the keys that were changed."""
+    """Outcomes of the changed keys."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Tally:
 def one_draw(
     draws: Any, observe: Observe, unread: Callable[[Any, str], list[UnreadSetting]], seed: int, tally: Tally
 ) -> bool:
-    """Draw a recipe, change a key and note what that does; False where the draw makes no recipe."""
+    """Draw a recipe, change a key and record the effect; False if the draw gives no recipe."""
     generator = random.Random(seed)
     recipe = draws.base(generator)
     for _ in range(generator.randrange(6)):
@@ -70,7 +70,7 @@ def one_draw(
     if outcome == "equal":
         outcome = "told" if told else "silent"
         tally.silent += [] if told else [where]
-    # Where a key is unread at one of the two values alone, such as a floor of 1, the two may differ.
+    # If a key is unread at only one of the two values, such as a floor of 1, the two may differ.
     elif outcome == "different" and after and (before or is_default(recipe, key)):
         outcome = "told in vain"
         tally.told_in_vain.append(where)
@@ -83,7 +83,7 @@ def _is_of(unread: UnreadSetting, key: str) -> bool:
 
 
 def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bool = False) -> Tally:
-    """So many changed keys of recipes on text, of language models, or on tasks."""
+    """Change this many keys in recipes on text, of language models, or on tasks."""
     draws: Any = _DRAWS[on](directory)
     runs: Any = TaskRuns(directory) if on == "tasks" else Pretraining(directory / "cache")
     tally, seed = Tally(), first_seed
@@ -100,7 +100,7 @@ def drawn(directory: Path, on: str, count: int, first_seed: int = 0, *, show: bo
 
 
 def unread(recipe: Any, key: str) -> list[UnreadSetting]:
-    """The keys that nothing reads, where the command line has set one."""
+    """The keys that nothing reads, if the command line has set this one."""
     if isinstance(recipe, Recipe):
         parts = stage_parts(recipe)
     else:
@@ -109,7 +109,7 @@ def unread(recipe: Any, key: str) -> list[UnreadSetting]:
 
 
 def main(count: int, first_seed: int) -> None:
-    """Draw, and print what was found."""
+    """Draw, and print the outcomes."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     shares = {"text": count // 2, "language models": count - count // 2 - count // 4, "tasks": count // 4}

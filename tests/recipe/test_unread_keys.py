@@ -40,7 +40,7 @@ PHRASES = {"name": "phrases", "lexicon": "words.txt"}
 
 
 def messages(start: dict[str, Any], changes: dict[str, Any], overridden: tuple[str, ...] = ()) -> list[UnreadSetting]:
-    """What a user is told of a recipe with these changes."""
+    """The messages for a recipe with these changes."""
     schema: Any = {"finetune": FinetuneRecipe, "distill": DistillRecipe}.get(start.get("kind", ""), Recipe)
     schema = FinetuneRecipe if start is TASK else schema
     tree = with_values(Located.of(start, "x"), [Override(key, value) for key, value in changes.items()])
@@ -50,7 +50,7 @@ def messages(start: dict[str, Any], changes: dict[str, Any], overridden: tuple[s
 
 
 def told(start: dict[str, Any], changes: dict[str, Any], overridden: tuple[str, ...] = ()) -> list[str]:
-    """The same, the keys alone."""
+    """The same, only the keys."""
     return [each.key for each in messages(start, changes, overridden)]
 
 

@@ -1,4 +1,4 @@
-"""`bertkit push` with the Hub's own client against a small server: what goes up comes down the same."""
+"""`bertkit push` with the Hub's own client against a small server: downloads equal the uploaded files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "hf_test"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run whose recipe names a model and a data set of the Hub, and a file of this machine."""
+    """A run whose recipe names a model and a data set of the Hub, and a local file."""
     made = finished_run(tmp_path / "runs")
     text = "title: Tiny\npaper: Somebody 2020\ninit: org/base@v1\n"
     sources = f"data: {{sources: ['hub:org/text:en:train', {tmp_path}/secret/mine.txt]}}\n"
@@ -45,7 +45,7 @@ def hub() -> Iterator[Hub]:
 
 
 def push(hub: Hub, *arguments: str | Path, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, for the client reads its environment once."""
+    """In a separate process, because the client reads its environment once."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "HF_TOKEN"},
         "HF_ENDPOINT": hub.url,

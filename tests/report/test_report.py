@@ -1,4 +1,4 @@
-"""`bertkit report`: one page that holds what the runs hold, needs nothing else, and lets nothing in them act."""
+"""`bertkit report`: one self-contained page with the contents of the runs, in which nothing from them is executed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bertkit = Callable[..., Any]
 
 
 class Page(HTMLParser):
-    """Elements, what they refer to, and the rows of tables."""
+    """Elements, their references, and the rows of tables."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[RunDirectory]:
-    """Two of other recipes, the second of them stopped."""
+    """Two runs of other recipes, the second of them stopped."""
     first, second = finished_run(tmp_path / "runs"), stopped_run(tmp_path / "runs", "electra")
     for run, rate in ((first, 0.15), (second, 0.4)):
         text = (

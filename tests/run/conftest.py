@@ -1,4 +1,4 @@
-"""What tests of run directories share."""
+"""Shared by tests of run directories."""
 
 from __future__ import annotations
 

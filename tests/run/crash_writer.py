@@ -1,8 +1,8 @@
 """Writes checkpoints in forked children and kills each at a chosen moment; run by test_checkpoint.py.
 
 `steps`: the child dies at its n-th file operation, for every n until it survives; every crash point is covered.
-`random`: the child dies after a random time, so also within a large write.
-After each death the survivors must be whole.
+`random`: the child dies after a random time, also within a large write. After each death the survivors must be
+complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save(directory: Path, step: int, numel: int) -> None:
 
 
 def check(directory: Path, expected: set[int], numel: int) -> int:
-    """The newest checkpoint is one of the expected steps and holds exactly what was saved at it."""
+    """The newest checkpoint is one of the expected steps with exactly the saved contents."""
     newest = load_newest_checkpoint(directory)
     assert newest is not None, "every checkpoint was lost"
     assert newest.step in expected, (newest.step, expected)
@@ -62,12 +62,12 @@ def die_at(count: int) -> None:
 
 def survived(pid: int) -> bool:
     _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the writer failed by itself"
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the writer failed without a kill"
     return not os.WIFSIGNALED(status)
 
 
 def every_file_operation(root: Path, resaved_step: int) -> int:
-    """Save steps 1 to 3 whole, then die at each file operation of saving `resaved_step`; returns the deaths."""
+    """Save steps 1 to 3, then die at each file operation of saving `resaved_step`; returns the number of deaths."""
     deaths = 0
     while True:
         directory = root / f"at-{deaths + 1}"
@@ -75,7 +75,7 @@ def every_file_operation(root: Path, resaved_step: int) -> int:
             save(directory, step, 7)
         pid = os.fork()
         if pid == 0:
-            if resaved_step <= 3:  # another content at a step that stands there already
+            if resaved_step <= 3:  # other contents for a step that exists
                 (directory / "step-00000003" / "manifest.json").write_text("{}")
             die_at(deaths + 1)
             save(directory, resaved_step, 7)
@@ -95,7 +95,7 @@ def every_file_operation(root: Path, resaved_step: int) -> int:
 
 
 def random_moments(directory: Path, rounds: int, numel: int) -> int:
-    """A child saves step after step until it is killed; the next one goes on from what it left. Returns the deaths."""
+    """A child saves one step after another until it is killed; the next one continues. Returns the number of deaths."""
     draw = random.Random(0)
     save(directory, 1, numel)
     reached = 1
@@ -113,7 +113,7 @@ def random_moments(directory: Path, rounds: int, numel: int) -> int:
         step = check(directory, set(range(reached, 10_000)), numel)
         assert step >= reached, "a finished checkpoint was lost"
         reached = step
-    assert reached > 1, "no child lived long enough to save anything"
+    assert reached > 1, "no child survived long enough to save anything"
     return deaths
 
 

@@ -1,4 +1,4 @@
-"""Runs made for tests: small, whole, and quick to make."""
+"""Creates small, complete runs for tests, quickly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def identity(recipe: str = "bert-tiny", what_hash: str = HASH) -> RunIdentity:
 
 
 def finished_run(root: Path, recipe: str = "bert-tiny", **fields: Any) -> RunDirectory:
-    """A run that is done: five logged steps, two checkpoints, a model and results."""
+    """A finished run: five logged steps, two checkpoints, a model and results."""
     run = RunDirectory.create(root, identity(recipe))
     with run.recording():
         run.write_environment()
@@ -62,7 +62,7 @@ def finished_run(root: Path, recipe: str = "bert-tiny", **fields: Any) -> RunDir
 
 
 def stopped_run(root: Path, recipe: str = "bert-tiny", what_hash: str = HASH) -> RunDirectory:
-    """A run that a time limit stopped after seven steps."""
+    """A run stopped by a time limit after seven steps."""
     run = RunDirectory.create(root, identity(recipe, what_hash))
     try:
         with run.recording():

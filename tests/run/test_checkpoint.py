@@ -1,6 +1,6 @@
-"""Checkpoints: exact, the same bytes for the same content, whole after any crash, and damage is found and named.
+"""Checkpoints: exact, the same bytes for the same content, complete after any crash, and damage is found and named.
 
-Laws of bertkit.run.checkpoint; the crash tests kill real processes (see crash_writer.py).
+Properties of bertkit.run.checkpoint; the crash tests kill real processes (see crash_writer.py).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_damage_is_found_named_and_the_older_checkpoint_is_used(
         newest = load_newest_checkpoint(tmp_path)
     assert newest is not None
     assert newest.step == 10
-    # A manifest may stay readable JSON with another hash in it; then the file that it lies about is named.
+    # A manifest may be readable JSON with a wrong hash; then the file with that hash is named.
     assert name in caplog.text or (name == "manifest.json" and "step-00000020" in caplog.text)
     with pytest.raises(DataError, match="step-00000020"):
         verify_checkpoint(damaged)
@@ -299,7 +299,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_does_not_stop_training(
 
 @pytest.mark.parametrize("mode", ["steps", "random"])
 def test_kill_9_leaves_a_whole_checkpoint(tmp_path: Path, mode: str) -> None:
-    """At every single file operation of a save (new step, and a step written anew), and at 20 random moments."""
+    """At every single file operation of a save (new step, and a rewritten step), and at 20 random moments."""
     command = [sys.executable, str(Path(__file__).with_name("crash_writer.py")), mode, str(tmp_path)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
@@ -309,7 +309,7 @@ def test_kill_9_leaves_a_whole_checkpoint(tmp_path: Path, mode: str) -> None:
 
 
 def test_checkpoints_that_are_being_removed_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill in the middle of the removal leaves a run that begins again, not one with a damaged checkpoint."""
+    """A kill in the middle of the removal leaves a run that starts from scratch, not one with a damaged checkpoint."""
     from bertkit.run import checkpoint as module
 
     directory = tmp_path / "checkpoints"

@@ -1,4 +1,4 @@
-"""The hash of the code covers all that decides a run's numbers."""
+"""The hash of the code covers everything that decides a run's numbers."""
 
 from __future__ import annotations
 

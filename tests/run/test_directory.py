@@ -1,6 +1,6 @@
-"""Run directories: names, status under every end, one writer at a time.
+"""Run directories: names, status after every kind of end, one writer at a time.
 
-Laws of bertkit.run.directory, lock and log; processes are really killed.
+Properties of bertkit.run.directory, lock and log; processes are really killed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def refused(run: RunDirectory, *written: str, error: type[BertkitError] = UsageE
 
 def test_a_new_run_that_is_refused_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
     assert not refused(RunDirectory.create(tmp_path / "runs", identity())).exists()
-    # The disk or the network may be at fault, so that --resume may do.
+    # The disk or the network may have failed, so --resume may help.
     assert refused(RunDirectory.create(tmp_path / "runs", identity()), error=DataError).exists()
     assert not refused(RunDirectory.create(tmp_path, identity(), tmp_path / "named"), "suite.json").exists()
     (tmp_path / "mine").mkdir()
@@ -187,7 +187,7 @@ def test_two_processes_never_record_one_run(living_writer) -> None:
     before = (path / "run.json").read_bytes()
     started = time.monotonic()
     with pytest.raises(UsageError, match=rf"process {process.pid} on .*--run-dir"), RunDirectory.open(path).recording():
-        pytest.fail("recorded beside another process")
+        pytest.fail("recorded next to another process")
     assert time.monotonic() - started < 5
     assert (path / "run.json").read_bytes() == before
 

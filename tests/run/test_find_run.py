@@ -1,6 +1,6 @@
-"""Runs are found by name and in order, and `--resume` takes the one that is meant.
+"""Runs are found by name and in order, and `--resume` takes the right one.
 
-Laws of bertkit.run.find.
+Properties of bertkit.run.find.
 """
 
 from __future__ import annotations

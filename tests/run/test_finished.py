@@ -1,4 +1,4 @@
-"""A finished run stands for a new one only where data, model and code are the recorded ones and its files are whole."""
+"""A finished run replaces a new one only if data, model and code are the recorded ones and its files are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting runs and their checkpoints: what is written is left alone, and links are not followed."""
+"""Deleting runs and their checkpoints: runs being written are skipped, and links are not followed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The metrics stream: no figure twice after any resume, no line lost to a kill, damage found by line.
+"""The metrics stream: no duplicate figure after any resume, no line lost to a kill, damage located by line.
 
-Laws of bertkit.run.metrics.
+Properties of bertkit.run.metrics.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def figures(step: int) -> dict[str, float]:
 def test_resumed_however_often_the_file_equals_the_one_never_stopped(
     tmp_path_factory: pytest.TempPathFactory, total: int, stops: list[tuple[int, int, int]]
 ) -> None:
-    """Each stop gets to a step, tears its last line by some bytes, and is resumed from a checkpoint before it."""
+    """Each stop reaches a step, truncates its last line by some bytes, and is resumed from an earlier checkpoint."""
     straight, path = (tmp_path_factory.mktemp("metrics") / "metrics.jsonl" for _ in range(2))
     with MetricsLog(straight) as metrics:
         for step in range(1, total + 1):
@@ -48,7 +48,7 @@ def test_resumed_however_often_the_file_equals_the_one_never_stopped(
         with MetricsLog(path, start_step=start) as metrics:
             for step in range(start + 1, reached + 1):
                 metrics.log(step, figures(step))
-        # What a checkpoint holds was logged and synced before it; only what came later can be torn.
+        # Lines in a checkpoint were logged and synced before it; only later ones can be torn.
         start = max(start, reached - 1 - back)
         kept = sum(len(line) + 1 for line in straight.read_text().splitlines()[:start])
         os.truncate(path, max(path.stat().st_size - torn, kept))
@@ -143,7 +143,7 @@ def test_tensorboard_shows_every_number_once_after_a_resume(tmp_path: Path) -> N
     path, events = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
     for start, end in ((0, 6), (4, 8)):
         if start:
-            time.sleep(1.1)  # event files are read in the order of their names, which hold the second
+            time.sleep(1.1)  # event files are read in the order of their names, which contain the second
         with MetricsLog(path, events, start_step=start) as metrics:
             for step in range(start + 1, end + 1):
                 metrics.log(step, {"loss/masked_lm": float(step + 10 * start), "note": "text", "flag": True})

@@ -1,6 +1,6 @@
-"""`runs verify` finds and names any damage to a run, and finds none in a whole one.
+"""`runs verify` finds and names any damage to a run, and finds none in an intact one.
 
-Laws of bertkit.run.verify.
+Properties of bertkit.run.verify.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores for tests: a server of the S3 protocol, and directories; and no waiting between attempts."""
+"""Stores for tests: a server of the S3 protocol, and directories; no waiting between attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stores.s3_server import BUCKET, S3Server, set_environment
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts follow each other quickly, and the thread that uploads looks often."""
+    """Attempts follow each other quickly, and the uploading thread checks often."""
     monkeypatch.setattr(store, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(uploading, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(uploading, "QUIET_SECONDS", 0.3)
@@ -50,7 +50,7 @@ def s3(_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with caches and runs of its own."""
+    """A working directory with its own caches and runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "cache"))
     return tmp_path

@@ -1,4 +1,4 @@
-"""A server of the S3 protocol on loopback, which can be stopped, started again, and made to refuse credentials."""
+"""A server of the S3 protocol on loopback, which can be stopped, restarted, and made to refuse credentials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class S3Server:
     """moto's server.
 
     Attributes:
-        port: of 127.0.0.1; chosen at the first start, and kept.
+        port: port on 127.0.0.1, chosen at the first start and then kept.
     """
 
     port: int = 0

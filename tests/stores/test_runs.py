@@ -1,4 +1,4 @@
-"""Runs on a store: what is there is a run at any moment, and another machine goes on with it to the same bits."""
+"""Runs on a store are complete at any moment, and another machine resumes them to the same bits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = "9"
 
 @pytest.fixture
 def pretrain(machine: Path, bertkit: Command) -> Command:
-    """`bertkit pretrain` of the tiny recipe, with further words."""
+    """`bertkit pretrain` of the tiny recipe, with further arguments."""
     write_recipe(machine)
 
     def call(*words: str | Path, again: bool = False) -> Any:
@@ -54,7 +54,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def another_machine(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is left is the text and the store."""
+    """Delete everything except the text and the store."""
     shutil.rmtree(cache_directory())
     monkeypatch.setenv("BERTKIT_CACHE", str(machine / "another-cache"))
 
@@ -168,7 +168,7 @@ def test_files_that_go_while_they_are_looked_at_do_not_matter(machine: Path, mon
 
 
 class Watched:
-    """A store whose every write is followed by a look at the whole of it, as a kill at that moment would leave it."""
+    """A store that checks its entire contents after every write, as if the process were killed at that moment."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -279,7 +279,7 @@ def test_a_full_store_leaves_the_run_here(
     assert "the store is full" in failed.stderr.strip().splitlines()[-1]
     assert "latest" not in {name.rpartition("/")[2] for name in s3.names()}
     copy = working_copy()
-    done = pretrain("--resume", copy, again=True)  # the working copy's path means its place on the store
+    done = pretrain("--resume", copy, again=True)  # the working copy's path stands for its place on the store
     assert (done.code, done.stdout) == (0, f"{PLACE}\n"), done.stderr
     assert json.loads(s3.content("runs/tiny/run.json"))["status"] == "done"
 

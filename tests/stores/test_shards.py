@@ -1,4 +1,4 @@
-"""Token shards on a store: the files of a local directory, the manifest last, compared with it before they are read."""
+"""Token shards on a store: the files of a local directory, the manifest last, and compared with it before reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text on a store is the text of a local copy: the same shards to the byte, noticed when it changes, fetched once."""
+"""Text on a store equals a local copy: byte-identical shards, changes are noticed, downloaded once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = ("--vocab-size", "300")
 
 
 def write_corpus(directory: Path) -> dict[str, bytes]:
-    """Files of a corpus and some that are none, by their names below the directory."""
+    """Files of a corpus and some other files, by their names below the directory."""
     documents = english(120)
     files = {
         "b.txt": "\n\n".join(documents[:40]).encode(),
@@ -37,13 +37,13 @@ def write_corpus(directory: Path) -> dict[str, bytes]:
 
 
 def hashes(directory: Path) -> dict[str, str]:
-    """All files of shards; of the manifest, which names the files that were read, only what it says of the others."""
+    """Hashes of all files of shards except the manifest, which names the source files."""
     return {path.name: sha256_of(path) for path in sorted(directory.iterdir()) if path.name != MANIFEST}
 
 
 @pytest.fixture
 def stored(s3: S3Server, machine: Path) -> str:
-    """The corpus on a server, and beside it in `local`."""
+    """The corpus on a server, and next to it in `local`."""
     for name, content in write_corpus(machine / "local").items():
         s3.put(f"text/{name}", content)
     return f"s3://{BUCKET}/text"

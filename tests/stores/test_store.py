@@ -1,4 +1,4 @@
-"""Operations on a store, and what becomes of their failures: new attempts, and words without secrets."""
+"""Operations on a store and their failures: retries, and messages without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.stores.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 
 
 class ServiceError(Exception):
-    """An error as botocore makes them."""
+    """An error as raised by botocore."""
 
     def __init__(self, code: str, status: int) -> None:
         super().__init__(f"An error occurred ({code})")
@@ -26,7 +26,7 @@ class ServiceError(Exception):
 
 
 class HttpError(Exception):
-    """An error as gcsfs makes them."""
+    """An error as raised by gcsfs."""
 
     def __init__(self, code: int) -> None:
         super().__init__("refused")
@@ -131,7 +131,7 @@ def test_a_directory_as_a_store_keeps_files_whole(tmp_path: Path) -> None:
     assert (store.get_bytes("a/b"), store.get_bytes("none")) == (b"one", None)
     store.remove(["a/b", "none"])
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["c"]  # and no empty directory
-    with pytest.raises(FileNotFoundError):  # a local file that is gone is no fault of the store
+    with pytest.raises(FileNotFoundError):  # a missing local file is not an error of the store
         store.put(tmp_path / "gone", "d")
 
 
@@ -156,7 +156,7 @@ def test_an_s3_server_holds_files(s3: S3Server, tmp_path: Path) -> None:
     assert (store.get_bytes("a/b"), store.get_bytes("none")) == (b"one", None)
     before = store.list()["c"]
     store.put_bytes(b"2wo2wo", "c")
-    assert store.list()["c"] != before  # of the same size: the entity tag tells
+    assert store.list()["c"] != before  # of the same size: the entity tag differs
     store.remove(["c", "none"])
     assert list(store.list()) == ["a/b"]
 

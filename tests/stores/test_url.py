@@ -1,4 +1,4 @@
-"""Names of places on a store: what they mean, and that a wrong one is told without repeating a secret."""
+"""URLs of stores: their meaning, and error messages that do not repeat a secret."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Scores by FLOPs: which points are the best of all that cost as little, the power law through them, and how a study
-names its points."""
+"""Scores by FLOPs: the points that are best at equal or lower cost, the power law through them, and the names of a
+study's points."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_results_report_and_figure_have_the_curves(tmp_path: Path) -> None:
     assert [point["curve"] for point in frontiers["bert"]["points"]] == ["masked", "masked", "masked", "wide"]
     assert frontiers["bert"]["law"]["exponent"] == pytest.approx(0.1)
     assert (frontiers["bert"]["ratio"], frontiers["gpt"]["law"]) == (pytest.approx(1), None)
-    assert frontiers["gpt"]["ratio"] is None, "the baseline is better than it at all that it costs"
+    assert frontiers["gpt"]["ratio"] is None, "the baseline is better at each of its costs"
     images = draw_figures(tmp_path / "figures", of, results)
     assert {"curves.png", "curves.svg"} <= {image.name for image in images}
     with (tmp_path / "figures" / "curves.csv").open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Each measure is the figure of the command that it stands for."""
+"""Each measure equals the figure of its command."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MEASURES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study of all measures, carried out without a choice, everything kept."""
+    """A folder with a study of all measures, run without a choice, with all files kept."""
     directory = tmp_path_factory.mktemp("measures")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
@@ -76,7 +76,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(home: Path, arm: str) -> dict[str, Any]:
-    """Of the arm's run with the first seed."""
+    """The arm's run with the first seed."""
     return next(run["answers"] for run in results(home, "run")["runs"] if (run["arm"], run["seed"]) == (arm, 0))
 
 
@@ -111,7 +111,7 @@ def test_fine_tuning_has_the_seed_of_its_run(home: Path) -> None:
 
 
 def test_layers_are_those_of_the_probe_and_the_best_one_counts(home: Path) -> None:
-    """The full probe gives the same scores; layer 0, which is the embeddings, never counts."""
+    """The full probe gives the same scores; layer 0, the embeddings, never counts."""
     run = home / "run" / "runs" / "masked-seed=0"
     settings = LayersSettings(tasks=["pos"], sentences=30, test_sentences=20)
     common: dict[str, Any] = {"models": [str(run)], "data": [str(home / "t.conllu")], "device": "cpu"}
@@ -147,7 +147,7 @@ def test_states_of_a_left_to_right_encoder_do_not_depend_on_later_words() -> Non
 
 
 def test_scores_of_layers_are_scikit_learns(home: Path) -> None:
-    """Logistic regression on standardised states, fitted by their solver."""
+    """Logistic regression on standardised states, fitted by scikit-learn's solver."""
     path, settings = home / "t.conllu", LayersSettings(tasks=["pos"], sentences=30, test_sentences=20)
     run = str(home / "run" / "runs" / "masked-seed=0")
     request = ProbeRequest(models=[run], data=[str(path)], device="cpu", runs_root=home, command=["test"])
@@ -163,7 +163,7 @@ def test_scores_of_layers_are_scikit_learns(home: Path) -> None:
 
 
 def _states_and_tags(loaded: LoadedModel, sentences: Sequence[LabelledSentence]) -> tuple[list[Any], list[str]]:
-    """Of all words of the sentences that the model reads: the states by layer, and the tags."""
+    """For all words of the sentences that the model reads: the states by layer, and the tags."""
     encoder = TextEncoder.of(loaded.model, loaded.tokenizer)
     encoded = list(encoder.encode(Sentence(each.id, words=each.words) for each in sentences))
     (found,) = layer_states(loaded.model, encoded, max_batch_tokens=10**6)

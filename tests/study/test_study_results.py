@@ -21,7 +21,7 @@ SCORES = st.lists(st.tuples(*[st.floats(-1, 1).map(lambda score: round(score, 4)
 
 
 def document(arm: str, seed: int, **scores: float | None) -> dict[str, Any]:
-    """What is known of a finished run."""
+    """The record of a finished run."""
     answers = {name: {"score": score} for name, score in scores.items()}
     about = {"arm": arm, "seed": seed, "setting": {PEAK: 1e-3}, "steps": 6, "tokens": 900, "flops": 1_234_567 + seed}
     return {**about, "diverged": None, "run": f"runs/{arm}-seed={seed}", "answers": answers}
@@ -33,7 +33,7 @@ def test_the_interval_of_a_difference_is_scipys_paired_t_interval(pairs: list[tu
     differences = np.subtract(first, second)
     found = difference(
         [document("a", seed, x=score) for seed, score in enumerate(first)],
-        [document("b", seed, x=score) for seed, score in enumerate(second)][::-1],  # paired by seed, not by place
+        [document("b", seed, x=score) for seed, score in enumerate(second)][::-1],  # paired by seed, not by position
         ["x"],
     )
     assert found["n"] == len(pairs)

@@ -1,4 +1,4 @@
-"""What is wrong with a study is told before its first step, with the key and the remedy."""
+"""Errors of a study are reported before its first step, with key and remedy."""
 
 from __future__ import annotations
 

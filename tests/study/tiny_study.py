@@ -1,4 +1,4 @@
-"""A study small enough for tests: two arms of a few steps on made text, and a tree of what it may be changed to."""
+"""A study small enough for tests: two arms of a few steps on generated text, and a tree of its settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STUDY: dict[str, Any] = {
 
 
 def study(**changes: Any) -> dict[str, Any]:
-    """The study with other values of some keys; below `arms` and `measures` they are added."""
+    """The study with other values of some keys; those of `arms` and `measures` are added."""
     found = deepcopy(STUDY)
     for key, value in changes.items():
         found[key] = {**found[key], **value} if key in ("arms", "measures") else value
@@ -58,7 +58,7 @@ def write_study(home: Path, contents: dict[str, Any] | None = None) -> Path:
 
 
 def arguments(home: Path, run: str, *sets: str, resume: bool = False, **more: Any) -> StudyArguments:
-    """The command line of the study in `home`; of its run `run`, which goes on where `resume`."""
+    """The command line of the study in `home` for its run `run`, which is resumed with `resume`."""
     start: dict[str, Any] = {"resume": str(home / run)} if resume else {"recipe": str(home / "small.yaml")}
     if not resume:
         start |= {"run_dir": home / run, "sources": [str(home / "text.txt")], "data_dir": str(home)}
@@ -72,5 +72,5 @@ def results(home: Path, run: str) -> dict[str, Any]:
 
 
 def times_of(paths: Sequence[Path]) -> dict[Path, int]:
-    """When each was written last."""
+    """When each was last written."""
     return {path: path.stat().st_mtime_ns for path in paths}

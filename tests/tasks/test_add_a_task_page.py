@@ -1,4 +1,4 @@
-"""docs/add-a-task.md, followed to the letter: on a copy of the package, whoever copies its blocks has a new task."""
+"""docs/add-a-task.md is followed exactly in a copy of the package: copying its blocks adds a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augmentation: the papers' rates, draws that depend on seed and example alone, and a model's own likeliest words."""
+"""Augmentation: the papers' rates, draws that depend only on seed and example, and a model's most probable words."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NOUNS = ("cat", "dog", "king", "garden", "river")
 VERBS = ("sees", "likes", "paints")
 COUNTS = {"cat": 9, "dog": 5, "king": 3, "garden": 2, "river": 1}
 P_LIMIT = 1e-3
-"""Seeds are fixed: a rate is wrong, or the test passes for good."""
+"""Seeds are fixed, so a test of a rate always has the same result."""
 
 
 def sentence(number: int, words: int = 12) -> str:
-    """A text of so many different nouns and verbs in a row, another one for each number."""
+    """A text of this many different nouns and verbs in a row, another one for each number."""
     generator = np.random.default_rng(number)
     return " ".join(generator.choice([*NOUNS, *VERBS], size=words).tolist())
 
@@ -68,7 +68,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT with random weights, whose vocabulary has some of the words whole and others in pieces."""
+    """A small BERT with random weights, whose vocabulary has some words as one token and others as several."""
     words = ["the", "cat", "sees", "a", "dog", "and", "red", "king", "likes", "old", "garden", "!"]
     tokenizer = train_tokenizer(
         TokenizerConfig(vocab_size=300, lowercase=True), [" ".join(words)] * 4 + ["xylophonist quizzical"]
@@ -89,7 +89,7 @@ def masked_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fits(observed: Sequence[float], expected: Sequence[float]) -> bool:
-    """Whether counts are those of these shares."""
+    """Whether counts agree with these shares."""
     total = sum(observed)
     return bool(stats.chisquare(observed, np.array(expected) / sum(expected) * total).pvalue > P_LIMIT)
 
@@ -220,7 +220,7 @@ def test_a_mask_is_the_tokenizers_own_and_a_written_one_is_text(masked_lm: Path)
 
 
 def likeliest(directory: Path, text: str, number: int, most: int) -> list[str]:
-    """By one padded batch of one sentence, the softmax over the whole vocabulary, and a sorted list."""
+    """With one padded batch of one sentence, the softmax over the whole vocabulary, and a sorted list."""
     model, _ = load_model(directory)
     tokenizer = load_tokenizer(directory)
     ids = tokenizer.encode_batch([text])[0]
@@ -260,7 +260,7 @@ def test_tinyberts_code_changes_words_of_a_to_z_alone(masked_lm: Path) -> None:
         assert isinstance(augmenter, MaskedLMAugmenter)
         words = CutText.of(text).words
         changed[method.letters] = [word for word in words if augmenter._may_change(word)]
-    # data_augmentation.py: not re.search("[^a-z]", word.lower()); its stop words aside.
+    # data_augmentation.py: not re.search("[^a-z]", word.lower()), apart from its stop words.
     assert changed["a-z"] == [word for word in changed["any"] if not re.search("[^a-z]", word.lower())]
     assert {"42", "x7", "r\u00e9d"} <= set(changed["any"])
     assert "Garden" in changed["a-z"]
@@ -344,7 +344,7 @@ def test_a_words_tag_is_the_commonest_of_a_file(tmp_path: Path) -> None:
 
 
 def test_learnt_classes_put_words_with_like_neighbours_together() -> None:
-    """Two made-up kinds of words, each with neighbours of its own, among many others."""
+    """Two artificial kinds of words, each with its own neighbours, among many others."""
     generator = np.random.default_rng(0)
     kinds = {name: [f"{name}{n}" for n in range(8)] for name in "abcdefghij"}
     order = "abcdefghij"
@@ -403,7 +403,7 @@ def test_what_was_made_is_found_again_and_what_was_begun_goes_on(
 def test_a_second_process_at_the_same_work_takes_what_the_first_one_made(
     tagged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one comes to its end, and removes its blocks, while the second writes its last one."""
+    """The first one finishes and removes its blocks while the second writes its last one."""
     examples, method = singles(7), Masking(tags=tagged)
     write = cache_module.write_text
 

@@ -1,4 +1,4 @@
-"""The catalogue of tasks: every entry is complete, consistent with the heads, the readers and the Hub's copies."""
+"""The catalogue of tasks: every entry is complete, and consistent with the heads, the readers and the Hub's copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Choices: a softmax over an example's own endings, as `transformers` has it; the passage is cut, not the question."""
+"""Choices: a softmax over an example's own endings, as in `transformers`; the passage is truncated, not the
+question."""
 
 from __future__ import annotations
 

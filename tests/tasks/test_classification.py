@@ -1,4 +1,4 @@
-"""Texts with labels: the loss and its parts against plain formulas, windows, labels by name, the cut accounted for."""
+"""Texts with labels: the loss and its parts against plain formulas, windows, labels by name, truncation counted."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ def test_a_number_is_learnt_by_squared_error(tmp_path: Path) -> None:
 
 
 def test_f1_is_that_of_the_second_of_two_labels_whatever_their_names() -> None:
-    """Of the task's own metrics and of an additional one; three labels have none, which is told before the training."""
+    """For the task's own metrics and an additional one; they do not apply to three labels, which is an error before
+    training."""
     some = [TextExample(str(i), "a", None, label) for i, label in enumerate(("no", "yes", "yes"))]
     guesses = [Prediction(str(i), label) for i, label in enumerate(("yes", "yes", "no"))]
     task = Classification(Labels(("yes", "no")), ["f1"], TextSettings())

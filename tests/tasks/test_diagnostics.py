@@ -1,4 +1,4 @@
-"""Ettinger's diagnostics: what a file asks is told by its columns, articles fit the word, faults are named."""
+"""Ettinger's diagnostics: the columns determine a file's kind, articles fit the word, errors are located."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences: special tokens where `transformers` puts them, BERT's cut, windows that lose nothing."""
+"""Sequences: special tokens as in `transformers`, BERT's truncation, windows that lose nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sequences_are_those_of_transformers(tmp_path: Path, pair: str | None) -
 
 
 def test_special_tokens_stand_where_the_family_puts_them() -> None:
-    """RoBERTa parts two texts by two separators; XLNet's classifier token comes last, with a type of its own."""
+    """RoBERTa separates two texts by two separators; XLNet's classifier token comes last, with its own type."""
     tokenizer = tiny_tokenizer()
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
     special = [("[CLS]", cls_id), ("[SEP]", sep_id)]
@@ -64,7 +64,7 @@ def test_a_separator_in_the_text_is_text() -> None:
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 40))
 def test_the_cut_is_berts_loop(first: int, second: int, room: int) -> None:
-    """run_classifier.py pops from the longer text, from the second where they are equal, until both fit."""
+    """run_classifier.py removes tokens from the longer text, or from the second if they are equal, until both fit."""
     a, b = list(range(first)), list(range(second))
     while len(a) + len(b) > room:
         (a if len(a) > len(b) else b).pop()

@@ -1,4 +1,4 @@
-"""Minimal pairs in BLiMP's shape: what is read, what is refused and where, which pairs are drawn."""
+"""Minimal pairs in BLiMP's format: valid records, errors with positions, and drawn pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published figures: averages that the papers print follow from their columns, and metrics have our names."""
+"""Published figures: averages printed in the papers follow from their columns, and metrics have bertkit's names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PRINTED = [(model.name, row, name) for model, row in ROWS for name in row.averag
 
 @pytest.mark.parametrize(("model", "row", "name"), PRINTED, ids=[f"{m}-{n}" for m, _, n in PRINTED])
 def test_a_printed_average_is_that_of_its_columns(model: str, row, name: str) -> None:
-    """Where a row holds every column; which metrics, halves of MNLI and tasks count is what the average's name says."""
+    """If a row has every column; the average's name defines which metrics, halves of MNLI and tasks count."""
     figures = {task: {**values} for task, values in row.figures.items()}
-    # Of these the two figures of STS-B are printed, only not which is which; both count alike in the server's score.
+    # For these the two figures of STS-B are printed but not distinguished; both count equally in the server's score.
     both = {"bert-tiny": 73.95, "bert-mini": 74.35, "bert-small": 77.9, "bert-medium": 79.4, "spanbert-large": 89.5}
     if model in both:
         figures["stsb"] = {"pearson": both[model], "spearman": both[model]}

@@ -1,4 +1,4 @@
-"""Published compression: every row says where it stands, names lead to methods, and the nearest student is chosen."""
+"""Published compression: every row has its source, names map to methods, and the nearest student is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real files: counts as published, and rows known by heart."""
+"""The real files: published counts, and known rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertkit.tasks.readers import load_split as read_split
 
 @cache
 def load_split(name: str, split: str, directory: Path) -> Split:
-    """A split, read once for all tests; nothing in it can be changed by accident but the list itself."""
+    """A split, read once for all tests; only the list itself can be changed by accident."""
     return read_split(name, split, directory)
 
 
@@ -38,7 +38,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_row_of_the_official_files_is_read(shared_data: Path, name: str) -> None:
-    """No row is dropped, none is made up."""
+    """No row is dropped or invented."""
     for split, count in zip(("train", "dev", "test"), COUNTS[name], strict=True):
         if count is None:
             continue

@@ -1,4 +1,4 @@
-"""GLUE's official files: raw lines split at tabs, columns by name, labels as the files spell them."""
+"""GLUE's official files: raw lines split at tabs, columns by name, labels as spelled in the files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MNLI_HEADER = (
 
 
 def write(path: Path, *lines: str) -> Path:
-    """A file of these lines, and the data directory that holds its folder."""
+    """A file of these lines, and the data directory of its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path.parent.parent

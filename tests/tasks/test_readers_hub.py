@@ -1,4 +1,4 @@
-"""Tasks from the Hub: the library's numbered labels become the official names. No test asks the network."""
+"""Tasks from the Hub: the library's numbered labels become the official names. No test uses the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertkit.tasks.readers.nli import NO_MAJORITY
 
 
 def rows(columns: dict[str, list[Any]], **features: Any) -> Dataset:
-    """A data set of these columns, those not named being inferred."""
+    """A data set of these columns; the types of columns without a feature are inferred."""
     made = Dataset.from_dict({name: values for name, values in columns.items() if name not in features})
     inferred = Features({**made.features, **features})
     return Dataset.from_dict(columns, features=inferred)

@@ -1,4 +1,4 @@
-"""How tables are read: delimiters, encodings, quotes, missing labels and bad rows."""
+"""Reading tables: delimiters, encodings, quotes, missing labels and bad rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [("a, b; c", "pos"), ('say "hi"', "neg"), ("caf\u00e9 \u2019s", "pos"), (
 
 
 def write(path: Path, delimiter: str = ",", encoding: str = "utf-8", rows: Any = ROWS) -> Path:
-    """The rows as Python's own module writes a quoted table."""
+    """The rows as a quoted table written by Python's csv module."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter)
     writer.writerow(["text", "label"])
@@ -118,7 +118,7 @@ def test_utf_16_is_read_by_its_mark_and_told(tmp_path: Path, caplog: pytest.LogC
     assert read(unmarked, encoding="utf-16-be") == ROWS
     marked = tmp_path / "marked.csv"
     marked.write_bytes("\ufefftext,label\na,x\n".encode("utf-16-le"))
-    assert read(marked, encoding="utf-16-le") == [("a", "x")], "the mark is no part of the first column's name"
+    assert read(marked, encoding="utf-16-le") == [("a", "x")], "the mark is not part of the column's name"
 
 
 def test_one_encoding_has_one_name_and_an_unknown_one_the_nearest() -> None:
@@ -151,7 +151,7 @@ def test_a_quoted_tsv_is_read_as_it_was_written(tmp_path: Path, caplog: pytest.L
         '"stray\tx',  # a quote that is never closed
         'a "word" here\tx',  # quoting would have doubled it
         '"Hello," he said\tx',
-        '"a whole quotation"\tx',  # fits both: nothing shows that it is no character
+        '"a whole quotation"\tx',  # valid in both: nothing shows that it is not a character
     ],
 )
 def test_quotes_of_an_unquoted_tsv_stay_in_the_text(tmp_path: Path, line: str) -> None:
@@ -262,5 +262,5 @@ def test_rows_have_the_group_of_their_column(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("text,label,author\na,x,ann\nb,y,\nc,x,ann\nd,y,NaN\n")
     found = read_own(path, "classification", Columns(group="author"))
-    assert found.groups == ("ann", f"{path}, line 3", "ann", f"{path}, line 5"), "no group: alone"
+    assert found.groups == ("ann", f"{path}, line 3", "ann", f"{path}, line 5"), "without a group: its own"
     assert read_own(path, "classification").groups == ()

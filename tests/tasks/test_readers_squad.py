@@ -1,4 +1,4 @@
-"""SQuAD's JSON: answers must stand at their offset, whatever is wrong has its path in the file."""
+"""SQuAD's JSON: answers must be at their offset, and errors name their path in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own tables: four formats, three kinds of label, and every fault with its place."""
+"""A user's own tables: four formats, three kinds of label, and every error with its position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_table(path: Path, kind: Kind = "classification", **columns: str | None)
 
 
 def table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """The rows in the format of the file's ending."""
+    """The rows in the format of the file's extension."""
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))

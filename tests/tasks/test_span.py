@@ -1,4 +1,4 @@
-"""Spans: answers found where they stand in the text itself, chunk by chunk, and no answer where that scores better."""
+"""Spans: answers located in the text itself, window by window, and no answer if that scores higher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def certain(features: Features, item: int, start: int, end: int, score: float = 
 
 @pytest.mark.parametrize("answer", ["cat", "list word letter", "fineness", "fineness! cat", "ineness"])
 def test_the_labels_give_the_answer_back(answer: str) -> None:
-    """Logits that favour the encoded labels predict the text of the answer, whole pieces of it at least."""
+    """Logits that favour the encoded labels predict the answer's text, extended to whole tokens."""
     own, example = task(), question(answer)
     features = own.encode([example], encoder(30))
     assert features.num_examples > 1
@@ -70,7 +70,7 @@ def test_a_chunk_without_the_answer_has_it_at_the_classifier_token() -> None:
 
 
 def test_chunks_are_those_of_the_released_rule() -> None:
-    """Strides of the given size, and each token in the chunk where min(left, right) + 0.01 length is largest."""
+    """Strides of the given size, and each token in the window where min(left, right) + 0.01 length is largest."""
     chunks = [(0, 8), (5, 8), (10, 6)]
     expected = []
     for position in range(16):

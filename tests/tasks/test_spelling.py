@@ -1,4 +1,4 @@
-"""Labels that differ only in case are one label, unless several names differ only in case themselves."""
+"""Labels that differ only in case are one label, unless several names differ only in case."""
 
 from __future__ import annotations
 

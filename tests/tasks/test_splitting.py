@@ -1,4 +1,4 @@
-"""Dev out of one file: shares of every label, whole groups, the same rows for a seed, and what cannot be split."""
+"""Dev from one file: shares of every label, whole groups, the same rows for a seed, and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_seed_decides_the_rows_and_nothing_else_does() -> None:
     assert held_out(split, 0.2, 7).tolist() != held_out(split, 0.2, 8).tolist()
     assert folds(split, 5, 7).tolist() == folds(texts(LABELS), 5, 7).tolist()
     assert folds(split, 5, 7).tolist() != folds(split, 5, 8).tolist()
-    # Recorded runs depend on these rows: another version must find the same.
+    # Recorded runs depend on these rows: later versions must draw the same.
     assert held_out(split, 0.05, 0).tolist() == GOLDEN
 
 
@@ -101,7 +101,7 @@ def test_folds_keep_groups_whole_and_labels_balanced_as_scikit_learns_do() -> No
 
 
 def spread(fold_N: Any, labels: list[Any]) -> float:
-    """The greatest difference between a label's share of a fold and its share of all."""
+    """The largest difference between a label's share of a fold and its share of all."""
     whole = Counter(labels)
     return max(
         abs(whole[label] / len(labels) - sum(labels[k] == label for k in np.flatnonzero(fold_N == fold)) / size)

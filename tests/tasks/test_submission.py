@@ -30,7 +30,7 @@ SCORES = GlueFile("STS-B", 9, None)
 
 
 def predictions_of(file: GlueFile) -> list[str | float]:
-    """A full column of predictions that takes every label in turn."""
+    """A full column of predictions that cycles through the labels."""
     if file.labels is None:
         return [index % 51 / 10 for index in range(file.rows)]
     return [file.labels[index % len(file.labels)] for index in range(file.rows)]

@@ -1,4 +1,4 @@
-"""Tags: one for every word whatever its pieces and the sentence's length, learnt at each word's first piece."""
+"""Tags: one per word for any number of tokens and any sentence length, trained at each word's first token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def sentence(number: int, words: int, document: int = 0) -> TaggedExample:
     st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(6, 24), st.sampled_from(["sentence", "document"])
 )
 def test_every_word_is_tagged_exactly_once(lengths: list[int], max_tokens: int, context: str) -> None:
-    """Whatever is cut, joined or has no pieces: predictions that repeat the labels give the labels back."""
+    """However words are truncated, joined or without tokens: predictions that repeat the labels give the labels
+    back."""
     examples = [sentence(number, words, document=number // 2) for number, words in enumerate(lengths)]
     own = task(context=context)
     features = own.encode(examples, SequenceEncoder(TOKENIZER, max_tokens=max_tokens))
@@ -62,7 +63,7 @@ def test_a_word_of_a_long_sentence_is_tagged_where_it_sees_most() -> None:
     sizes = np.diff(features.starts_S1) - 2
     assert (sizes <= 8).all()
     tagged = [[place for _, place in words] for words in features.extra]
-    # Windows of eight words begin every four words; their middles are tagged, and the text's own ends.
+    # Windows of eight words begin every four words; their middles are tagged, and also the text's own ends.
     assert tagged == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13], [14, 15, 16, 17, 18, 19]]
 
 

@@ -1,4 +1,4 @@
-"""GLUE's folder with made sentences: the official files, columns and labels, a handful of rows each."""
+"""GLUE's folder with generated sentences: the official files, columns and labels, a few rows each."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TEST_ROWS = {
     "WNLI": 2,
     "AX": 3,
 }
-"""Of each file of a submission."""
+"""Number of rows in each file of a submission."""
 
 Row = Sequence[str]
 
 
 def small_test_sets(patch: pytest.MonkeyPatch) -> None:
-    """A submission has so many rows as these test sets, not as GLUE's."""
+    """Makes a submission have as many rows as these test sets instead of GLUE's."""
     for name, rows in TEST_ROWS.items():
         patch.setitem(submission.GLUE_FILES, name, replace(submission.GLUE_FILES[name], rows=rows))
 

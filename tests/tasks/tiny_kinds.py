@@ -1,4 +1,4 @@
-"""A user's own data of every kind of task, in the form that `bertkit finetune` learns from and `predict` reads."""
+"""A user's own data for every kind of task, in the formats of `bertkit finetune` and `predict`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN, DEV = 19, 11
 
 
 def write_kind(directory: Path, kind: str) -> tuple[OwnTask, Path]:
-    """Train and dev files, and dev once more as JSON Lines without its labels."""
+    """Train and dev files, and dev as JSON Lines without its labels."""
     rows = reviews(TRAIN + DEV, 4)
     made: dict[str, Callable[[int, str, str], tuple[Row, Row]]] = {
         "classification": lambda i, text, label: ({"review": text}, {"stars": label}),
@@ -66,7 +66,7 @@ def _task(kind: str, files: Sequence[Path], columns: Columns) -> OwnTask:
 
 
 def _questions(rows: Sequence[tuple[str, str]], first: int) -> list[Row]:
-    """Which word is the good one? There is none in the bad sentences."""
+    """The question is which word is positive; it has no answer in negative sentences."""
     found = []
     for number, (context, label) in enumerate(rows, start=first):
         word = next((word for word in context.split() if word in GOOD), "")

@@ -21,14 +21,14 @@ BAD = ("poor", "cold")
 
 
 def sentence(generator: np.random.Generator, mood: Sequence[str], words: int) -> str:
-    """Nouns with one word of mood among them."""
+    """Nouns with one word of sentiment among them."""
     found = [str(generator.choice(NOUNS)) for _ in range(words)]
     found.insert(int(generator.integers(len(found) + 1)), str(generator.choice(mood)))
     return " ".join(found)
 
 
 def reviews(count: int, seed: int, labels: Sequence[str] = ("bad", "good")) -> list[tuple[str, str]]:
-    """Sentences with the label that their one word of mood decides."""
+    """Sentences labelled by their one word of sentiment."""
     generator = np.random.default_rng(seed)
     drawn = [(int(generator.integers(2)), int(generator.integers(1, 6))) for _ in range(count)]
     return [(sentence(generator, (BAD, GOOD)[mood], words), labels[mood]) for mood, words in drawn]
@@ -44,7 +44,7 @@ def write_table(path: Path, rows: Sequence[Sequence[object]], columns: Sequence[
 
 
 def tiny_tokenizer(**settings: object) -> Tokenizer:
-    """Every word of the tests' sentences in one piece or a few."""
+    """Every word of the tests' sentences as one or a few tokens."""
     config = TokenizerConfig.model_validate({"vocab_size": 190, "min_frequency": 1, **settings})
     return train_tokenizer(config, [" ".join(NOUNS + GOOD + BAD)] * 3 + ["the of in a is not who what Was 0 1 2 . , ?"])
 
@@ -57,7 +57,7 @@ def write_model(
     dropout: float = 0.1,
     max_tokens: int = 40,
 ) -> Path:
-    """A checkpoint with random weights, large enough that it learns in a few steps."""
+    """A checkpoint with random weights, large enough to train in a few steps."""
     tokenizer = tiny_tokenizer()
     config = BertConfig(
         hidden_size=30,

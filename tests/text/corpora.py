@@ -1,4 +1,4 @@
-"""Small texts that tests of tokenizers and sources share."""
+"""Small texts shared by tests of tokenizers and sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AWKWARD = [
 
 
 def english(sentences: int, seed: int = 0) -> list[str]:
-    """Sentences of made-up English: few words, many repeats, so that small vocabularies are learnt."""
+    """Sentences of artificial English: few words, many repeats, so small vocabularies can be trained."""
     draw = random.Random(seed)
     stems = [
         "read",

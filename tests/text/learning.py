@@ -1,4 +1,4 @@
-"""Learns a vocabulary in a process of its own and prints the sha256 of its files: `TYPE SIZE TEXTFILE OUT`."""
+"""Trains a vocabulary in a separate process and prints the sha256 of its files: `TYPE SIZE TEXTFILE OUT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that are added to a vocabulary: which ones, under which ids, and read by `transformers` as one token each."""
+"""Words added to a vocabulary: which ones, under which ids, and read by `transformers` as one token each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def general(kind: str) -> Tokenizer:
 
 
 def words_of(text: str) -> list[str]:
-    """Maximal runs of letters: what BERT's rules and the others agree on in a text of ASCII without joined marks."""
+    """Maximal runs of letters, on which BERT's rules and the others agree in ASCII text without joined marks."""
     return re.findall(r"[a-z]+", text)
 
 
@@ -48,7 +48,7 @@ def test_the_words_that_save_most_are_one_token_each_behind_all_old_ids(kind: st
     assert {token: after[token] for token in before} == before
     assert new.vocab_size == old.vocab_size + 2
     assert (new.roles, new.special_ids) == (old.roles, old.special_ids)
-    # An independent count: every word that stands alone, by what the old tokenizer makes of it.
+    # An independent count of every separate word, by its tokens in the old tokenizer.
     counts = Counter(word for text in DOMAIN for word in words_of(text.replace("(enzyme)", "")))
     saved = {word: count * (len(old.encode_batch([word])[0]) - 1) for word, count in counts.items() if count >= 5}
     best = sorted(saved, key=lambda word: (-saved[word], word))[:2]

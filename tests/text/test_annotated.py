@@ -1,4 +1,4 @@
-"""Annotated spans: from characters of a record to exactly the tokens that overlap them, and what is lost on the way."""
+"""Annotated spans: from characters of a record to exactly the tokens that overlap them, and lost spans counted."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def outcomes(text: str, spans: list[Span], segments: str = "sentence") -> dict[s
 def test_what_becomes_of_spans_is_counted_by_reason() -> None:
     text = "ab a. X ba\nb b"
     assert outcomes(text, [(0, 2), (6, 10)]) == {"kept": 2}
-    assert outcomes(text, [(3, 7)]) == {"across_segments": 1}  # over the end of a sentence
+    assert outcomes(text, [(3, 7)]) == {"across_segments": 1}  # across the end of a sentence
     assert outcomes(text, [(3, 7)], "line") == {"kept": 1}
     assert outcomes(text, [(8, 12)], "line") == {"across_segments": 1}
-    assert outcomes(text, [(5, 6), (10, 11)]) == {"without_token": 2}  # blanks
+    assert outcomes(text, [(5, 6), (10, 11)]) == {"without_token": 2}  # white space
     assert outcomes("a \u200b b", [(2, 3)]) == {"without_token": 1}
     assert outcomes(text, [(0, 4), (0, 2), (0, 4)]) == {"kept": 1, "overlapping": 2}
-    assert outcomes(text, [(0, 3), (4, 6)]) == {"kept": 2}  # blanks at the ends do not count
+    assert outcomes(text, [(0, 3), (4, 6)]) == {"kept": 2}  # white space at the ends does not count
 
 
 def test_of_spans_that_overlap_the_longest_stays_and_of_equals_the_first() -> None:
@@ -222,7 +222,7 @@ def test_a_corpus_without_spans_has_the_fingerprint_that_it_had_before_there_wer
 
 
 def test_entities_as_predict_writes_them_are_spans() -> None:
-    """Records with start and end, whatever else they hold, are the spans that pairs of numbers are."""
+    """Records with start and end, and any other keys, are equivalent to pairs of numbers."""
     entities = [{"label": "PER", "start": 3, "end": 5, "score": 0.9}, {"label": "LOC", "start": 0, "end": 1}]
     record = {"entities": entities, "pairs": [[3, 5], [0, 1]]}
     assert spans_of(record, "entities", 6, "here") == spans_of(record, "pairs", 6, "here")

@@ -1,4 +1,4 @@
-"""builtin:pydocs: prose alone, found without importing anything, the same on every run."""
+"""builtin:pydocs: only prose, found without importing anything, the same on every run."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_only_what_bertkit_needs_is_read() -> None:
 
 @pytest.fixture(scope="module")
 def small_harvest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two harvests of a few packages, made apart."""
+    """Two separate harvests of a few packages."""
     with pytest.MonkeyPatch.context() as patch:
         few = {name: metadata.distribution(name) for name in ("rich", "networkx")}
         patch.setattr(pydocs, "required_distributions", lambda name: few)

@@ -1,4 +1,4 @@
-"""Phrases in token ids: every find is one, the longest first, and a faulty file is named."""
+"""Phrases in token ids: every match is a phrase, longest first, and an invalid file is named."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_finds_are_those_of_a_plain_search(data: st.DataObject) -> None:
 
 
 def test_no_hash_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hash of two bits everything looks alike, and still nothing is found that is not there."""
+    """With a hash of two bits almost everything collides, but there are no false matches."""
     honest = lexicon._extended
     monkeypatch.setattr(lexicon, "_extended", lambda hash_N, id_N: honest(hash_N, id_N) % np.uint64(4))
     ids = np.random.default_rng(0).integers(0, 40, 900)

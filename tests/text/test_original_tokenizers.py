@@ -1,11 +1,11 @@
-"""The ids of published vocabularies are those of the original tokenizers, on real lines and on nasty text.
+"""Ids of published vocabularies equal those of the original tokenizers, on real lines and on difficult text.
 
 Two deliberate differences, each with a test here:
 
-- Words of 101 to 200 characters are cut into pieces, as google-research/bert does; the Hub's classes make [UNK] of them
-  already from 101 characters on. Longer words are [UNK] everywhere.
-- Lower-casing goes character by character, as in the Hub's classes in Rust; Python's `str.lower`, which the original
-  code uses, knows that a capital sigma at a word's end becomes ς.
+- Words of 101 to 200 characters are split into tokens, as in google-research/bert; the Hub's classes map words of more
+  than 100 characters to [UNK]. Longer words are [UNK] everywhere.
+- Lower-casing works character by character, as in the Hub's classes in Rust; with Python's `str.lower` in the original
+  code, a capital sigma at a word's end becomes ς.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def real_lines(shared_data: Path) -> list[str]:
 
 
 def nasty_lines() -> list[str]:
-    """All awkward texts, words of 101 to 200 characters cut out of them."""
+    """All difficult texts, without their words of 101 to 200 characters."""
     lines = [*AWKWARD, *NASTY, *LONG_WORDS]
     return [" ".join(word for word in line.split(" ") if not 100 < len(word) <= 200) for line in lines]
 
@@ -75,7 +75,7 @@ def test_ids_equal_the_hubs_class(
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
 def test_ids_equal_the_original_rules_in_python(name: str, shared_data: Path, real_lines: list[str]) -> None:
-    """The class composes Unicode first, which the original code does not; texts that this would change are left out."""
+    """The class composes Unicode first, which the original code does not; texts changed by this are left out."""
     legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
     path = shared_data / "vocabularies" / name / "vocab.txt"
     original = legacy.BertTokenizerLegacy(str(path), do_lower_case="uncased" in name)

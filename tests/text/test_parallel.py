@@ -1,4 +1,4 @@
-"""Parallel text: the same pairs from every format, and what is no pair is told with its place."""
+"""Parallel text: the same pairs from every format, and invalid pairs reported with their position."""
 
 from __future__ import annotations
 

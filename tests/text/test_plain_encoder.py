@@ -1,4 +1,4 @@
-"""The fast way of encoding a corpus gives the tokenizer's own ids, and text cannot forge special tokens."""
+"""The fast encoder of corpora gives the tokenizer's own ids, and text cannot forge special tokens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def reference(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """What `tokenizers` itself gives for text that is just text."""
+    """The ids of `tokenizers` itself for plain text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     return [backend.encode(text, add_special_tokens=False).ids for text in texts]
@@ -138,7 +138,7 @@ def test_a_copy_begins_with_no_words() -> None:
 @pytest.mark.parametrize("longest", [1, 3, 100])
 @pytest.mark.parametrize("continuing", ["##", "@", "a"])
 def test_any_rules_of_pieces(longest: int, continuing: str) -> None:
-    """Pieces that overlap, a mark that is a sign of its own, words that are too long, signs that are missing."""
+    """Overlapping tokens, a mark that is its own symbol, words that are too long, missing symbols."""
     tokens = [
         "[UNK]",
         "a",

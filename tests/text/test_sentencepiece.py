@@ -1,4 +1,4 @@
-"""SentencePiece files against `transformers`, on real text and on text that is meant to break things."""
+"""SentencePiece files against `transformers`, on real text and on adversarial text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def oracle_proto(path: Path) -> Any:
 
 
 def oracle_tokenizer(style: str, path: Path) -> Any:
-    """The class of `transformers` around the same pieces."""
+    """The class of `transformers` with the same vocabulary."""
     import transformers
 
     # By its module: as an attribute, `transformers` has a function of the same name once other parts are imported.
@@ -83,7 +83,7 @@ def test_ids_equal_transformers_on_real_and_nasty_text(style: str, model_file: P
     pytest.importorskip("transformers")
     ours = load_sentencepiece(model_file, {"model_type": style})
     theirs = oracle_tokenizer(style, model_file)
-    # Text that holds a special token's name is the one place where the two may go apart: see the end of the list.
+    # Only text with the name of a special token may give different ids: see the end of the list.
     lines = [*NASTY[:-1], *real_lines(shared_data, 10_000)]
     expected = theirs(lines, add_special_tokens=False)["input_ids"]
     for line, wanted, found in zip(lines, expected, ours.encode_batch(lines), strict=True):

@@ -1,4 +1,4 @@
-"""Sources: the same documents from every format, faults located, blocks that a reading can go on from anywhere."""
+"""Sources: the same documents from every format, errors located, blocks from which reading can continue."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_chunks_of_any_size_give_the_same_lines(tmp_path: Path, monkeypatch: pyt
     text = "\ufeffone\r\ntwo\n\n中文 three\u2028not a line end\nno end"
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    if chunk < 64:  # the byte order mark must lie within the first chunk
+    if chunk < 64:  # the byte order mark must be within the first chunk
         path.write_bytes(text.removeprefix("\ufeff").encode())
     monkeypatch.setattr(lines_module, "CHUNK_BYTES", chunk)
     lines = [line for part in lines_module.read_lines(path) for line in part]

@@ -1,4 +1,4 @@
-"""What is around the texts of a task, and vocabularies of whole words, as a recipe chooses them."""
+"""Special tokens around the texts of a task, and vocabularies of whole words, as chosen by a recipe."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_words_are_in_the_order_of_frequency_and_rare_ones_are_unknown() -> None
 
 @pytest.mark.parametrize(("template", "role"), [("bert", "cls"), ("xlnet", "cls"), ("closed", "sep")])
 def test_what_stands_before_a_text(template: Any, role: str) -> None:
-    """Where texts are closed by separators alone, the one of the text before; [CLS] is in no text there."""
+    """If texts are only closed by separators, the one of the previous text; [CLS] is in no text there."""
     tokenizer = train_tokenizer(TokenizerConfig(type="word", vocab_size=80, min_frequency=1, template=template), TEXTS)
     assert tokenizer.start_id == tokenizer.id(tokenizer.roles[role])

@@ -1,4 +1,4 @@
-"""Tokenizers: learnt the same way every time, the same ids for every tool that loads them."""
+"""Tokenizers: training is reproducible, and every tool that loads them gives the same ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def learnt(kind: str, **settings: object) -> Tokenizer:
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_text_gives_the_same_bytes_in_every_process(kind: str, tmp_path: Path) -> None:
     source = tmp_path / "text.txt"
-    # Rare characters of equal frequency: their order is where hashing would show.
+    # Rare characters of equal frequency: their order would reveal hashing.
     rare = ["".join(chr(0x3B1 + (7 * i + k) % 24) for k in range(3)) for i in range(60)]
     source.write_text("\n".join(english(300) + rare), encoding="utf-8")
     outputs = set()
@@ -196,7 +196,7 @@ def test_an_absent_tokenizer_is_a_data_fault(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram"])
 def test_a_vocabulary_is_trained_in_time_on_a_word_of_a_million_characters(kind: str) -> None:
-    """The trainers' time grows with the square of a word's length; some languages write lines without a space."""
+    """The trainers' time grows with the square of a word's length; some languages have lines without a space."""
     config = TokenizerConfig.model_validate({"type": kind, "vocab_size": 320, "min_frequency": 1})
     tokenizer = train_tokenizer(config, ["abc" * 350_000, "a cat reads a list"])
     assert tokenizer.vocab_size > 5

@@ -1,4 +1,4 @@
-"""Words are numbered as a dict would number them, whatever their length and whichever share a place of the table."""
+"""Words are numbered as by a dict, for any length and any collision in the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertkit.text import word_table
 from bertkit.text.word_table import BORDER, WordIndex
 
 SEPARATORS = [b" ", b"\0"]
-# Lengths on both sides of one and two machine words; differences in the last byte, in the length or in zeros alone.
+# Lengths on both sides of one and two machine words; differences in the last byte, in the length or only in zeros.
 AWKWARD = [
     b"",
     b"\n",
@@ -28,14 +28,14 @@ AWKWARD = [
 
 
 def numbered(texts: list[list[bytes]]) -> tuple[list[list[int]], list[bytes]]:
-    """The numbers by a plain dict, and the words in their order."""
+    """The numbers from a plain dict, and the words in their order."""
     known = {BORDER: 0}
     rows = [[known.setdefault(word, len(known)) for word in words] for words in texts]
     return rows, list(known)
 
 
 def texts_for(separator: bytes, texts: list[list[bytes]]) -> list[list[bytes]]:
-    """The same texts, none of whose words has the separator; a text has at least one word, as with `split`."""
+    """The same texts, with no separator inside words; a text has at least one word, as with `split`."""
     return [[word for word in words if separator not in word] or [b""] for words in texts]
 
 
@@ -69,6 +69,6 @@ def test_short_words_are_found_in_the_table() -> None:
     index = WordIndex(b" ")
     content = b" ".join([b"word%d" % n for n in range(200)])
     expected = index.numbers(content).tolist()
-    index._numbers.clear()  # what is still found is found without the dict
+    index._numbers.clear()  # later matches are found without the dict
     assert index.numbers(content).tolist() == expected
     assert index.take_new() == [b"word%d" % n for n in range(200)]

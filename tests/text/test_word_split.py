@@ -1,4 +1,5 @@
-"""Words of plain text: the Penn Treebank's cuts, exact places, and CoNLL-2003's own words from its joined sentences."""
+"""Words of plain text: the Penn Treebank's rules, exact positions, and CoNLL-2003's own words from its joined
+sentences."""
 
 from __future__ import annotations
 

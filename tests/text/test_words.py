@@ -1,4 +1,4 @@
-"""Where words begin: the same words whatever the vocabulary's kind."""
+"""Word beginnings are the same for any kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = re.compile(r"\w+|[^\w\s]+")
 
 
 def words(tokenizer: Tokenizer, segments: list[str]) -> list[str]:
-    """The words of segments whose tokens stand end to end, as text."""
+    """The words of concatenated segments, as text."""
     ids_T, _ = tokenizer.encode_plain(segments)
     begins_T = WordMarks.of(tokenizer).begins_T(ids_T, np.arange(ids_T.size) == 0)
     return [tokenizer.decode(ids).replace(" ", "") for ids in np.split(ids_T, np.flatnonzero(begins_T)[1:])]
@@ -58,7 +58,7 @@ def test_words_of_real_text_never_hold_a_space_and_mix_signs_and_letters_only_in
 
 
 def test_the_first_word_of_a_segment_begins_a_word_in_robertas_vocabulary(shared_data: Path) -> None:
-    """It has no mark there, for nothing stands before it."""
+    """It has no mark there because nothing precedes it."""
     tokenizer = load_tokenizer(shared_data / "vocabularies" / "roberta" / "vocab.json")
     assert words(tokenizer, ["It rained.", "The ground was wet."]) == [
         *("It", "rained", "."),

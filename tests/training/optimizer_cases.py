@@ -1,4 +1,4 @@
-"""Optimisers to test, models that are small enough to compare by hand, and updates with gradients that are drawn."""
+"""Optimisers to test, models small enough to compare by hand, and updates with random gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bertkit.training.optimizers import (
 
 Weights = dict[str, np.ndarray]
 Rule = Callable[[str, np.ndarray, np.ndarray, float], np.ndarray]
-"""Name, weights, gradient and rate to the weights after an update."""
+"""From name, weights, gradient and learning rate to the weights after an update."""
 ALL: list[OptimizerConfig] = [
     AdamWConfig(),
     AdamWConfig(bias_correction=False),
@@ -99,7 +99,7 @@ def is_decayed(name: str) -> bool:
 
 
 class Moments:
-    """Running means of gradient and square, corrected or not: the part that Adam and LAMB share."""
+    """Running means of gradient and square, corrected or not: the part shared by Adam and LAMB."""
 
     def __init__(self, *, correct: bool) -> None:
         self.first: Weights = {}

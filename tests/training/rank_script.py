@@ -1,4 +1,4 @@
-"""What a rank of tests/training/test_rank_group.py does; prints what it saw as JSON."""
+"""The work of one rank of tests/training/test_rank_group.py; prints its results as JSON."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def failed(ranks: RankGroup) -> str:
 
 
 def gradients(ranks: RankGroup) -> list[Any]:
-    """After two updates: of a dense parameter, one that one rank has a gradient of, one that none has, a frozen one,
-    and a table with a sparse gradient."""
+    """After two updates: a dense parameter, one with a gradient on one rank, one with none, a frozen one, and a table
+    with a sparse gradient."""
     dense, one, none, frozen = (nn.Parameter(torch.ones(2)) for _ in range(4))
     frozen.requires_grad_(False)
     table = nn.Embedding(4, 2, sparse=True)

@@ -1,8 +1,8 @@
-"""What the ranks of tests/training/test_sharding.py do: in each phase two updates from the checkpoint of the last one.
+"""The work of the ranks of tests/training/test_sharding.py: per phase, two updates from the previous checkpoint.
 
     python -m tests.training.sharding_script DIRECTORY 2 1 4     phases of two ranks, of one, and of four
 
-Ranks are forks of this process, which has imported everything and computed nothing.
+Ranks are forks of this process, which has imported everything but computed nothing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
     "lamb": LambConfig(),
 }
 UPDATES = 2
-"""Of each phase."""
+"""Updates of each phase."""
 VOCABULARY = 101
 
 
 def micro_batches(step: int) -> list[PackedBatch]:
-    """Those of this rank: of the update, a number that differs from rank to rank, and none on some of four."""
+    """Micro-batches of this rank: their number differs between ranks, and is 0 on some of four."""
     batches = [PackedBatch.from_samples(part) for part in corrupted(step, VOCABULARY).split(60)]
-    # Of seven parts rank 0 has none where there are several ranks, and the last one has most.
+    # Of seven parts, rank 0 has none if there are several ranks, and the last one has most.
     ranks = current()
     weights = [rank * rank for rank in range(ranks.count)] if ranks.count > 1 else [1]
     bounds = [round(len(batches) * sum(weights[:rank]) / sum(weights)) for rank in range(ranks.count + 1)]
@@ -59,7 +59,7 @@ def micro_batches(step: int) -> list[PackedBatch]:
 
 
 def trained(name: str, directory: Path, phase: int) -> tuple[list[float], dict[str, int]]:
-    """Losses and norms of a phase's updates, and how many numbers this rank holds."""
+    """Losses and norms of a phase's updates, and how many elements this rank stores."""
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32", shard=True))
     placement = placement_of(shard=engine.shard, device=engine.device)
     settings = OPTIMIZERS[name]
@@ -79,7 +79,7 @@ def trained(name: str, directory: Path, phase: int) -> tuple[list[float], dict[s
         outcome = step.update(micro_batches(number), TERMS, 1e-3, number)
         average.update()
         with placement.whole(), torch.no_grad():
-            for batch in micro_batches(number):  # evaluations: not as many on one rank as on another
+            for batch in micro_batches(number):  # evaluations: a different number on each rank
                 model(batch)
         outcomes += [TERMS.total(outcome.terms), outcome.gradient_norm, outcome.tokens]
     tensors = {
@@ -93,7 +93,7 @@ def trained(name: str, directory: Path, phase: int) -> tuple[list[float], dict[s
 
 
 def elements(model: torch.nn.Module, moments: dict[str, torch.Tensor]) -> dict[str, int]:
-    """How many numbers there are in all, and how many are held here."""
+    """Number of elements in total, and of those stored here."""
 
     def held(tensor: Any) -> int:
         own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -110,7 +110,7 @@ def elements(model: torch.nn.Module, moments: dict[str, torch.Tensor]) -> dict[s
 
 
 def phase_of_rank(directory: Path, phase: int) -> None:
-    """One phase, as the rank that the environment names, or alone."""
+    """One phase, as the rank named by the environment, or alone."""
     launch = Launch.of_environment()
     with ExitStack() as stack:
         if launch is not None:

@@ -12,7 +12,7 @@ from bertkit.training.interrupt import StopRequest
 
 
 class _StopAt(StopRequest):
-    """A reason to stop after so many steps."""
+    """A stop after this many steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(None)
@@ -25,7 +25,7 @@ class _StopAt(StopRequest):
 
 
 class _SignalledTooLate(StopRequest):
-    """A signal that comes when the last update is being made: the loop has no more step to stop before."""
+    """A signal that arrives during the last update, when the loop has no further step to stop before."""
 
     reason = None
     signal = "SIGTERM"
@@ -33,7 +33,7 @@ class _SignalledTooLate(StopRequest):
 
 @contextmanager
 def signalled_behind_the_last_step() -> Iterator[None]:
-    """Every run inside gets a signal when it has made all its updates."""
+    """Every run inside gets a signal after all its updates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "StopRequest", _SignalledTooLate)
         yield
@@ -41,7 +41,7 @@ def signalled_behind_the_last_step() -> Iterator[None]:
 
 @contextmanager
 def stopping_at(updates: int) -> Iterator[None]:
-    """Every run inside stops when it has made so many updates since it was begun or resumed."""
+    """Every run inside stops after this many updates since it was started or resumed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "StopRequest", lambda max_minutes=None: _StopAt(updates))
         yield

@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward pass: the same bits, and less kept, in every family."""
+"""Layers recomputed in the backward pass: the same bits and less memory, in every family."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_states_gradients_and_the_generator_are_the_same_to_the_bit(family: str)
     assert torch.equal(torch.get_rng_state(), generator)
     assert len(again) == len(gradients)
     assert all(torch.equal(new, old) for new, old in zip(again, gradients, strict=True))
-    assert passes, "the layers' own forward is what the encoder calls"
+    assert passes, "the encoder calls the layers' own forward"
 
 
 def kept_bytes(encoder: Encoder, batch: PackedBatch) -> int:
-    """Bytes that a forward pass saves for its backward pass, as torch's hooks see them, weights left out."""
+    """Bytes that a forward pass saves for its backward pass, by torch's hooks, without weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
     found: dict[int, int] = {}
 
@@ -109,7 +109,7 @@ def kept_bytes(encoder: Encoder, batch: PackedBatch) -> int:
 
 
 def test_layers_keep_their_inputs_alone() -> None:
-    """torch's hooks see what is saved outside of layers; a layer itself then holds its input, T x D floats."""
+    """torch's hooks count what is saved outside of layers; a layer then stores only its input, T x D floats."""
     encoder, batch = tiny_encoder("bert")
     plain = kept_bytes(encoder, batch)
     checkpointed(encoder)
@@ -124,7 +124,7 @@ def test_a_family_whose_layers_cannot_be_computed_again_is_refused(family: str) 
 
 
 def test_what_a_recorder_keeps_carries_gradients_and_stays_the_callers() -> None:
-    """As distillation reads it: states and maps of single layers are part of the loss."""
+    """As in distillation: states and maps of single layers are part of the loss."""
     encoder, batch = tiny_encoder("bert")
     points = ["blocks.0.hook_resid_post", "blocks.1.attn.hook_pattern", "blocks.2.mlp.hook_post"]
 
@@ -168,7 +168,7 @@ ELECTRA = [
 
 @pytest.mark.parametrize("overrides", [[], ELECTRA], ids=["bert", "electra"])
 def test_a_run_ends_with_the_same_model(overrides: list[Override], tmp_path: Path) -> None:
-    """Dropout, stages, micro-batches, a companion, and evaluations between."""
+    """Dropout, stages, micro-batches, a companion, and evaluations in between."""
     recipe, text = write_recipe(tmp_path)
     models = []
     for switched in (False, True):

@@ -1,4 +1,4 @@
-"""Batches that grow: the size of every update against a plain loop, and what does not make a ramp."""
+"""Growing batches: the size of every update against a plain loop, and invalid ramps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bertkit.training.batch_ramp import BatchRamp, BatchSizes, updates_for
 
 
 def walked(ramp: BatchRamp, full: int, steps: int) -> list[int]:
-    """Updates one by one: an update has the size whose share of the ramp it lies in."""
+    """Updates one by one: an update has the size of the part of the ramp that it is in."""
     smaller = list(range(ramp.start, full, ramp.increment))
     lengths = [1.0 if ramp.equal == "updates" else 1 / size for size in smaller]
     found = []

@@ -1,4 +1,4 @@
-"""Gradients by rows are the dense ones: same norm, same clipping, same weights after several updates."""
+"""Gradients by rows equal dense ones: same norm, same clipping, same weights after several updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS: list[list[list[list[int]]]] = [
     [[[30, 5], [1, 1, 8]]],
     [[[7, 6, 5], [4, 3, 2]]],
 ]
-"""Of each update the micro-batches, of each micro-batch the sequences; words come again within and between them."""
+"""Micro-batches of each update with their sequences; words repeat within and between them."""
 
 
 def model() -> HeadedModel:
@@ -47,7 +47,7 @@ def gradient(made: HeadedModel, parts: Sequence[Sequence[Sequence[int]]]) -> Non
 @pytest.mark.parametrize("max_norm", [0.05, 1e9, float("inf")])
 def test_updates_equal_those_of_dense_gradients(max_norm: float) -> None:
     ours, theirs = model(), model()
-    # The bias of keys has no gradient but rounding, which a small eps would blow up.
+    # The bias of keys has a gradient of rounding errors only, which a small eps would amplify.
     settings = AdamWConfig(weight_decay=0.1, eps=1e-3)
     left, right = settings.build(ours), settings.build(theirs)
     rows = RowClipping(ours, max_norm)

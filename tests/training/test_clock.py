@@ -1,4 +1,4 @@
-"""A schedule by time: the record of the updates' times, and that what was recorded is followed to the bit."""
+"""A schedule by time: the record of the updates' times, and bit-identical replay of a record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bertkit.training.schedules import LinearSchedule, TriangleSchedule
 
 
 class Hand:
-    """A clock that stands where it is set."""
+    """A clock that shows a set time."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -90,7 +90,7 @@ def test_a_record_that_is_none_or_too_short_is_named(tmp_path: Path) -> None:
 
 
 def test_a_schedule_by_another_clock_has_the_rate_of_its_share() -> None:
-    """Izsak et al.'s curve: up to the peak over the warm-up's share, then in a line to zero."""
+    """Izsak et al.'s curve: warm-up to the peak, then linear to zero."""
     schedule = LinearSchedule(peak=2.0, warmup_share=0.1, clock="sequences")
     for share in (0.0, 0.05, 0.1, 0.3, 1.0):
         expected = 2 * (share / 0.1 if share < 0.1 else (1 - share) / 0.9)

@@ -1,4 +1,4 @@
-"""Compiled layers against plain ones: what torch.compile traces, and once what its compiler makes of it."""
+"""Compiled layers against plain ones: torch.compile's traces, and one test of its compiler."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def states_and_gradients(model: HeadedModel, batch: PackedBatch) -> list[Tensor]
 
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
-    """No graphs of other tests, and none left for them."""
+    """No graphs from or for other tests."""
     torch.compiler.reset()
     compilation._compiled.cache_clear()
     yield
@@ -75,7 +75,7 @@ def nothing_compiled() -> Iterator[None]:
 def test_one_traced_graph_serves_all_layers_and_numbers_of_tokens(
     config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And gives the plain numbers with dropout, which draws the same on a CPU."""
+    """Equal to the plain numbers, also with dropout, whose draws are the same on a CPU."""
     graphs = 0
 
     def counting(graph: Any, _: Any) -> Any:
@@ -118,7 +118,7 @@ def test_compiled_layers_give_the_plain_states_and_gradients() -> None:
 def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
     family: type[BertConfig | ModernBertConfig], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel and its GPU are stood in for by operators that any graph holds."""
+    """The kernel and its GPU are replaced by operators that any graph can contain."""
 
     def kernel(heads: varlen.Heads, sequences: Any, **options: Any) -> Tensor:
         query_TNH, key_TNH, value_TNH = heads
@@ -150,7 +150,7 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
 def test_the_triton_kernels_are_a_part_of_the_graph(
     family: type[BertConfig | ModernBertConfig], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As operators that stand in for them: on columns of one tensor, or on queries, keys and values apart."""
+    """Stand-in operators: on columns of one tensor, or on separate queries, keys and values."""
 
     def compiled(forward: Callable[..., Any], backend: str) -> Any:
         return torch.compile(forward, dynamic=True, backend=backend, fullgraph=True)
@@ -174,7 +174,7 @@ def test_the_triton_kernels_are_a_part_of_the_graph(
 
 
 def _error(found: list[list[Tensor]], exact: list[list[Tensor]]) -> float:
-    """Of all numbers together, relative to their norm."""
+    """Error over all numbers together, relative to their norm."""
     ours, theirs = (torch.cat([each.flatten() for row in rows for each in row]) for rows in (found, exact))
     return float((ours - theirs).norm() / theirs.norm())
 

@@ -1,4 +1,4 @@
-"""What a model costs: counted against the products that a forward pass really computes."""
+"""The cost of a model: counts against the products computed by a forward pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOCABULARY, LENGTH, SEQUENCES, PREDICTIONS = 101, 40, 6, 17
 
 
 def forward_flops(model: HeadedModel) -> float:
-    """Of the matrix products of one forward pass, as torch counts them."""
+    """Operations of the matrix products of one forward pass, as counted by torch."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(5, VOCABULARY, (SEQUENCES, LENGTH), generator=generator).tolist()
     batch = PackedBatch.from_ids(rows)
@@ -64,10 +64,10 @@ def forward_flops(model: HeadedModel) -> float:
         (MobileBertConfig(**SIZES, embedding_size=20, intra_bottleneck_size=24), ("masked_lm",), 0),
         (ModernBertConfig(**SIZES, local_attention=64), ("masked_lm",), 0),
         (ModernBertConfig(**SIZES, local_attention=8), ("masked_lm",), 0.02),
-        # Maps of relative positions, and the two segments' scores, are all that is left out.
+        # Only maps of relative positions, and the two segments' scores, are omitted.
         (XlnetConfig(**XLNET_SIZES), (), 0.1),
         (DebertaV2Config(**SIZES, position_buckets=64), ("masked_lm",), 0.1),
-        # Only the maps of its 15 rows are left out.
+        # Only the maps of its 15 rows are omitted.
         (GptBertConfig(**SIZES, position_bucket_size=8), ("masked_lm",), 0.025),
     ],
     ids=lambda value: value.model_type if isinstance(value, EncoderConfig) else None,

@@ -1,4 +1,4 @@
-"""What a run does when its numbers fail: it skips, stops or goes back, records it, and resumes to the same bits."""
+"""A run with non-finite numbers or spikes skips, stops or goes back, records it, and resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.training.test_trainer import IDENTITY, STEPS, Falling
 
 
 class KilledError(Exception):
-    """The end of a process."""
+    """Stands for the end of a process."""
 
 
 class Failing(Falling):
-    """Falls as fast as its rate says; its updates `bad` (from 0) are not finite while the rate is above `sound_rate`,
-    and those of `spiking` have a loss a thousand times as large; with update `killed_at` the process ends."""
+    """Falls as fast as its learning rate; its updates `bad` (from 0) are not finite while the rate is above
+    `sound_rate`, and those of `spiking` have a thousand times larger loss; at update `killed_at` the process ends."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Failing(Falling):
 
 
 def train(directory: Path, *, stops: Sequence[int] = (), **how: Any) -> RunDirectory:
-    """A run that is stopped after so many updates each time, and resumed."""
+    """A run that is repeatedly stopped after this many updates and resumed."""
     path = directory / "run"
     run = RunDirectory.open(path) if path.exists() else RunDirectory.create(directory, IDENTITY, path)
     made: dict[str, Any] = {"command": ["test"], "progress": silent_progress, "on_start": lambda _: None}
@@ -137,7 +137,7 @@ def test_wherever_it_is_stopped_the_same_is_skipped_and_rolled_back(tmp_path: Pa
 
 
 def test_a_skipped_update_is_skipped_again_by_a_resume_though_it_be_finite_then(tmp_path: Path) -> None:
-    """As after a fault of the machine, which does not come again."""
+    """As after a hardware fault that does not recur."""
     straight = train(tmp_path / "a", bad=[4])
     with pytest.raises(KilledError):
         train(tmp_path / "b", bad=[4], killed_at=5)

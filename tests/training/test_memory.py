@@ -1,4 +1,4 @@
-"""The terms of a run's peak memory, beside what autograd really keeps, and beside a real run."""
+"""The terms of a run's peak memory, compared with autograd's saved tensors and with a real run."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_compiled_products_are_bounded_unless_the_environment_says_otherwise(mon
 
 
 def test_a_real_runs_parameters_are_the_plans_and_its_memory_is_near(tmp_path: Path) -> None:
-    """A process of its own: its peak is the run's. The vocabulary of so small a text is far below the recipe's."""
+    """In a separate process, whose peak is the run's. The vocabulary of so small a text is far below the recipe's."""
     text = write_text(tmp_path / "text.txt")
     words = [
         "pretrain",

@@ -1,6 +1,6 @@
 """Optimisers against the papers' definitions in numpy, rule by rule.
 
-Sibling test_optimizers.py has what all have in common.
+Sibling test_optimizers.py has properties that all share.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def test_a_gradient_that_outgrows_its_second_moment_slows_stable_adamw_down() ->
 
 
 def albert_first_updates(scale: float) -> dict[str, np.ndarray]:
-    """What ALBERT's recipe moves in its first update, over its learning rate, where all gradients are `scale`."""
+    """The first update with ALBERT's recipe, divided by its learning rate, if all gradients are `scale`."""
     settings = load_recipe("albert-base").optimisation.optimizer
     model = Tiny()
     optimizer, before = settings.build(model), weights_of(model)
@@ -203,13 +203,13 @@ def albert_first_updates(scale: float) -> dict[str, np.ndarray]:
 
 def test_alberts_lamb_has_no_bias_correction() -> None:
     """With betas 0.9 and 0.999 the first m / sqrt(v) of a gradient g is 0.1 g / sqrt(0.001 g^2) = 3.16 without the
-    correction and 1 with it; biases have no trust ratio, so that they show it."""
+    correction and 1 with it; biases have no trust ratio and therefore show it."""
     moved = albert_first_updates(7.0)["map.bias"]
     np.testing.assert_allclose(moved, 0.1 / np.sqrt(0.001), rtol=1e-5)
 
 
 def adafactor_reference(steps: list[tuple[Weights, float]], start: Weights, decay: float) -> Weights:
-    """Shazeer and Stern, Algorithms 4 and 5 (relative steps), with the mean in the place of the sum and no epsilon."""
+    """Shazeer and Stern, Algorithms 4 and 5 (relative steps), with means instead of sums and no epsilon."""
     weights = dict(start)
     second: dict[str, list[np.ndarray]] = {}
     for t, (gradients, rate) in enumerate(steps, start=1):
@@ -263,7 +263,7 @@ def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
 
 
 def orthogonalised(momentum: np.ndarray, iterations: int) -> np.ndarray:
-    """Rounds of Jordan's quintic Newton-Schulz iteration, in double precision and on the singular values alone."""
+    """Steps of Jordan's quintic Newton-Schulz iteration, in double precision and on the singular values alone."""
     left, values, right = np.linalg.svd(momentum, full_matrices=False)
     values = values / np.linalg.norm(values)
     for _ in range(iterations):
@@ -286,7 +286,7 @@ def test_muon_orthogonalises_the_momentum_of_matrices_and_leaves_the_rest_to_ada
         update(twin, adamw, step, rate)
         for name in hidden:
             gradient, x, fast = gradients_of(model, step)[name], expected[name], 3.0 * rate
-            # torch's buffer is a running mean: the iteration norms what it is given, so only direction counts.
+            # torch's buffer is a running mean: the iteration normalises its input, so only direction counts.
             momentum[name] = 0.95 * momentum[name] + 0.05 * gradient
             change = orthogonalised(0.95 * momentum[name] + 0.05 * gradient, iterations)
             rows, columns = x.shape

@@ -1,4 +1,4 @@
-"""What all optimisers have in common: who is decayed, settings, and a resume that changes no bit.
+"""Properties shared by all optimisers: decayed parameters, settings, and bit-identical resuming.
 
 Sibling test_optimizer_formulas.py has the rules.
 """
@@ -42,7 +42,7 @@ from tests.training.optimizer_cases import (
 
 @pytest.mark.parametrize("kind", [AdamWConfig, StableAdamWConfig, MuonConfig, AdafactorConfig])
 def test_decay_per_step_is_its_share_at_the_peak_whatever_the_peak(kind: type[OptimizerConfig]) -> None:
-    """Without gradients to speak of an update takes weight_decay * lr / peak of a weight."""
+    """With negligible gradients an update removes weight_decay * lr / peak of a weight."""
     for peak in (8e-4, 5e-3):
         model = small_bert()
         settings = kind(weight_decay=1e-3, decay_per_step=True).for_peak(peak)
@@ -65,7 +65,7 @@ def test_decay_per_step_is_refused_where_the_decay_is_no_share_of_the_weight(nam
 
 @pytest.mark.parametrize("config", ALL, ids=label)
 def test_a_parameter_without_elements_is_left_alone(config: OptimizerConfig) -> None:
-    """MobileBERT's second part of the decoder has none where embeddings are as wide as the layers."""
+    """MobileBERT's second part of the decoder has no elements if embeddings are as wide as the layers."""
     model = small_bert()
     model.register_parameter("rest", nn.Parameter(torch.empty(0, 9)))
     optimizer = config.build(model)
@@ -106,7 +106,7 @@ def test_a_restored_optimiser_continues_to_the_bit(config: OptimizerConfig) -> N
     for step in range(3):
         update(straight, optimizer, step, 0.01)
     weights = {name: value.clone() for name, value in straight.state_dict().items()}
-    # Kept apart from the optimiser's own tensors, as a file would.
+    # Stored apart from the optimiser's own tensors, as in a file.
     state = {key: value.clone() for key, value in optimizer_tensors(straight, optimizer).items()}
 
     resumed = small_bert()
@@ -122,7 +122,7 @@ def test_a_restored_optimiser_continues_to_the_bit(config: OptimizerConfig) -> N
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
     ends = optimizer_tensors(straight, optimizer)
     assert [key for key, value in optimizer_tensors(resumed, second).items() if not torch.equal(value, ends[key])] == []
-    # The state matters: without it the next updates are others.
+    # The state matters: without it the next updates differ.
     forgetful = small_bert()
     forgetful.load_state_dict(weights)
     third = config.build(forgetful)
@@ -150,7 +150,8 @@ def test_torchs_own_state_dict_continues_to_the_bit(config: OptimizerConfig) -> 
 
 @pytest.mark.parametrize("config", ALL, ids=label)
 def test_groups_may_be_split_after_building(config: OptimizerConfig) -> None:
-    """As rates that differ by layer ask for: one group a parameter is the same optimiser, and heeds each one's rate."""
+    """As needed for learning rates that differ by layer: one group per parameter is the same optimiser, with each
+    group's rate."""
     whole, split = small_bert(), small_bert()
     first, second = config.build(whole), config.build(split)
     second.param_groups[:] = [{**group, "params": [each]} for group in second.param_groups for each in group["params"]]
@@ -179,7 +180,7 @@ def test_at_rate_zero_nothing_moves(config: OptimizerConfig) -> None:
 
 @pytest.mark.parametrize("config", ALL, ids=label)
 def test_every_rule_goes_downhill(config: OptimizerConfig) -> None:
-    """An encoder's states are pulled to a target; with a wrong sign the loss would rise."""
+    """An encoder's states are trained towards a target; with a wrong sign the loss would rise."""
     torch.manual_seed(0)
     model = small_bert()
     model.eval()
@@ -234,7 +235,7 @@ def test_fairseqs_weight_decay_is_on_every_parameter(config: OptimizerConfig) ->
         for parameter in model.parameters():
             nn.init.constant_(parameter, 0.25)
         optimizer = settings.build(model)
-        for step in range(2):  # after one, coupled decay is divided away where the gradient's sign decides alone
+        for step in range(2):  # after one, coupled decay is divided away if only the gradient's sign matters
             update(model, optimizer, step, 0.01)
     unchanged = [
         name for (name, a), b in zip(decayed.named_parameters(), plain.parameters(), strict=True) if torch.equal(a, b)
@@ -252,7 +253,8 @@ def test_fairseqs_weight_decay_is_on_every_parameter(config: OptimizerConfig) ->
 
 
 def test_a_gradient_divided_once_more_is_a_larger_eps() -> None:
-    """SpanBERT's trainer divides by the 614 predicted tokens of a device twice: Adam then only feels a larger eps."""
+    """SpanBERT's trainer divides by the 614 predicted tokens of a device twice: for Adam this only changes the
+    effective eps."""
     divided, plain = small_bert(), small_bert()
     for model, eps, factor in ((divided, 1e-8, 1 / 614.4), (plain, 6.144e-6, 1.0)):
         for number, parameter in enumerate(model.parameters()):

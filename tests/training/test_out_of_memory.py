@@ -1,6 +1,7 @@
-"""Updates for which memory does not suffice: cut smaller with the same result, on every rank alike, or ended in words.
+"""Out of memory: an update is split into smaller micro-batches with the same result on every rank, or fails with a
+message.
 
-Memory that runs out is simulated: torch's error is raised where a micro-batch has more tokens than would fit.
+Memory that runs out is simulated: torch's error is raised if a micro-batch has more tokens than would fit.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ MESSAGE = (
 
 
 class Memory:
-    """That a micro-batch of so many tokens fits into, from an update on.
+    """Simulated memory with room for a micro-batch of this many tokens, from a given pass on.
 
     Attributes:
-        refused: tokens of the micro-batches that did not fit, in order.
-        computed: what the refused ones had computed.
+        refused: number of tokens of the micro-batches that did not fit, in order.
+        computed: tensors that the refused ones had computed.
     """
 
     def __init__(self, tokens: int, *, from_pass: int = 0) -> None:
@@ -56,7 +57,7 @@ class Memory:
         self.computed: list[weakref.ref[torch.Tensor]] = []
 
     def losses(self, terms: ObjectiveTerms, model: Any, batch: PackedBatch, **others: Any) -> Mapping[str, LossSum]:
-        """In place of the terms' own."""
+        """Replaces the terms' own method."""
         losses = PLAIN_LOSSES(terms, model, batch, **others)
         if not torch.is_grad_enabled():
             return losses
@@ -107,7 +108,7 @@ def losses_of(run: RunDirectory) -> list[float]:
 def test_a_run_that_is_cut_smaller_ends_like_one_that_was_so_from_the_beginning(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To the bit, dropout included: the generators are those of before the update that failed."""
+    """Bit for bit, dropout included: the generators are restored to their state before the failed update."""
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         memory = limited(patch, Memory(30))
         cut = trained(home, "cut", **{"engine.micro_batch_tokens": 160})
@@ -183,7 +184,7 @@ def test_a_single_sequence_that_does_not_fit_ends_the_run_with_what_to_change(
     assert "a single sequence of" in outcome.stderr
     assert "engine.activation_checkpointing" in outcome.stderr
     assert "Traceback" not in outcome.stderr
-    assert len(memory.refused) < 5, "it is halved down to one sequence, and no further"
+    assert len(memory.refused) < 5, "it is halved down to a single sequence"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rate behind `mfu` is the highest ever seen of its processor, threads and dtype; no timing decides a test."""
+"""The rate behind `mfu` is the highest measured for its processor, threads and dtype; no test depends on timing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rates(*measured: list[float], clock: Iterable[float] = ()) -> ProductRates:
-    """A process in which the machine gives these rates, one list a measurement, at these times."""
+    """A process in which the machine has these rates, one list per measurement, at these times."""
     lists, times = iter(measured), iter(clock)
     return ProductRates(lambda device, bf16: next(lists), lambda: next(times, 0.0))
 

@@ -1,4 +1,4 @@
-"""Several processes compute what one does: losses, masks and results, also after one of them was killed."""
+"""Several processes compute the same as one: losses, masks and results, also after one of them was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from tests.training.tiny_run import RECIPE, write_text
 
 SECONDS = 900
-"""For processes to end, on a machine that others use too."""
+"""Time for processes to end on a shared machine."""
 COUNTS = ("steps", "tokens", "flops")
 WITHOUT_DROPOUT = (
     RECIPE.replace("  max_position_embeddings: 40\n", "  max_position_embeddings: 40\n  hidden_dropout_prob: 0.0\n"
@@ -170,7 +170,7 @@ def rank_process(launcher: int, rank: int) -> psutil.Process:
 
 
 def kill_in_training(process: subprocess.Popen[str], run: Path, rank: int) -> psutil.Process:
-    """Kill a rank once a few updates are made; returns what it was."""
+    """Kill a rank after a few updates; returns its former process."""
     metrics = run / "metrics.jsonl"
     until = time.monotonic() + SECONDS
     while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 4) and time.monotonic() < until:
@@ -222,9 +222,9 @@ def test_a_sharded_run_of_which_a_rank_was_killed_goes_on_from_its_newest_checkp
     kill_in_training(process, run, rank=1)
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, stderr
-    assert "checkpoint saved" not in stderr, "the killed rank had a part of the state"
+    assert "checkpoint saved" not in stderr, "the killed rank stored a part of the state"
     newest = (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
-    assert int(newest.removeprefix("step-")) % 3 == 0, "one of those that are written every three steps"
+    assert int(newest.removeprefix("step-")) % 3 == 0, "a checkpoint is written every three steps"
     resume = [
         sys.executable,
         "-m",
@@ -265,7 +265,7 @@ def test_two_ranks_make_the_run_of_one_and_one_that_differs_is_refused_before_th
     ]  # fmt: skip
     stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, stderr
-    assert stdout == f"{alone / 'two'}\n", "one result, of the first rank"
+    assert stdout == f"{alone / 'two'}\n", "only the first rank prints a result"
     assert_same_losses(alone / "two", alone / "alone")
     assert (alone / "two" / "model" / "model.safetensors").exists()
     counts = [[json.loads((alone / run / "run.json").read_text())[key] for key in COUNTS] for run in ("two", "alone")]

@@ -1,4 +1,5 @@
-"""Learning rates of parameters: factors by name, frozen ones untouched, and what names nothing is refused."""
+"""Learning rates of parameters: factors by name, frozen parameters unchanged, and errors for names that match
+nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_a_group_that_names_nothing_is_refused(wanted: list[tuple[str, float]], 
 
 
 def stepped(model: Tiny, optimizer: torch.optim.Optimizer, step: int, rate: float) -> None:
-    """As training does: a parameter without requires_grad has no gradient."""
+    """As in training: a parameter without requires_grad has no gradient."""
     gradients = gradients_of(model, step)
     for name, parameter in model.named_parameters():
         parameter.grad = torch.as_tensor(gradients[name]) if parameter.requires_grad else None

@@ -14,7 +14,7 @@ COUNT = 3
 
 
 def meeting(store: HashStore, mark: str, first_is_late: bool) -> list[str]:
-    """What all ranks of an attempt find under a key that its first rank sets once all have met."""
+    """The value under a key that an attempt's first rank sets once all have met, as read by all ranks."""
 
     def rank(number: int) -> str:
         if number == 0 and first_is_late:

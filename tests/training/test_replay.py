@@ -1,4 +1,4 @@
-"""`replay-batch`: what was not finite in a run of each kind is named, from the batch that the run has saved."""
+"""`replay-batch` names what was not finite in a run of each kind, from the batch that the run has saved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pretrained(directory: Path, *overrides: str) -> RunDirectory:
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, *, calls: int, of_gradient: bool = False) -> None:
-    """The masked LM's loss, or its gradient alone, is not finite from its so manieth micro-batch on."""
+    """The masked LM's loss, or only its gradient, is not finite from this micro-batch on."""
     loss, left = MaskedLM.loss, [calls]
 
     def failing(self: MaskedLM, *arguments: Any, **more: Any) -> LossSum:
@@ -49,7 +49,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, *, calls: int, of_gradient: bool =
         if left[0] >= 0:
             return found
         if of_gradient:
-            zero = (found.sum - found.sum.detach()).square().sqrt()  # nought, with a gradient of 0 * infinity
+            zero = (found.sum - found.sum.detach()).square().sqrt()  # zero, with a gradient of 0 * infinity
             return LossSum(found.sum + zero, found.count, found.correct)
         return LossSum(found.sum * float("inf"), found.count, found.correct)
 
@@ -90,7 +90,7 @@ def test_a_term_or_a_gradient_that_fails_is_named(
     assert found["parameter"] is not None
     assert found["weight"] is found["layer"] is None
     assert "the gradient of" in text.stdout
-    # Without the fault the saved batch is finite: not of the data.
+    # Without the fault the saved batch is finite: the data are not the cause.
     clean = bertkit("replay-batch", run.path)
     assert clean.code == 5
     assert "everything is finite this time" in clean.stdout
@@ -99,7 +99,7 @@ def test_a_term_or_a_gradient_that_fails_is_named(
 
 
 def test_weights_that_fail_are_named_down_to_the_layer(tmp_path: Path, bertkit: Bertkit) -> None:
-    """Weights that somebody gives, finite and far too large, overflow in the first layer."""
+    """Weights that are finite but far too large overflow in the first layer."""
     from safetensors.torch import load_file, save_file
 
     healthy = pretrained(tmp_path).model
@@ -141,7 +141,7 @@ def test_a_batch_is_read_back_as_it_was_and_nothing_else_is_made_of_it() -> None
 def test_a_pretraining_that_went_back_and_was_stopped_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault of the machine comes once; what it led to is in the record."""
+    """A hardware fault occurs once; its effect is in the record."""
     from bertkit.pretraining.arguments import PretrainArguments
     from bertkit.pretraining.run import run_pretraining
 

@@ -1,4 +1,4 @@
-"""`runs replay`: a run that is trained again gives the same figures and the same model, and what differs is named."""
+"""`runs replay`: repeated training gives the same figures and the same model, and differences are named."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_directory_with_something_in_it_is_refused_before_anything_is_compared
 
 
 class Retrained:
-    """Instead of the process that trains again: at each poll, its directory is in the next of some states."""
+    """Replaces the process that trains again: at each poll, its directory is in the next of some states."""
 
     def __init__(
         self, run: RunDirectory, directory: Path, states: Sequence[tuple[list[dict[str, Any]], list[dict[str, Any]]]]

@@ -1,4 +1,4 @@
-"""Schedules: the quirks of released code, golden values of the papers' formulas, and laws that hold for every shape."""
+"""Schedules: quirks of released code, golden values of the papers' formulas, and properties of every shape."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_electras_warm_up_is_multiplied_onto_a_decay_counted_from_step_zero() ->
     assert schedule.learning_rate(5_000, steps) == pytest.approx(2e-4 * 0.5 * (1 - 5 / 766))
     assert schedule.learning_rate(10_000, steps) == pytest.approx(2e-4 * (1 - 10 / 766))
     assert schedule.learning_rate(383_000, steps) == pytest.approx(1e-4)
-    # After the warm-up it is BERT's; within it is lower by the decay so far.
+    # After the warm-up it equals BERT's; within it is lower by the decay so far.
     bert = BertSchedule(peak=2e-4, warmup_steps=10_000)
     assert [schedule.learning_rate(n, steps) for n in (10_000, 765_999)] == [
         bert.learning_rate(n, steps) for n in (10_000, 765_999)
@@ -111,7 +111,7 @@ def test_inverse_sqrt_without_a_warm_up_is_refused(given_steps: str) -> None:
 
 
 def test_polynomial_falls_as_longformers() -> None:
-    """3e-5, 500 of 65,000 updates, power 3: an eighth is left half-way down."""
+    """3e-5, 500 of 65,000 updates, power 3: an eighth is left at the midpoint of the decay."""
     schedule, steps = PolynomialSchedule(peak=3e-5, warmup_steps=500, power=3.0), 65_000
     assert schedule.learning_rate(500, steps) == 3e-5
     assert schedule.learning_rate(32_750, steps) == pytest.approx(3e-5 / 8)
@@ -149,7 +149,7 @@ def test_rates_rise_to_the_peak_and_never_rise_again(
         assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates), made
         behind = rates[warmup_steps:]
         assert all(after <= before * (1 + 1e-12) for before, after in pairwise(behind)), made
-        if not isinstance(made, ElectraSchedule):  # whose product with the decay turns before, if the warm-up is long
+        if not isinstance(made, ElectraSchedule):  # whose product with the decay peaks earlier if the warm-up is long
             assert rates[:warmup_steps] == sorted(rates[:warmup_steps]), made
         if not isinstance(made, BertSchedule | ElectraSchedule):
             assert max(rates) == pytest.approx(peak), made

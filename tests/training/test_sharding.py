@@ -1,4 +1,4 @@
-"""What is spread over ranks trains as what is whole: every family's gradients, every optimiser, any number of ranks."""
+"""Sharded weights train like whole ones: every family's gradients, every optimiser, any number of ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup]:
-    """A group of one rank, whose parts are all there is."""
+    """A group of a single rank, whose shards are complete."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     found = RankGroup(Launch(rank=0, local_rank=0, count=1, restart=0), store)
@@ -52,7 +52,7 @@ def weighted(states_MD: Tensor) -> LossSum:
 
 
 def losses(model: HeadedModel, batch: PackedBatch) -> dict[str, LossSum]:
-    """Of some tokens' states, and of the first ones', by the ways in which objectives and tasks compute them."""
+    """Of some tokens' states, and of the first ones', in the ways in which objectives and tasks compute them."""
     encoder = model.encoder
     return {
         "tokens": weighted(encoder.forward_tokens(batch, INDEX_M)),
@@ -77,7 +77,7 @@ def test_a_spread_encoder_has_the_states_and_gradients_of_a_whole_one(family: st
     sum(each.sum for each in losses(model, batch).values()).backward()
     theirs = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     ours = spread_gradients(placement, spread, batch)
-    assert ours.keys() == theirs.keys(), "what has no gradient stays without"
+    assert ours.keys() == theirs.keys(), "parameters without a gradient stay without"
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
     for part in (model, spread):
@@ -151,13 +151,13 @@ def test_a_stream_of_tensors_is_a_safetensors_file(tmp_path: Path) -> None:
 
 
 def reports(directory: Path, phase: int, count: int) -> list[dict[str, Any]]:
-    """What the ranks say of a phase of tests/training/sharding_script.py."""
+    """The ranks' results for a phase of tests/training/sharding_script.py."""
     paths = [directory / f"phase-{phase}-rank-{rank}.json" for rank in range(count)]
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def test_checkpoints_of_two_ranks_go_on_on_one_four_and_two_as_if_one_had_trained_all_along(tmp_path: Path) -> None:
-    """With an average of the weights, micro-batches of uneven number, and ranks without any."""
+    """With an average of the weights, an unequal number of micro-batches, and ranks without any."""
     straight, changing = tmp_path / "straight", tmp_path / "changing"
     for phase in range(4):
         sharding_script.phase_of_rank(straight, phase)
@@ -179,11 +179,11 @@ def test_checkpoints_of_two_ranks_go_on_on_one_four_and_two_as_if_one_had_traine
 
 
 def assert_parts_are_even(found: list[dict[str, Any]], count: int) -> None:
-    """Each rank has its part of every weight and every moment, by the first axis, and no more."""
+    """Each rank has exactly its part of every weight and every moment, along the first axis."""
     for elements in (report["elements"] for report in found):
         for held in elements.values():
             assert held["weights"] <= held["all"] / count + held["rows"]
             assert held["moments"] <= 2 * held["weights"] + held["scalars"]
     for name in sharding_script.OPTIMIZERS:
         parts = [report["elements"][name]["weights"] for report in found]
-        assert sum(parts) == found[0]["elements"][name]["all"], "each weight is somewhere, once"
+        assert sum(parts) == found[0]["elements"][name]["all"], "each weight is stored exactly once"

@@ -1,4 +1,4 @@
-"""Muon in stacks is torch's Muon: the same bits of weights and state, whatever shapes are stacked."""
+"""Stacked Muon equals torch's Muon: the same bits of weights and state for any stacked shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def matrices(shapes: Sequence[tuple[int, int]]) -> list[nn.Parameter]:
 
 
 def give_gradients(parameters: Sequence[nn.Parameter], step: int) -> None:
-    """The same ones for equal shapes; the matrix of number `step` has none."""
+    """Equal gradients for equal shapes; the matrix of number `step` has none."""
     generator = torch.Generator().manual_seed(step)
     for number, parameter in enumerate(parameters):
         gradient = torch.randn(parameter.shape, generator=generator)

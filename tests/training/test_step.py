@@ -1,4 +1,4 @@
-"""The step against `transformers` with BERT's own optimiser, and against itself however the batch is cut."""
+"""The step against `transformers` with BERT's own optimiser, and for different micro-batches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def step_of(model: HeadedModel, optimizer: AdamWConfig) -> Step:
 
 
 class ReferenceOptimizer:
-    """BERT's optimiser as its optimization.py defines it: no bias correction, decay joined to the update."""
+    """BERT's optimiser as its optimization.py defines it: no bias correction, decay added to the update."""
 
     def __init__(
         self, model: torch.nn.Module, *, decay: float = 0.01, eps: float = 1e-6, clip_norm: float = 1.0
@@ -158,7 +158,7 @@ def test_micro_batches_change_nothing_but_rounding(max_tokens: int) -> None:
     assert {name: (term.count, term.correct) for name, term in parts.terms.items()} == {
         name: (term.count, term.correct) for name, term in whole.terms.items()
     }
-    # Adam's first update is the sign of the gradient: where that is zero up to rounding, the sign is chance.
+    # Adam's first update is the sign of the gradient: if that is zero up to rounding, the sign is arbitrary.
     assert float(((weights[0] - weights[1]).abs() > 1e-5).float().mean()) < 0.02
 
 

@@ -1,4 +1,4 @@
-"""The trainer of every command, on a model of one number: when it logs, evaluates, saves, stops and gives up."""
+"""The trainer of every command, on a model of one number: logging, evaluation, saving, stopping and giving up."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.training.stopping import stopping_at
 
 STEPS = 11
 FLOPS = 2**53 + 2
-"""Of an update: three times this is no floating-point number, so a total must be a whole number to be exact."""
+"""FLOPs of an update: three times this is not a floating-point number, so only an integer total is exact."""
 IDENTITY = RunIdentity("pretrain", "falling", "name: falling\n", "0" * 64, 3, ["test"])
 
 
 class Falling(Trainer[Any]):
-    """A number that each step takes closer to nought, by as much as its batch and a draw say.
+    """A model of one number that each step moves closer to zero, depending on its batch and a random draw.
 
     Attributes:
         evaluated: the steps after which it was evaluated.
-        ends_at: the step after which there is no more to read.
+        ends_at: the step after which the data end.
         bad_steps: updates (from 0) that are not finite.
     """
 
@@ -112,7 +112,7 @@ def trained(loop: Falling, **limits: Any) -> dict[str, Any]:
 
 
 def logged(run: RunDirectory) -> list[dict[str, Any]]:
-    """The log lines, without the figures of the machine."""
+    """The log lines, without the machine's figures."""
     return [{key: line[key] for key in line.keys() - MACHINE_FIGURES} for line in read_metrics(run.metrics)]
 
 
@@ -129,7 +129,7 @@ def test_it_logs_evaluates_and_saves_at_its_intervals(tmp_path: Path) -> None:
 
 
 def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) -> None:
-    """The mean since the last log line, every fourth step: never that of steps long past."""
+    """The mean since the last log line, every fourth step, without earlier steps."""
     notes: dict[int, str] = {}
 
     @contextmanager
@@ -244,7 +244,7 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> N
 
 
 def averaged(weights: Sequence[float], decay: float) -> float:
-    """The formula: each update keeps `decay` of the average, which starts at the first weights."""
+    """The formula: each update keeps `decay` of the average, which starts at the initial weights."""
     average = weights[0]
     for weight in weights[1:]:
         average = decay * average + (1 - decay) * weight
@@ -261,7 +261,7 @@ def test_the_average_of_the_weights_is_evaluated_and_kept_and_training_goes_on_f
     assert loop.weights_by_step == plain.weights_by_step
     assert results["weight"] == pytest.approx(averaged(loop.weights_by_step, 0.9), rel=1e-6)
     assert results["weight"] != plain_results["weight"]
-    # Step 5 is the fourth that was made: update 3 was not finite.
+    # Step 5 is the fourth completed one: update 3 was not finite.
     assert loop.evaluated_weights[0] == pytest.approx(averaged(loop.weights_by_step[:5], 0.9), rel=1e-6)
 
 
@@ -285,7 +285,7 @@ def test_an_average_is_not_continued_from_a_checkpoint_without_one(tmp_path: Pat
 
 
 def test_where_a_rank_is_lost_in_an_evaluation_the_step_is_made_again_with_it(tmp_path: Path) -> None:
-    """A checkpoint behind a step says that its evaluation is done."""
+    """A checkpoint after a step implies that its evaluation is done."""
     run = RunDirectory.create(tmp_path, IDENTITY)
     trainer = Falling(run)
     evaluate = trainer.evaluate

@@ -1,4 +1,4 @@
-"""Factors of a wider model: the paper's table, and its purpose, updates whose effect does not depend on the width."""
+"""Factors for a wider model: the paper's table, and its purpose, updates whose effect does not depend on the width."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def made(family: str, width: int, heads: tuple[str, ...] = ("masked_lm",)) -> He
 
 
 def change_of_logits(family: str, width: int, settings: OptimizerConfig, *, is_transferred: bool) -> float:
-    """Root mean square by which six updates move the logits of all tokens of a batch."""
+    """Root mean square by which six updates change the logits of all tokens of a batch."""
     model = made(family, width)
     optimizer = settings.build(model)
     if is_transferred:
@@ -95,7 +95,7 @@ def change_of_logits(family: str, width: int, settings: OptimizerConfig, *, is_t
 def test_updates_move_the_logits_as_far_at_every_width(family: str, settings: OptimizerConfig, grows: float) -> None:
     """The coordinate check of the released package (mup), of the output, from the tuned width to eight times it."""
     narrow = change_of_logits(family, TUNED, settings, is_transferred=True)
-    assert narrow == change_of_logits(family, TUNED, settings, is_transferred=False), "at its own width nothing differs"
+    assert narrow == change_of_logits(family, TUNED, settings, is_transferred=False), "at its own width nothing changes"
     wide = change_of_logits(family, 8 * TUNED, settings, is_transferred=True)
     assert 0.6 < wide / narrow < 1.6, (narrow, wide)
     plain = change_of_logits(family, 8 * TUNED, settings, is_transferred=False)

@@ -1,4 +1,4 @@
-"""A pretraining run small enough for tests: a few seconds, made text, every part of the real thing."""
+"""A pretraining run small enough for tests: a few seconds, generated text, every part of a real run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_text(path: Path, documents: int = 70, seed: int = 0) -> Path:
 
 
 def write_pairs(path: Path, pairs: int, seed: int = 0) -> Path:
-    """Sentences and what they mean in a language that puts the verb last and marks it: source, tab, target."""
+    """Sentences and their translation into a language that puts the verb last and marks it: source, tab, target."""
     generator = np.random.default_rng(seed)
     lines = []
     for _ in range(pairs):
@@ -90,7 +90,7 @@ def write_model(
     heads: Sequence[str] = ("masked_lm",),
     seed: int = 1,
 ) -> Path:
-    """A model directory with first weights and a WordPiece vocabulary learnt from a text."""
+    """A model directory with initial weights and a WordPiece vocabulary trained on a text."""
     settings = TokenizerConfig(vocab_size=vocab_size, min_frequency=1)
     tokenizer = train_tokenizer(settings, text.read_text(encoding="utf-8").split("\n"))
     model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), heads)

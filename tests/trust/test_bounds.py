@@ -161,7 +161,7 @@ def test_a_config_that_claims_more_than_its_weights_hold_takes_no_memory(tmp_pat
     model.initialise(seed=1)
     save_model(model, None, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    # 400 TB of weights: an attempt to build them on a device fails at once, so nothing is taken in this test.
+    # 400 TB of weights: an attempt to build them on a device fails at once, so nothing is allocated in this test.
     config |= {"hidden_size": 1 << 17, "intermediate_size": 1 << 17, "num_hidden_layers": 500}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="the configuration requires"):

@@ -1,4 +1,4 @@
-"""Input that once ended with a traceback ends with an error that names it: exit code 2 of usage, 3 of data."""
+"""Input that once ended with a traceback ends with an error that names it: exit code 2 for usage, 3 for data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of a model, run or data set names only files below its own directory; everything happens below tmp_path."""
+"""A file of a model, run or data set names only files below its own directory; all tests run below tmp_path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.test_real_checkpoint import small_sentence_directory
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A sentence encoder in two directories below tmp_path, and beside it what nobody may copy."""
+    """A sentence encoder in two directories below tmp_path, next to a file that must not be copied."""
     directory = tmp_path / "user" / "downloads" / "model"
     directory.mkdir(parents=True)
     (tmp_path / "user" / "secret").mkdir()
@@ -33,7 +33,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def with_module(model: Path, path: Any, at: int = 3) -> None:
-    """Give a module of modules.json another path; 3 is Normalize, which has no files of its own."""
+    """Give a module of modules.json another path; 3 is Normalize, which has no files."""
     steps = json.loads((model / "modules.json").read_text())
     steps[at]["path"] = path
     (model / "modules.json").write_text(json.dumps(steps))

@@ -1,4 +1,4 @@
-"""What a command computed survives a full disk, a missing file and repeated signals."""
+"""A command's results survive a full disk, a missing file and repeated signals."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_finished_run_without_its_model_is_not_done(tmp_path: Path, damage: st
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """The signal handlers of before, at the end."""
+    """Restore the previous signal handlers at the end."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -138,18 +138,18 @@ def handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_once_and_for_all(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_DFL)  # whatever started the tests
+    signal.signal(number, signal.SIG_DFL)  # regardless of the process that started the tests
     with StopRequest() as stop:
         os.kill(os.getpid(), number)
         assert stop.reason == number.name
         os.kill(os.getpid(), number)
-    os.kill(os.getpid(), number)  # the command is ending: without a handler, this would end it as killed
+    os.kill(os.getpid(), number)  # the command is ending: without a handler, this would kill it
     assert stop.reason == number.name
 
 
 @pytest.mark.usefixtures("handlers")
 def test_where_a_rank_is_lost_a_late_signal_changes_nothing() -> None:
-    """torchrun sends it to the others at some moment, perhaps while they tell what happened."""
+    """torchrun sends it to the others at some moment, possibly while they report what happened."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(RankLostError), StopRequest():
         raise RankLostError("rank 1 died; checkpoint saved")
@@ -224,7 +224,7 @@ def test_a_run_directory_that_is_deleted_under_the_run_is_named(tmp_path: Path) 
 
 
 def test_a_suite_goes_on_elsewhere_with_its_finished_runs(tmp_path: Path) -> None:
-    """As after a full disk: what is finished is copied and not repeated, and the result is the same."""
+    """As after a full disk: finished runs are copied and not repeated, and the result is the same."""
     from tests.finetuning.test_finetune import Place
 
     place = Place(tmp_path)

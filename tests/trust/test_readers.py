@@ -1,7 +1,7 @@
-"""Readers of text take bounded memory and time, whatever a file expands to and whatever it is.
+"""Readers of text take bounded memory and time, for any file and any expansion.
 
-Bombs are a few kilobytes that expand to some megabytes, against bounds that are set lower still; nothing outside of
-tmp_path is opened, and what could block is opened by a reader that refuses it.
+Bombs are a few kilobytes that expand to some megabytes, against lowered bounds; nothing outside of tmp_path is opened,
+and blocking files are opened by a reader that refuses them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_a_line_of_a_pipe_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["fifo", "socket", "directory"])
 def no_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What would block or never end if it were read; devices are refused by the same test of the type."""
+    """Files that would block or never end when read; devices are refused by the same test of the type."""
     path = tmp_path / "odd.jsonl"
     if request.param == "fifo":
         os.mkfifo(path)

@@ -1,4 +1,4 @@
-"""A run records of its environment what a list names, nothing else, and in files that their owner alone reads."""
+"""A run records only listed variables of its environment, in files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.run.making import identity
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """New files can be read by everybody unless a program asks for less."""
+    """New files can be read by everybody unless a program restricts them."""
     before = os.umask(0o022)
     yield
     os.umask(before)

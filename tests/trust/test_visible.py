@@ -1,4 +1,4 @@
-"""What others wrote cannot steer the terminal, forge a line, or become a formula of a spreadsheet."""
+"""Untrusted text cannot control the terminal, forge a line, or become a spreadsheet formula."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_way_to_the_terminal_is_escaped(capfd: pytest.CaptureFixture[str])
 
 
 def test_the_log_of_a_run_is_escaped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What pytest captures of a log must be text that can be sent between its processes.
+    # pytest sends a captured log between its processes, so it must be encodable text.
     monkeypatch.setattr(logging.getLogger("bertkit"), "propagate", False)
     log = LogFile(tmp_path / "log.txt")
     try:

@@ -1,4 +1,4 @@
-"""A small `evaluation_data` of the challenge's shape, without any of its content: unequal subsets and ties."""
+"""A small `evaluation_data` with the challenge's structure but none of its content: unequal subsets, and ties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_evaluation_data(root: Path) -> Path:
-    """All tasks but EWoK, which users have to fetch themselves; returns the folder above full_eval."""
+    """All tasks except EWoK, which users have to fetch themselves; returns the folder above full_eval."""
     full = root / "full_eval"
     agreement = [
         {"sentence_good": f"The {a} tests a {b}.", "sentence_bad": f"The {a} test a {b}.", "UID": "agreement"}
@@ -86,7 +86,7 @@ def write_ewok(root: Path) -> None:
 
 
 def write_reading(path: Path) -> None:
-    """Forty words with noisy times; the second has no word before it, another has no frequency."""
+    """Forty words with noisy times; the second has no preceding word, another has no frequency."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(3)
     with path.open("w", newline="") as file:

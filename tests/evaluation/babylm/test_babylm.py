@@ -1,4 +1,4 @@
-"""The BabyLM evaluation: what is counted how, what is missing is named, and ties are told."""
+"""The BabyLM evaluation: counting rules, missing parts are named, and ties are reported."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_rule_that_the_model_was_not_trained_for_is_warned_of(tmp_path: Path) 
     data = write_evaluation_data(tmp_path / "data")
     tokenizer = tiny_tokenizer()
     _, results = evaluate(tmp_path, tiny_model(tokenizer), data, only=["blimp"], rule="masked_next_token")
-    assert "scored by the rule masked_next_token, but its head is scored by original" in results["warnings"][0]
+    assert "scored by the rule masked_next_token, but original is the default for its head" in results["warnings"][0]
     assert results["protocol"]["official_backend"] == "mntp"
     _, results = evaluate(tmp_path, tiny_model(tokenizer), data, only=["blimp"], rule="within_word_l2r")
     assert results["warnings"] == [

@@ -1,4 +1,4 @@
-"""Age of acquisition: where curves cross, which words have an age, and what is read of the challenge's files."""
+"""Age of acquisition: where curves cross, which words have an age, and the reading of the challenge's files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said_by(age: float) -> np.ndarray:
 
 
 def surprisal(midpoint: float, least: float) -> np.ndarray:
-    """Falls from the guess to its least value, by a sigmoid in the logarithm of the words read."""
+    """Falls from the guess to its minimum, by a sigmoid in the logarithm of the words read."""
     return GUESS - (GUESS - least) / (1 + np.exp(-4 * (np.log10(READ + 1) - midpoint)))
 
 

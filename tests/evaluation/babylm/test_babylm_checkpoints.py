@@ -1,4 +1,4 @@
-"""The scores of the models that a run has kept: one after another, in the files that the leaderboard takes."""
+"""The scores of a run's intermediate models, one after another, in the files required by the leaderboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bertkit eval babylm`: the document of the contract on stdout, what is missing on stderr, faults with their codes."""
+"""`bertkit eval babylm`: the contract's document on stdout, missing tasks on stderr, errors with their exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_document_and_the_table_say_what_is_lacking(bertkit) -> None:
         "ewok is left out: no ewok_filtered",
         "the mean is without blimp_supplement, ewok",
         "1 of 5 tasks",
-        "71.29",  # of a baseline that is read as the model is
+        "71.29",  # of a baseline that is read like the model
     ):
         assert told in outcome.stderr
 

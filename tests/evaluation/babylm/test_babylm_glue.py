@@ -1,4 +1,4 @@
-"""The fine-tuned part of the BabyLM evaluation: texts, settings and files as officially."""
+"""The fine-tuned part of the BabyLM evaluation: texts, settings and files as in the official pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REAL = Path(__file__).parents[4] / "shared" / "data" / "babylm" / "eval"
 
 
 def write_glue(full: Path) -> None:
-    """RTE and WSC, 12 rows to train on and 5 of dev; BoolQ without what it is trained on."""
+    """RTE and WSC with 12 training rows and 5 dev rows; BoolQ without its training file."""
     for split, count in (("train", 12), ("valid", 5)):
         rte = [
             {"sentence1": f"The {w} is a value.", "sentence2": f"A {w}.", "idx": 9 * k, "label": k % 2}
@@ -64,7 +64,7 @@ def test_settings_are_those_of_the_official_script() -> None:
     assert {name for name in TASKS if name.startswith(PREFIX)} == {f"{PREFIX}{name}" for name in TEXTS}
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="no BabyLM evaluation sets beside the repository")
+@pytest.mark.skipif(not REAL.exists(), reason="no BabyLM evaluation sets next to the repository")
 def test_the_real_files_are_read_whole(tmp_path: Path) -> None:
     import tarfile
 

@@ -1,5 +1,5 @@
-"""`bertkit eval sts`, `pairs`, `triplets`, `retrieval`: figures against plain formulas and other libraries, layouts,
-and faulty files."""
+"""`bertkit eval sts`, `pairs`, `triplets`, `retrieval`: figures equal plain formulas and other libraries; layouts and
+invalid files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_sets(root: Path) -> Path:
-    """Each published layout with three pairs or so."""
+    """Each published layout with about three pairs."""
     year = root / "STS" / "STS12-en-test"
     year.mkdir(parents=True)
     for name, scores in (("MSRpar", ["4.5", "", "0.0"]), ("OnWN", ["1.0", "2.0", "3.5"])):
@@ -88,7 +88,7 @@ YEARS = {
     15: ("answers-forums", "answers-students", "belief", "headlines", "images"),
     16: ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-"""The subsets of each year, by the names that SentEval's files have."""
+"""The subsets of each year, named like SentEval's files."""
 
 
 def test_every_year_is_read_with_its_subsets(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_every_year_is_read_with_its_subsets(tmp_path: Path) -> None:
         folder = tmp_path / "STS" / f"STS{year}-en-test"
         folder.mkdir(parents=True)
         for number, name in enumerate((*subsets, "ALL")):
-            # STS14 and later have sources behind the sentences in some files, STS16 empty scores.
+            # STS14 and later have sources after the sentences in some files, STS16 empty scores.
             lines = [f"one {year}\t{name}\tsource", 'a "quoted text\tthe other']
             (folder / f"STS.input.{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
             (folder / f"STS.gs.{name}.txt").write_text(f"{number / 2}\n\n" if number % 2 else f"{number / 2}\n5\n")

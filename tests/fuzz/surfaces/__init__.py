@@ -1,4 +1,4 @@
-"""Every way for input into bertkit."""
+"""All surfaces through which input reaches bertkit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz.surfaces.runs import runs
 
 
 def made_surfaces(home: Path) -> list[Surface]:
-    """All surfaces; what they damage is written into `home`, a new directory."""
+    """All surfaces; the files that they damage are written into `home`, a new directory."""
     home.mkdir(parents=True)
     return [
         *recipes(home / "recipes"),

@@ -1,7 +1,7 @@
-"""What is attacked: a strategy of hostile input, and a function that reads it.
+"""A surface: a strategy of hostile input, and a function that reads it.
 
-A surface's function returns, or raises an error of bertkit's; anything else is a finding. All files are below one
-directory. Commands run in this process; those that train are asked for their plan alone.
+A surface's function returns, or raises one of bertkit's errors; anything else is a finding. All files are below one
+directory. Commands run in this process; commands that train are run only with `--plan`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Surface:
-    """A way for input into bertkit.
+    """One way for input to reach bertkit.
 
     Attributes:
-        name: of it.
+        name: its name.
         inputs: a strategy.
         attack: reads one input.
-        share: of the inputs of a long attack, in relation to the others.
+        share: relative share of the inputs of a long attack.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Surface:
 
 
 class CodeError(AssertionError):
-    """A command ended otherwise than it may."""
+    """A command ended in an unexpected way."""
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -46,7 +46,7 @@ def written(path: Path, content: bytes) -> Path:
 
 
 def run_command(words: list[str], home: Path) -> None:
-    """Run a command in this process, in `home`; its exit code is one of the contract's, and never that of a bug."""
+    """Run a command in this process, in `home`; its exit code must be one of the contract's, but not that of a bug."""
     from bertkit.cli.app import run
 
     before = Path.cwd()

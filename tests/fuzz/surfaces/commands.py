@@ -12,11 +12,11 @@ from tests.fuzz.surfaces.readers import TABLE
 
 PLANNED = ("pretrain", "finetune", "tune", "distill", "study")
 ENDLESS = ("serve", "bench", "doctor")
-"""Those that do not end by themselves, or take long by what they are for."""
+"""Commands that do not end by themselves or take long."""
 
 
 def command_lines(home: Path) -> Surface:
-    """Words after `bertkit`: commands, options that exist, and values of every kind."""
+    """Arguments of `bertkit`: commands, existing options, and values of every kind."""
     from bertkit.cli.app import COMMANDS
     from tests.inference.test_export import small_model
     from tests.run.making import finished_run

@@ -13,7 +13,7 @@ from tests.fuzz.surfaces.base import Surface, written
 
 
 def models(home: Path) -> list[Surface]:
-    """Files of a model directory, each damaged in turn beside the others, which are whole."""
+    """The files of a model directory, damaged one at a time while the others are intact."""
     from bertkit.models.fill_mask import fill_masks
     from bertkit.models.hub import load_model, read_config
     from bertkit.models.labels import Labels
@@ -61,7 +61,7 @@ def models(home: Path) -> list[Surface]:
         finally:
             aside.rename(whole)
 
-    used()  # what is imported then takes no input's time
+    used()  # imports then do not count as an input's time
     config = read_json(model / "config.json")
     tokenizer = (model / "tokenizer.json").read_bytes()
     settings = read_json(model / "tokenizer_config.json")
@@ -106,7 +106,7 @@ def models(home: Path) -> list[Surface]:
 
 
 def _short(tokenizer: Any) -> Any:
-    """With a vocabulary of some dozen entries, so that damage is not all in there."""
+    """With a vocabulary of only some dozen entries, so damage also reaches other parts of the files."""
     vocabulary = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = dict(list(vocabulary.items())[:30])
     return tokenizer

@@ -14,7 +14,7 @@ from tests.fuzz.surfaces.base import Surface, run_command, written
 
 
 def runs(home: Path) -> list[Surface]:
-    """Files of a finished run, each damaged in turn."""
+    """The files of a finished run, damaged one at a time."""
     from bertkit.run.checkpoint import load_newest_checkpoint
     from bertkit.run.directory import RunDirectory
     from bertkit.run.find import find_runs

@@ -1,5 +1,5 @@
-"""`bertkit search` and `mine-negatives`: hits are those of a plain search, of every kind of index; what is joined,
-re-ranked and mined follows from them; and an index opens with its own model alone."""
+"""`bertkit search` and `mine-negatives`: every kind of index returns the hits of a plain search, joining, re-ranking
+and mining follow from these, and an index opens only with its own model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to a server in tests: the application in this process, and the command in a process of its own."""
+"""Clients for tests: of the application in this process, and of the command in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bertkit.inference.serving.settings import ServeSettings
 
 Result = TypeVar("Result")
 SECONDS = 240.0
-"""After which a test gives up on a server."""
+"""Time after which a test gives up on a server."""
 
 
 def served(name: str, directory: Path) -> ServedModel:
@@ -50,7 +50,7 @@ def in_process(
 
 
 def post(models: Sequence[ServedModel], path: str, body: Any, **settings: Any) -> httpx2.Response:
-    """One request; `body` is JSON, or bytes as they are."""
+    """One request; `body` is JSON, or bytes sent unchanged."""
 
     async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
         if isinstance(body, bytes):
@@ -62,7 +62,7 @@ def post(models: Sequence[ServedModel], path: str, body: Any, **settings: Any) -
 
 @dataclass
 class Live:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     process: subprocess.Popen[str]
     address: str
@@ -90,7 +90,7 @@ class Live:
 
 @contextmanager
 def live(tmp_path: Path, *arguments: str | Path) -> Iterator[Live]:
-    """`bertkit serve` on a free port of the loopback; killed at the end."""
+    """`bertkit serve` on a free port of the loopback device; killed at the end."""
     errors = tmp_path / "server.txt"
     command = [sys.executable, "-m", "bertkit", "serve", *map(str, arguments), "--port", "0"]
     with errors.open("w", encoding="utf-8") as file:
@@ -99,13 +99,13 @@ def live(tmp_path: Path, *arguments: str | Path) -> Iterator[Live]:
             stderr=file,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore it
         )
     try:
         end = time.monotonic() + SECONDS
         while (found := re.search(r"^listening on (http://\S+)$", errors.read_text(encoding="utf-8"), re.M)) is None:
             assert process.poll() is None, errors.read_text(encoding="utf-8")
-            assert time.monotonic() < end, "the server did not begin to listen"
+            assert time.monotonic() < end, "the server did not start to listen"
             time.sleep(0.05)
         yield Live(process, found[1], errors)
     finally:

@@ -1,4 +1,4 @@
-"""Models of every ability, made once."""
+"""Models for every task, trained once."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def models(directories: dict[str, Path]) -> dict[str, ServedModel]:
-    """The same, served by their keys."""
+    """The same models, served by their keys."""
     return {name: served(name, directory) for name, directory in directories.items()}

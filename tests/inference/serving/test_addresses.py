@@ -1,4 +1,4 @@
-"""What the addresses answer: the objects of the commands, OpenAI's embeddings, and the same whatever the company."""
+"""Responses of all addresses: the commands' objects, OpenAI's embeddings, and independence of other requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.inference.serving.clients import in_process, post, served
 Models = dict[str, ServedModel]
 TEXTS = ["the film was warm", "", "a", "of the story and the actors is not who what Was . , ?" * 5, "fine cat"]
 TOLERANCE = 1e-6
-"""Between a served prediction and that of `bertkit predict`, and between company and none at this width of 30: products
-round by their shape. At widths of four's multiples company changes no bit (test_independent_predictions.py)."""
+"""Between a served prediction and that of `bertkit predict`, and between different batches at this width of 30: matrix
+products round differently by shape. At widths that are multiples of four, the batch changes no bit
+(test_independent_predictions.py)."""
 
 
 def inputs_of(kind: str) -> list[Any]:
@@ -61,7 +62,7 @@ def test_embeddings_are_those_of_encode(models: Models) -> None:
 
 
 def test_a_body_without_its_header_is_told(models: Models) -> None:
-    """As curl sends it, which calls all that it sends a form."""
+    """curl's default header, which declares every body a form."""
 
     async def ask(client: httpx2.AsyncClient, _: Service) -> httpx2.Response:
         form = {"content-type": "application/x-www-form-urlencoded"}
@@ -143,7 +144,7 @@ def test_reranking_by_vectors_and_by_a_cross_encoder(models: Models) -> None:
 
 @pytest.mark.parametrize("kind", ["base", "classification", "regression", "tagging", "span", "choice"])
 def test_an_answer_is_the_same_alone_and_in_company(kind: str, models: Models) -> None:
-    """Vectors to the bit; labels, places and order of predictions exactly, their numbers to `TOLERANCE`."""
+    """Vectors bit for bit; labels, positions and order of predictions exactly, their numbers to `TOLERANCE`."""
     model = models[kind]
     inputs = TEXTS if kind == "base" else inputs_of(kind) * 2
     path, key = ("/v1/embeddings", "input") if kind == "base" else ("/predict", "inputs")
@@ -180,7 +181,7 @@ def test_what_a_directory_can_do(directories: dict[str, Path], models: Models, t
     assert models["base"].abilities == {"embed", "rerank", "fill"}
     assert models["regression"].abilities == {"predict", "rerank"}
     assert models["tagging"].abilities == {"predict"}
-    # sentence-transformers 6 writes modules.json for cross-encoders, too, with the Transformer alone.
+    # sentence-transformers 6 also writes modules.json for cross-encoders, with only the Transformer.
     transformer = {
         "idx": 0,
         "name": "0",

@@ -1,4 +1,5 @@
-"""The queue behind the server: what waits is packed, long work gives way, one fault spoils nothing, nothing is lost."""
+"""The server's queue: waiting requests are packed, long ones yield, one error affects no other request, nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from bertkit.inference.serving.batcher import Batcher, BatchReport, QueueFullErr
 
 
 class Recorder:
-    """Computes the doubles of numbers; negative ones are at fault. The first batch waits for `go`."""
+    """Doubles numbers; negative ones raise an error. The first batch waits for `go`."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[Any, list[int]]] = []
@@ -49,7 +50,7 @@ def run(test: Callable[[Batcher, Recorder], Coroutine[Any, Any, None]], **settin
 
 
 async def begun(recorder: Recorder, batches: int = 1) -> None:
-    """Until the thread computes its batch of this number."""
+    """Wait until the thread computes its batch of this number."""
     while len(recorder.batches) < batches:
         await asyncio.sleep(0.001)
 

@@ -1,4 +1,4 @@
-"""Hostile and mistaken requests: each is answered with 4xx in OpenAI's shape, and the next one is served."""
+"""Every hostile or invalid request gets a 4xx response in OpenAI's format, and the next request is served."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _bodies(draw: st.DrawFn) -> tuple[str, Any]:
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(asked=st.lists(_bodies(), min_size=5, max_size=5))
 def test_no_json_is_a_bug(asked: list[tuple[str, Any]], models: Models) -> None:
-    """Whatever is asked, the answer is 200 or 4xx in OpenAI's shape."""
+    """For any request, the response is 200 or 4xx in OpenAI's format."""
 
     async def ask(client: httpx2.AsyncClient, _: Service) -> list[httpx2.Response]:
         sent = [

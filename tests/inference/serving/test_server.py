@@ -1,4 +1,5 @@
-"""The command as a process: its address, the official OpenAI client, slow clients, and an end that loses nothing."""
+"""The command as a process: its address, the official OpenAI client, slow clients, and a shutdown that loses
+nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_a_slow_body_is_408_and_slow_does_not_stop_others(server: Live) -> None:
 
 
 def test_a_client_that_does_not_read_is_disconnected(server: Live) -> None:
-    texts = 16_000  # an answer of some 10 MB, more than the kernel keeps
+    texts = 16_000  # a response of some 10 MB, more than the kernel buffers
     document = json.dumps({"model": "base", "input": ["a"] * texts, "encoding_format": "float"}).encode()
     with server.connect(receive_buffer=4_096) as connection:
         connection.sendall(_request(document))
@@ -100,7 +101,7 @@ def test_bad_http_and_large_bodies(server: Live) -> None:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 300_000)
         assert b"HTTP/1.1 400 " in _rest(connection)
     assert httpx2.post(f"{server.address}/v1/embeddings", content=b" " * 1_000_001).status_code == 413
-    with server.connect() as connection:  # refused by its announcement, before anything is sent
+    with server.connect() as connection:  # refused because of the announced length, before anything is sent
         connection.sendall(b"POST /fill HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n")
         assert connection.recv(1_000).startswith(b"HTTP/1.1 413 ")
 
@@ -167,7 +168,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Client(threading.Thread):
-    """Asks again and again over one connection until the server says that it closes, or takes no new connection."""
+    """Send requests over one connection until the server closes it or accepts no new connection."""
 
     def __init__(self, server: Live) -> None:
         super().__init__(daemon=True)
@@ -204,7 +205,7 @@ def _request(body: bytes) -> bytes:
 
 
 def _rest(connection: socket.socket) -> bytes:
-    """All that the server still sends, to the end of the connection; a reset is an end, too."""
+    """Everything that the server still sends before the connection ends; a reset also ends it."""
     parts = []
     try:
         while part := connection.recv(65_536):

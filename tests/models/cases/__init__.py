@@ -1,1 +1,1 @@
-"""One file a family: what to compare it with."""
+"""One file per family with its oracle."""

@@ -1,4 +1,4 @@
-"""ALBERT, with one group, and with groups that do not divide the layers and inner layers."""
+"""ALBERT with one group, and with groups that do not divide the layers and inner layers."""
 
 from __future__ import annotations
 

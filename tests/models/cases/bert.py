@@ -35,7 +35,7 @@ CASES = [
         {**_SIZES, "hidden_act": "relu", "layer_norm_eps": 1e-3},
         {"masked_lm": "BertForMaskedLM"},
     ),
-    # The Hub's class gives the states behind its final norm in place of the last layer's.
+    # The Hub's class returns the states after its final norm instead of the last layer's.
     Case(
         "megatron-bert",
         "MegatronBertConfig",

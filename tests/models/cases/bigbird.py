@@ -1,4 +1,4 @@
-"""BigBird; sequences so short that they are read whole. test_bigbird.py has the longer ones."""
+"""BigBird on sequences short enough to be attended in full; longer ones are in test_bigbird.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZES = {
     "intermediate_size": 51,
     "max_position_embeddings": 19,
     "type_vocab_size": 3,
-    # An id that no text has: behind it the oracle lets no span begin.
+    # An id that occurs in no text; the oracle lets no span begin after it.
     "sep_token_id": 500,
 }
 

@@ -1,6 +1,6 @@
 """DeBERTa 1, 2 and 3.
 
-Where there is a convolution, the oracle's first state is the one behind it.
+With a convolution, the oracle's first state is the one after it.
 """
 
 from __future__ import annotations

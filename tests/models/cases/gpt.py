@@ -1,4 +1,4 @@
-"""GPT and GPT-2; the class with two heads is in test_gpt.py, for it must be told where the last token is."""
+"""GPT and GPT-2; the class with two heads is in test_gpt.py because it needs the position of the last token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = [
         pad_id=3,
         token_types=False,
     ),
-    # The Hub's class gives the states behind its final norm in place of the last layer's.
+    # The Hub's class returns the states after its final norm instead of the last layer's.
     Case(
         "gpt2",
         "GPT2Config",

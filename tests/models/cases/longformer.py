@@ -1,7 +1,7 @@
-"""Longformer; windows shorter than the longest sequence, so that it goes in chunks.
+"""Longformer with windows shorter than the longest sequence, so it is computed in chunks.
 
-Without a global mask the oracle wants three separators in every sequence for spans and choices: test_longformer.py has
-those heads and masks.
+Without a global mask, the oracle requires three separators in every sequence for spans and choices: those heads and
+masks are in test_longformer.py.
 """
 
 from __future__ import annotations

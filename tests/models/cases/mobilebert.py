@@ -34,7 +34,7 @@ CASES = [
         ("MobileBertForPreTraining", {"masked_lm": "prediction_logits", "next_sentence": "seq_relationship_logits"}),
         zero_pad_row=True,
     ),
-    # The released models'.
+    # As in the released models.
     Case(
         "mobilebert-no-pooler",
         "MobileBertConfig",

@@ -1,6 +1,6 @@
-"""ModernBERT; four layers, for of three the first is global.
+"""ModernBERT with four layers, since the first of every three is global.
 
-The oracle gives the states behind its final norm in place of the last layer's.
+The oracle returns the states after its final norm instead of the last layer's.
 """
 
 from __future__ import annotations

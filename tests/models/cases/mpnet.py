@@ -1,4 +1,4 @@
-"""MPNet; the padding's id is always 1, and the table of positions has two rows more than the longest sequence."""
+"""MPNet; the padding's id is always 1, and the position table has two rows more than the longest sequence."""
 
 from __future__ import annotations
 

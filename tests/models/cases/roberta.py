@@ -1,4 +1,4 @@
-"""RoBERTa and its twins; the table of positions has two rows more than the longest sequence has tokens."""
+"""RoBERTa and its twins; the position table has two rows more than the longest sequence has tokens."""
 
 from __future__ import annotations
 

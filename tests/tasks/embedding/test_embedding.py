@@ -1,4 +1,5 @@
-"""Embedding: sequences and labels of texts, a batch in parts as the whole, and how vectors are evaluated."""
+"""Embedding: sequences and labels of texts, gradients in parts equal to the whole batch's, and evaluation of
+vectors."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_matryoshka_of_a_batch_in_parts(directory: Path, encoder: SequenceEncode
 
 
 def test_the_second_pass_over_a_part_draws_the_dropout_of_the_first(directory: Path, encoder: SequenceEncoder) -> None:
-    """Parts that keep their states, under the same generator, have the same gradient to the bit."""
+    """Parts that keep their states, under the same generator, have a bit-identical gradient."""
     task = Embedding(CosentLoss(), ("spearman",))
     features = task.encode(sentences(31, 2), encoder)
     batch = features.joined_batch(features.cut(np.arange(31), 60))
@@ -202,7 +203,7 @@ def test_triplets_and_pairs_are_right_where_the_positive_is_nearest() -> None:
     pairs = [SentenceExample(str(i), ("q", text)) for i, text in enumerate(("p", "n", "p"))]
     vectors = [np.stack(each) for each in ((anchor, near), (far, far), (anchor, near))]
     found = task.predictions(pairs, None, vectors)  # type: ignore[arg-type]  # not read
-    assert task.score(found, pairs)["accuracy"] == 1.0, "an equal text is no mistake"
+    assert task.score(found, pairs)["accuracy"] == 1.0, "an equal text is not a mistake"
 
 
 def test_softmax_has_a_classifier_that_is_not_saved_with_the_model(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Losses on vectors are those of sentence-transformers, value and gradient, on random batches of odd sizes."""
+"""Losses on vectors equal sentence-transformers', value and gradient, on random batches of odd sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLASSES = 3
 
 
 class VectorsAsModel(nn.Module):
-    """Gives the vectors that it is handed in place of texts, as sentence-transformers' losses ask for them."""
+    """Returns given vectors instead of embedding texts, in the form that sentence-transformers' losses require."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_matryoshka_refuses_what_it_cannot_cut() -> None:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_text_that_occurs_twice_is_no_negative_of_itself(symmetric: bool) -> None:
-    """Against a loop: candidates that are the anchor's text or its positive's are left out, others count each time."""
+    """Against a loop: candidates equal to the anchor's text or its positive are excluded, others count each time."""
     vectors, scale = drawn(6, 3, 12), 20.0
     numbers = torch.tensor([[0, 1, 2], [3, 1, 4], [5, 0, 1], [0, 6, 7], [8, 9, 10], [8, 9, 0]])
     normal = nn.functional.normalize(vectors, dim=-1)

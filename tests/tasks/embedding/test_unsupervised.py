@@ -1,4 +1,4 @@
-"""Unsupervised losses: SimCSE's two passes, TSDAE's deletion, and its decoder as sentence-transformers has it."""
+"""Unsupervised losses: SimCSE's two passes, TSDAE's deletion, and its decoder as in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_deletion_keeps_order_special_tokens_and_at_least_a_word(encoder: Sequen
         assert len(after) >= 3
     words = features.token_labels[WORD]
     kept = sum(map(len, left)) - 2 * len(left)
-    assert kept / int((words >= 0).sum()) == pytest.approx(0.45, abs=0.06), "0.4, and more where one word must stay"
+    assert kept / int((words >= 0).sum()) == pytest.approx(0.45, abs=0.06), "0.4, and more if one word must be kept"
     assert corrupted(features, 0.6) == left, "a function of the address"
     assert corrupted(features, 0.6, epoch=1) != left
     assert min(map(len, corrupted(features, 0.999))) == 3
 
 
 def test_words_are_deleted_whole(encoder: SequenceEncoder) -> None:
-    """A word of several tokens stays or goes as one."""
+    """A word of several tokens is kept or deleted as one."""
     example = SentenceExample("0", ("unknownword cat otherword",))
     features = Embedding(TsdaeLoss(), ("spearman",)).encode([example], encoder)
     words = features.token_labels[WORD].tolist()
@@ -140,7 +140,7 @@ def test_each_token_but_the_first_is_predicted(directory: Path, encoder: Sequenc
 def test_the_decoder_is_that_of_sentence_transformers(
     directory: Path, encoder: SequenceEncoder, tmp_path: Path
 ) -> None:
-    """With the same weights, value and gradient of its loss are those of its DenoisingAutoEncoderLoss."""
+    """With equal weights, value and gradient of its loss are those of its DenoisingAutoEncoderLoss."""
     library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
     from sentence_transformers.sentence_transformer import losses as oracle
 
