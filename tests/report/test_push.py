@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import yaml
 from bertkit.cli.app import run as bertkit
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
+from bertkit.report.push import push as pushed
 from bertkit.run.directory import RunDirectory
 from tests.hub_server import Hub, serving
 
@@ -151,6 +153,33 @@ def test_text_of_a_run_stays_text_in_the_card(run: RunDirectory) -> None:
     (run.path / "results.json").write_text(json.dumps({"a|b<img>": 1.0}))
     card = model_card(run.model, "me/it", ReportedRun.of(run))
     assert "a\\|b\\<img\\>" in card
+
+
+def test_the_card_of_a_suite_has_its_scores_and_the_recipe_of_the_chosen_run(run: RunDirectory) -> None:
+    inner = run.path / "runs" / "lr=3e-5"
+    shutil.copytree(run.path, inner, ignore=shutil.ignore_patterns("runs", "*.lock"))
+    own = "kind: finetune\nname: inner\ntask: mrpc\nmodel: org/base\noptimisation: {epochs: 2}\nengine: {device: cpu}\n"
+    (inner / "recipe.yaml").write_text(own)
+    results = {
+        "tasks": {"mrpc": {"f1": {"mean": 0.87, "std": 0.02}}},
+        "chosen": {"run": "/elsewhere/suite/runs/lr=3e-5", "seed": 3},
+        "truncation": {"train": {"examples": 4242}},
+        "runs": [],
+    }
+    (run.path / "results.json").write_text(json.dumps(results))
+    labels = {"id2label": {"0": "not_equivalent", "1": "a|b"}, "architectures": ["BertForSequenceClassification"]}
+    (run.model / "config.json").write_text(json.dumps({"model_type": "bert", **labels}))
+    with run.recording():
+        run.seal_model()
+    card = pushed(str(run.path), "me/it", run=run, dry_run=True).card
+    assert card is not None
+    assert "[org/base](https://huggingface.co/org/base) fine-tuned on mrpc." in card
+    assert metadata(card)["base_model"] == "org/base"
+    assert "| mrpc f1 | 0.87 ± 0.02 |" in card
+    assert "epochs: 2" in card
+    assert r"Labels: not\_equivalent, a\|b." in card
+    assert "4242" not in card
+    assert "engine:" not in card
 
 
 def test_a_model_without_weights_is_not_shared(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

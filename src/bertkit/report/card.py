@@ -19,6 +19,7 @@ from bertkit.models.near_models import looks_local
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECIPE
+from bertkit.visible import visible
 
 SENTENCE_MODULES = "modules.json"
 _WITHOUT_CLASS = frozenset(
@@ -38,6 +39,11 @@ _TASKS = {
 }
 """The Hub's name of a task, by the suffix of the class name."""
 _MOST_SCORES = 40
+_MOST_LABELS = 30
+_RESULTS = ("splits.", "tasks.", "held_out.")
+"""Where results.json has the scores of a run, of a suite, and of pretraining; the first that exists is shown."""
+_LIBRARY_LABEL = re.compile(r"LABEL_\d+")
+"""A label without a name of its own, as `transformers` writes it."""
 _FACTS = (
     "steps",
     "tokens",
@@ -50,13 +56,21 @@ _FACTS = (
 )
 
 
-def model_card(model: Path, repository: str, run: ReportedRun | None, *, license_id: str | None = None) -> str:
+def model_card(
+    model: Path,
+    repository: str,
+    run: ReportedRun | None,
+    *,
+    chosen: ReportedRun | None = None,
+    license_id: str | None = None,
+) -> str:
     """The text of README.md.
 
     Args:
         model: the model's directory.
         repository: ORG/NAME, the model's destination.
         run: the run that produced the model; None if unknown.
+        chosen: if that is a suite, its run whose model this is.
         license_id: an identifier from the Hub's list, such as `apache-2.0`.
 
     Raises:
@@ -64,21 +78,25 @@ def model_card(model: Path, repository: str, run: ReportedRun | None, *, license
     """
     config = read_json(model / CONFIG_FILE) if (model / CONFIG_FILE).is_file() else {}
     is_embedder = (model / SENTENCE_MODULES).is_file()
-    recipe = {} if run is None else dict(read_tree(run.recipe, str(run.path / RECIPE)).plain())
+    trained = chosen or run
+    recipe = {} if trained is None else dict(read_tree(trained.recipe, str(trained.path / RECIPE)).plain())
     metadata = yaml.safe_dump(
         dict(_metadata(config, recipe, is_embedder=is_embedder, license_id=license_id)), sort_keys=False
     )
     parts = [f"---\n{metadata}---", f"# {repository.rpartition('/')[2]}"]
     if run is not None:
-        paper = f" After: {recipe['paper']}." if recipe.get("paper") else ""
-        parts.append(f"{recipe.get('title') or recipe.get('name')}.{paper}")
+        parts.append(" ".join(_description(recipe)))
+    if labels := _labels(config):
+        parts.append(f"Labels: {labels}.")
     parts += ["## Use", _usage(config, repository, is_embedder=is_embedder)]
-    if run is not None:
-        if run.scores:
-            parts += ["## Results", _table({name: each.in_words for name, each in run.scores.items()})]
-        facts = {name: run.facts[name] for name in _FACTS if name in run.facts}
-        written = yaml.safe_dump(_without_paths(recipe), sort_keys=False, allow_unicode=True, width=100)
-        parts += ["## Training", _table(facts), "The recipe:", f"```yaml\n{written}```"]
+    if run is not None and trained is not None:
+        if scores := _results(run):
+            parts += ["## Results", _table(scores)]
+        facts = {name: trained.facts[name] for name in _FACTS if name in trained.facts}
+        settings = {key: value for key, value in _without_paths(recipe).items() if key != "engine"}
+        written = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+        folded = f"<details>\n<summary>Recipe</summary>\n\n```yaml\n{written}```\n\n</details>"
+        parts += ["## Training", _table(facts), folded]
     return "\n\n".join(parts) + "\n"
 
 
@@ -105,6 +123,66 @@ def _metadata(
     named = [str(each).split(":")[1].partition("@")[0] for each in sources or () if str(each).startswith("hub:")]
     if named:
         yield "datasets", list(dict.fromkeys(named))
+
+
+def _description(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on what was trained from what, on which data."""
+    kind, task, data = (recipe.get(key) for key in ("kind", "task", "data"))
+    named = [task] if isinstance(task, str | Mapping) else list(task or ())
+    tasks = " and ".join(_cell(str(each.get("name") if isinstance(each, Mapping) else each)) for each in named)
+    start = recipe.get("model") or recipe.get("init")
+    source = _model_name(start) if isinstance(start, str) and start != "?" else ""
+    if recipe.get("title"):
+        yield f"{_cell(str(recipe['title']))}."
+    if kind == "finetune":
+        yield f"{source or 'A model'} fine-tuned on {tasks}."
+    elif kind == "distill":
+        taught = recipe.get("teacher")
+        teachers = [taught] if isinstance(taught, str) else list(taught or ())
+        names = " and ".join(_model_name(str(each)) for each in teachers)
+        yield (
+            f"A student of {names}{f', on {tasks}' if tasks else ''}."
+            if names and not recipe.get("control")
+            else (f"A student trained without its teacher{f', on {tasks}' if tasks else ''}.")
+        )
+    elif not recipe.get("title"):
+        yield f"Pretrained with the recipe `{recipe.get('name')}`."
+    if recipe.get("paper"):
+        yield f"After: {_cell(str(recipe['paper']))}."
+    sources = data.get("sources") if isinstance(data, Mapping) else None
+    if sources:
+        yield f"Trained on {', '.join(_cell(_short(str(each))) for each in sources)}."
+
+
+def _model_name(name: str) -> str:
+    """A link to a model of the Hub; the last part of a path."""
+    if _is_path(name) or name.count("/") > 1:
+        return _cell(_short(name))
+    hub_id = name.partition("@")[0]
+    return f"[{_cell(hub_id)}](https://huggingface.co/{hub_id})" if "/" in hub_id else _cell(hub_id)
+
+
+def _short(name: str) -> str:
+    return Path(name.rstrip("/")).name if Path(name).expanduser().is_absolute() else name
+
+
+def _labels(config: Mapping[str, Any]) -> str:
+    """The names of a classifier's labels, unless they are only numbered; empty if there are none."""
+    names = config.get("id2label")
+    if not isinstance(names, Mapping) or len(names) > _MOST_LABELS:
+        return ""
+    found = [str(name) for name in names.values()]
+    return "" if all(map(_LIBRARY_LABEL.fullmatch, found)) else ", ".join(_cell(visible(name)) for name in found)
+
+
+def _results(run: ReportedRun) -> dict[str, str]:
+    """Scores by name, without the descriptions in results.json; all numbers if it has no scores of a known kind."""
+    for prefix in _RESULTS:
+        if found := {name: each for name, each in run.scores.items() if name.startswith(prefix)}:
+            shown = {name.removeprefix(prefix): each for name, each in found.items()}
+            before = "held-out " if prefix == "held_out." else ""
+            return {before + name.replace(".", " "): each.in_words for name, each in shown.items()}
+    return {name: each.in_words for name, each in run.scores.items()}
 
 
 def _usage(config: Mapping[str, Any], repository: str, *, is_embedder: bool) -> str:

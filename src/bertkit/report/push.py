@@ -16,6 +16,7 @@ from bertkit.models.model_files import encoder_directory, find_model, find_weigh
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.run.find import run_of_suite
 from bertkit.run.verify import model_errors
 
 CARD = "README.md"
@@ -77,7 +78,9 @@ def push(
         find_weights(encoder_directory(directory))
     paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     reported = None if run is None else ReportedRun.of(run)
-    card = None if CARD in paths else model_card(directory, repository, reported, license_id=license_id)
+    inner = None if run is None else _chosen(run)
+    chosen = None if inner is None else ReportedRun.of(inner)
+    card = None if CARD in paths else model_card(directory, repository, reported, chosen=chosen, license_id=license_id)
     if dry_run:
         return Pushed(_sizes(paths, card), card, None)
     try:
@@ -92,6 +95,14 @@ def run_of_model(path: Path) -> RunDirectory | None:
         if (place / RECORD).is_file():
             return RunDirectory.open(place)
     return None
+
+
+def _chosen(run: RunDirectory) -> RunDirectory | None:
+    """The run of a suite whose model is the suite's; None for a single run."""
+    chosen = (run.results or {}).get("chosen")
+    path = chosen.get("run") if isinstance(chosen, dict) else None
+    place = None if path is None else run_of_suite(run.path, str(path))
+    return RunDirectory.open(place) if place is not None and (place / RECORD).is_file() else None
 
 
 def _sizes(paths: dict[str, Path], card: str | None) -> dict[str, int]:
