@@ -22,11 +22,10 @@ from bertkit.tasks.classification import (
     Regression,
     TextSettings,
     TextTask,
-    class_weights,
-    label_ids,
 )
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
+from bertkit.tasks.label_ids import class_weights, label_ids
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_model
 
 NAMES = Labels(("bad", "good", "so-so"))
@@ -81,7 +80,7 @@ def test_balanced_weights_give_every_label_the_same_share() -> None:
     weight_K = class_weights("balanced", some, names)
     assert weight_K is not None
     np.testing.assert_allclose(weight_K * np.array([6, 2]), [4, 4])
-    with pytest.raises(DataError, match="'fine' is not one"):
+    with pytest.raises(UsageError, match=r"text.class_weights.fine: not one of the task's 2 labels \(bad, good\)"):
         class_weights({"fine": 2.0}, some, names)
 
 

@@ -39,12 +39,12 @@ from bertkit.tasks.classification import (
     MultiLabelClassification,
     Regression,
     VectorClassification,
-    class_weights,
 )
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split, spelt_as
+from bertkit.tasks.label_ids import class_weights
 from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.readers.labels import label_order

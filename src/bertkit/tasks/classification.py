@@ -34,6 +34,7 @@ from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
+from bertkit.tasks.label_ids import label_ids
 
 LABEL = "label"
 TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
@@ -436,50 +437,6 @@ class Regression(TextTask):
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
         largest, output = self.settings.largest_score, float(logits_K[0])
         return Prediction(example.id, output if largest is None else largest / (1 + math.exp(-max(output, -700.0))))
-
-
-def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
-    """The label id of each (example, label); an exact match takes precedence over one that differs in case.
-
-    Raises:
-        DataError: a label that is not in `names`.
-    """
-    exact = {name: number for number, name in enumerate(names)}
-    folded = {name.casefold(): number for number, name in enumerate(names)}
-    ids = []
-    for example, label in labelled:
-        number = exact.get(label, folded.get(label.casefold()))
-        if number is None:
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise DataError(
-                f"example {example}: the label {label!r} is not one of the task's {len(names)} labels ({shown});"
-                " correct the data, or add examples of it to the training file"
-            )
-        ids.append(number)
-    return np.asarray(ids, dtype=np.int64)
-
-
-def class_weights(
-    wanted: Literal["balanced"] | Mapping[str, float] | None, examples: Sequence[TextExample], names: Sequence[str]
-) -> NDArray[np.float32] | None:
-    """The weight of each label's loss.
-
-    Raises:
-        DataError: a weight for a label that the task does not have.
-    """
-    if wanted is None:
-        return None
-    if wanted == "balanced":
-        labels = {example.id: example.label for example in examples}
-        each = {key: label if isinstance(label, tuple) else (str(label),) for key, label in labels.items()}
-        ids = label_ids([(key, name) for key, own in each.items() for name in own], names)
-        count_K = np.bincount(ids, minlength=len(names)).astype(np.float64)
-        # A label that never occurs has no loss to weigh.
-        weight_K = np.where(count_K > 0, ids.size / (len(names) * np.maximum(count_K, 1)), 1.0)
-        return weight_K.astype(np.float32)
-    weight_K = np.ones(len(names))
-    weight_K[label_ids([("of class_weights", name) for name in wanted], names)] = list(wanted.values())
-    return weight_K.astype(np.float32)
 
 
 def _number(example: TextExample) -> float:

@@ -29,9 +29,9 @@ from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
-from bertkit.tasks.classification import label_ids
 from bertkit.tasks.encoding import Ids, SequenceEncoder
 from bertkit.tasks.examples import TaggedExample
+from bertkit.tasks.label_ids import label_ids
 
 TAG = "tag"
 FIRST = "first"

@@ -244,6 +244,7 @@ def test_pages_about_the_server(models: Models) -> None:
     async def ask(client: httpx2.AsyncClient, service: Service) -> None:
         health = await client.get("/health")
         assert (health.status_code, health.json()) == (200, {"status": "ok", "models": ["base", "span"]})
+        assert (await client.head("/health")).status_code == 200
         listed = (await client.get("/v1/models")).json()["data"]
         assert [(each["id"], each["answers"]) for each in listed] == [
             ("base", ["/v1/embeddings", "/rerank", "/fill"]),
@@ -256,7 +257,7 @@ def test_pages_about_the_server(models: Models) -> None:
         assert {"/v1/embeddings", "/predict", "/rerank", "/fill", "/health", "/metrics"} <= set(page["paths"])
         assert (await client.get("/docs")).status_code == 200
         metrics = (await client.get("/metrics")).text
-        assert 'bertkit_requests_total{path="/health",status="200"} 1.0' in metrics
+        assert 'bertkit_requests_total{path="/health",status="200"} 2.0' in metrics
         await client.get("/made/up/by/a/client")
         metrics = (await client.get("/metrics")).text
         assert 'bertkit_requests_total{path="other",status="404"} 2.0' in metrics

@@ -110,6 +110,7 @@ def _add_models(api: FastAPI, service: Service) -> None:
         return {"id": model.name, "object": "model", "created": started, "owned_by": "bertkit", "answers": answers}
 
     @api.get("/health", summary="Whether the server is working")
+    @api.head("/health", include_in_schema=False)  # as monitors ask
     async def health() -> JSONResponse:
         status = "stopping" if service.draining else "ok" if service.batcher.is_alive else "failed"
         return JSONResponse(

@@ -32,7 +32,7 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.sentence import PoolingMode, pool
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
-from bertkit.tasks.classification import LABEL, label_ids
+from bertkit.tasks.classification import LABEL
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
@@ -40,6 +40,7 @@ from bertkit.tasks.embedding.losses.tsdae import predicted_tokens
 from bertkit.tasks.embedding.similarity import ACCURACY, ComparedBy, compared, predicted, reference
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
+from bertkit.tasks.label_ids import label_ids
 
 TEXT_NUMBER = "text"
 """Numbers of the example's texts; equal for equal texts."""
