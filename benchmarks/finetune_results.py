@@ -34,7 +34,7 @@ from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, Pee
 
 from bertkit.files import write_json
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import own_spec
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.base import Scores
@@ -93,12 +93,12 @@ class Unit:
         return TASKS[self.task]
 
     @property
-    def given(self) -> str | OwnTask:
+    def given(self) -> str | CustomTask:
         """The task's overrides for bertkit."""
         if self.task != "squad2part":
             return self.task
         files = {split: str(self.tasks / "squad" / f"squad2-part-{split}.json") for split in ("train", "dev")}
-        return OwnTask(name=self.task, kind="span", **files)
+        return CustomTask(name=self.task, kind="span", **files)
 
     @property
     def data_dir(self) -> str:
@@ -106,10 +106,10 @@ class Unit:
 
     @property
     def spec(self) -> TaskSpec:
-        return own_spec(self.given) if isinstance(self.given, OwnTask) else find_task(self.given)
+        return own_spec(self.given) if isinstance(self.given, CustomTask) else find_task(self.given)
 
     def examples(self, split: str) -> list[Any]:
-        if isinstance(self.given, OwnTask):
+        if isinstance(self.given, CustomTask):
             return read_own(Path(self.spec.splits[split][0]), "span", Columns()).examples
         return load_split(self.spec, split, self.data_dir).examples
 

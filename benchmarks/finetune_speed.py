@@ -45,7 +45,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.clipping import RowClipping
-from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.gradients import Gradient
@@ -88,7 +88,7 @@ class Ours:
         return [self.features.batch(part) for part in self.features.cut(items, self.engine.micro_batch_tokens)]
 
     def step(self, items: Any) -> None:
-        with kernels_in_use(self.config, self.engine):
+        with use_kernels(self.config, self.engine):
             self.training_step.update(self.batches(items), self.terms, RATE)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bertkit.bench.generate import own_tokens, peer_tokens
-from bertkit.models.bf16 import keep_in_bf16
+from bertkit.models.bf16 import cast_linears_to_bf16
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 
@@ -46,7 +46,7 @@ def models(size: str) -> tuple[Any, HeadedModel]:
 def in_bf16(model: HeadedModel) -> HeadedModel:
     """A copy as used by `bertkit generate --precision bf16`."""
     reduced = copy.deepcopy(model)
-    keep_in_bf16(reduced, words=True)
+    cast_linears_to_bf16(reduced, words=True)
     return reduced
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.embeddings.sources import cosines, encoded_once, word_source
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.inference.model import Model
 from bertkit.metrics.regression import spearman
@@ -125,7 +125,7 @@ def sentences(corpus: Path) -> Iterator[str]:
 
 def arms(data: Path, texts: Path, given: argparse.Namespace) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Each arm's task and settings."""
-    nli = OwnTask(
+    nli = CustomTask(
         kind="embedding",
         train=str(data / "nli/mnli-part-train.jsonl"),
         dev="stsb",
@@ -143,7 +143,7 @@ def arms(data: Path, texts: Path, given: argparse.Namespace) -> dict[str, tuple[
         "STS-B bi-encoder": ("sts-embedding", scores),
         "STS-B cross-encoder": ("stsb", scores | {"text.largest_score": 5.0}),
         SIMCSE: (
-            OwnTask(kind="embedding", train=str(texts), dev="stsb"),
+            CustomTask(kind="embedding", train=str(texts), dev="stsb"),
             {"embedding.loss": {"name": "simcse", "projection": False}, **contrast},
         ),
     }

@@ -29,13 +29,13 @@ def tokens_per_second(precision: str, seconds: float) -> float:
     from bertkit.bench.pretrain import pretraining
     from bertkit.bench.settings import BenchSettings
     from bertkit.bench.workload import OWN
-    from bertkit.training.compiled_kernels import kernels_in_use
+    from bertkit.training.compiled_kernels import use_kernels
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
 
     config = EngineConfig.model_validate({"precision": precision, "device": "cpu"})
     engine = resolve_engine(config)
-    with kernels_in_use(config, engine):
+    with use_kernels(config, engine):
         work = pretraining(BenchSettings(peers=False), engine)
         update = work.sides[OWN]
         for _ in range(WARM_UPDATES):

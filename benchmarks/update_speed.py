@@ -35,7 +35,7 @@ from bertkit.models.projection import project_separately
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.run.environment import device_name
-from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import EngineConfig
 from bertkit.training.cost import training_flops
 from bertkit.training.engine import resolve_engine
@@ -223,7 +223,7 @@ def main() -> None:
         torch.compiler.reset()  # torch caches eight graphs per layer, and each model needs its own
         measurement = Measurement(size, FORMS[form], arguments)
         for limit in map(int, arguments.lengths.split(",")):
-            with kernels_in_use(measurement.config, measurement.engine):
+            with use_kernels(measurement.config, measurement.engine):
                 both = measurement.measured(limit, arguments.rounds)
                 kernels = measurement.kernels(limit)[: arguments.profile] if arguments.profile else []
             for kind, found in both.items():

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.ranks import Launch, Ranks, acting, current, share_of
+from bertkit.ranks import Ranks, TorchrunEnvironment, current, share_of, use_ranks
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
@@ -24,21 +24,21 @@ def test_shares_are_consecutive_even_and_complete(number: int, count: int) -> No
 
 
 def test_what_torchrun_sets_is_read() -> None:
-    assert Launch.of_environment(TORCHRUN) == Launch(rank=3, local_rank=1, count=4, restart=0)
-    restarted = Launch.of_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert TorchrunEnvironment.of_environment(TORCHRUN) == TorchrunEnvironment(rank=3, local_rank=1, count=4, restart=0)
+    restarted = TorchrunEnvironment.of_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert restarted is not None
     assert restarted.restart == 2
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0"}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}])
 def test_without_torchrun_or_by_one_rank_a_process_is_alone(environment: dict[str, str]) -> None:
-    assert Launch.of_environment(environment) is None
+    assert TorchrunEnvironment.of_environment(environment) is None
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "one"}, {"RANK": "4"}, {"WORLD_SIZE": "-2"}])
 def test_variables_that_make_no_sense_are_named(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Launch.of_environment({**TORCHRUN, **wrong})
+        TorchrunEnvironment.of_environment({**TORCHRUN, **wrong})
 
 
 def test_alone_every_answer_is_the_own() -> None:
@@ -47,7 +47,7 @@ def test_alone_every_answer_is_the_own() -> None:
     assert alone.gathered("a") == ["a"]
     assert alone.sum_counts([1, 2]) == [1, 2]
     assert alone.led(lambda: 5, str, int) == 5
-    with acting(alone), alone.in_turn():
+    with use_ranks(alone), alone.in_turn():
         assert current() is alone
     assert current() is not alone
 

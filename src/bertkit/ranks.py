@@ -144,7 +144,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Launch:
+class TorchrunEnvironment:
     """The information that torchrun gives a process that it starts.
 
     Attributes:
@@ -159,7 +159,7 @@ class Launch:
     restart: int
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> TorchrunEnvironment | None:
         """From the environment as set by torchrun or a compatible launcher; None if this process is alone.
 
         Raises:
@@ -190,7 +190,7 @@ def current() -> Ranks:
 
 
 @contextmanager
-def acting(ranks: Ranks) -> Iterator[None]:
+def use_ranks(ranks: Ranks) -> Iterator[None]:
     """Make `ranks` the current group while the context is open."""
     global _current
     before, _current = _current, ranks

@@ -23,7 +23,7 @@ from tests.training.stopping import stopping_at
 from bertkit.errors import StoppedError
 from bertkit.evaluation.glue import AVERAGES, evaluate_glue, glue_tasks
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import EvalArguments, Evaluated
+from bertkit.evaluation.run import EvalArguments, EvaluationResult
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.tasks.catalogue import GLUE, TASKS, find_task
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def whole(place: Place) -> Evaluated:
+def whole(place: Place) -> EvaluationResult:
     """All nine tasks."""
     tasks = [spec.name for spec in glue_tasks()]
     return evaluate_glue(place.evaluation(*tasks, suite="glue", may_lack=True))
@@ -76,7 +76,7 @@ def predicted(run: Path, name: str) -> list[Any]:
 
 
 def test_the_document_is_the_contracts_and_its_average_the_papers(
-    place: Place, whole: Evaluated, bertkit: Bertkit
+    place: Place, whole: EvaluationResult, bertkit: Bertkit
 ) -> None:
     outcome = bertkit("eval", "glue", *place.asked, "--json")
     assert outcome.code == 0, outcome.stderr
@@ -106,7 +106,9 @@ def test_the_document_is_the_contracts_and_its_average_the_papers(
     assert re.search(r"mnli-mm +accuracy +dev_mm", outcome.stderr)
 
 
-def test_the_submission_holds_what_the_models_said_and_passes_the_check(whole: Evaluated, bertkit: Bertkit) -> None:
+def test_the_submission_holds_what_the_models_said_and_passes_the_check(
+    whole: EvaluationResult, bertkit: Bertkit
+) -> None:
     run = whole.run.path
     archive = run / "submission" / "submission.zip"
     checked = bertkit("eval", "check", archive)
@@ -123,7 +125,7 @@ def test_the_submission_holds_what_the_models_said_and_passes_the_check(whole: E
 
 
 def test_every_fault_of_a_submission_is_told_with_file_and_line(
-    whole: Evaluated, bertkit: Bertkit, tmp_path: Path
+    whole: EvaluationResult, bertkit: Bertkit, tmp_path: Path
 ) -> None:
     folder, faulty = whole.run.path / "submission", tmp_path / "faulty.zip"
     with zipfile.ZipFile(faulty, "w") as archive:
@@ -151,7 +153,9 @@ def test_every_fault_of_a_submission_is_told_with_file_and_line(
 
 
 @pytest.mark.parametrize("task", GLUE)
-def test_scores_of_the_saved_predictions_are_those_of_the_results(place: Place, whole: Evaluated, task: str) -> None:
+def test_scores_of_the_saved_predictions_are_those_of_the_results(
+    place: Place, whole: EvaluationResult, task: str
+) -> None:
     found = score_file(
         task, whole.run.path / "predictions" / f"{task}-dev.jsonl", find_files(TASKS[task], "dev", place.data)
     )
@@ -159,7 +163,7 @@ def test_scores_of_the_saved_predictions_are_those_of_the_results(place: Place, 
     assert scores == {name: each["mean"] for name, each in whole.results["tasks"][task].items()}
 
 
-def test_what_is_finished_is_not_repeated_and_a_seed_more_is_one_run(place: Place, whole: Evaluated) -> None:
+def test_what_is_finished_is_not_repeated_and_a_seed_more_is_one_run(place: Place, whole: EvaluationResult) -> None:
     two = evaluate_glue(place.evaluation("rte", "wnli", suite="glue"))
     assert {task: [each["run"] for each in runs] for task, runs in two.results["runs"].items()} == {
         task: [each["run"] for each in whole.results["runs"][task]] for task in ("rte", "wnli")
@@ -211,7 +215,7 @@ def test_tasks_without_data_are_left_out_of_the_suite_and_missed_by_name(
     assert all(f"  {name}: " in empty.stderr for name in GLUE)
 
 
-def test_a_fine_tuned_run_is_evaluated_as_it_is(place: Place, whole: Evaluated, bertkit: Bertkit) -> None:
+def test_a_fine_tuned_run_is_evaluated_as_it_is(place: Place, whole: EvaluationResult, bertkit: Bertkit) -> None:
     member = Path(whole.results["runs"]["rte"][0]["run"])
     outcome = bertkit("eval", "RTE", "--model", member, "--data-dir", place.data, "--json")
     assert outcome.code == 0, outcome.stderr
@@ -224,7 +228,9 @@ def test_a_fine_tuned_run_is_evaluated_as_it_is(place: Place, whole: Evaluated, 
     assert not (run / "runs").exists()
 
 
-def test_published_figures_stand_beside_with_their_split(place: Place, whole: Evaluated, bertkit: Bertkit) -> None:
+def test_published_figures_stand_beside_with_their_split(
+    place: Place, whole: EvaluationResult, bertkit: Bertkit
+) -> None:
     outcome = bertkit("eval", "glue", *place.asked, "--published", "bert-base", "--json")
     document = json.loads(outcome.stdout)
     test, dev = document["published"]
@@ -236,7 +242,7 @@ def test_published_figures_stand_beside_with_their_split(place: Place, whole: Ev
     assert (wrong.code, "did you mean bert-base?" in wrong.stderr) == (2, True)
 
 
-def test_wrong_usage_is_told(place: Place, whole: Evaluated, bertkit: Bertkit) -> None:
+def test_wrong_usage_is_told(place: Place, whole: EvaluationResult, bertkit: Bertkit) -> None:
     cases = [
         (2, "the tasks of GLUE are", ["glue", "--tasks", "squad"]),
         (2, "did you mean mrpc", ["glue", "--tasks", "mrcp"]),
@@ -252,7 +258,9 @@ def test_wrong_usage_is_told(place: Place, whole: Evaluated, bertkit: Bertkit) -
         assert "Traceback" not in outcome.stderr
 
 
-def test_score_tells_what_predictions_lack(place: Place, whole: Evaluated, bertkit: Bertkit, tmp_path: Path) -> None:
+def test_score_tells_what_predictions_lack(
+    place: Place, whole: EvaluationResult, bertkit: Bertkit, tmp_path: Path
+) -> None:
     gold = place.data / "RTE" / "dev.tsv"
     lines = (whole.run.path / "predictions" / "rte-dev.jsonl").read_text().splitlines()
     other = json.dumps({"id": "0", "prediction": "entailed"})
@@ -282,7 +290,9 @@ def test_score_tells_what_predictions_lack(place: Place, whole: Evaluated, bertk
     assert "line 1: score nan, expected a finite number" in outcome.stderr
 
 
-def test_score_reads_the_form_of_the_server(place: Place, whole: Evaluated, bertkit: Bertkit, tmp_path: Path) -> None:
+def test_score_reads_the_form_of_the_server(
+    place: Place, whole: EvaluationResult, bertkit: Bertkit, tmp_path: Path
+) -> None:
     said = predicted(whole.run.path, "rte-dev")
     file = tmp_path / "RTE.tsv"
     file.write_text("index\tprediction\n" + "".join(f"{i}\t{label}\n" for i, label in enumerate(said)))

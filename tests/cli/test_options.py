@@ -275,7 +275,7 @@ def test_given_options_are_named_as_the_user_writes_them() -> None:
 
 def test_a_measurement_gets_the_environments_runs_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERTKIT_RUNS", "elsewhere")
-    found = Measuring(batch_tokens=77, offline=True).request_fields()
+    found = Measuring(batch_tokens=77, offline=True).argument_fields()
     assert (found["batch_tokens"], found["offline"], found["run_dir"]) == (77, True, None)
     assert found["device"] == "auto"
     assert str(found["runs_root"]) == "elsewhere"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertkit.recipe import renamed
+from bertkit.recipe import old_keys
 from tests.compatibility.previous_runs import unpack
 
 Bertkit = Callable[..., Any]
@@ -136,7 +136,7 @@ def test_new_run_starts_from_a_model_of_the_previous_version(folder: Path, bertk
 @pytest.mark.parametrize("name", ["bert", "reviews", "distilbert", "distil-task"])
 def test_recorded_recipe_runs_as_a_new_one(name: str, folder: Path, bertkit: Bertkit) -> None:
     command = json.loads((folder / "finished" / name / "run.json").read_text())["kind"]
-    renamed._log_renamed.cache_clear()
+    old_keys._log_renamed.cache_clear()
     outcome = bertkit(command, f"finished/{name}/recipe.yaml", "--plan", "--json")
     assert outcome.code == 0, outcome.stderr
     assert json.loads(outcome.stdout)["steps"] in (4, 6)

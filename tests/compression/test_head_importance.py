@@ -10,15 +10,15 @@ from torch.nn import functional
 from bertkit.compression import head_importance as probe
 from bertkit.compression.head_importance import (
     Heads,
-    each_alone_in_its_layer,
+    ablate_all_but_one,
+    ablate_each_head,
     gated,
     gated_score,
     head_importance,
-    least_first,
+    least_important_first,
     normalised_by_layer,
     pruned_counts,
     pruning_curve,
-    without_each,
 )
 from bertkit.errors import DataError
 from bertkit.evaluation.run import MeasurementArguments
@@ -182,22 +182,22 @@ def test_a_layers_norm_is_one_and_a_layer_of_zeros_stays() -> None:
 
 def test_ablations_equal_models_with_the_weights_taken_out(model: HeadedModel, classifier: HeadedModel) -> None:
     heads, told = Heads.of(model), []
-    found_LN = without_each(words(model), heads, done=told.append)
+    found_LN = ablate_each_head(words(model), heads, done=told.append)
     for layer, head in np.ndindex(heads.shape):
         cut = without_columns(model, layer, head)
         assert found_LN[layer, head] == pytest.approx(gated_score(words(cut), heads, heads.all_on()), rel=1e-5)
     assert told == [1, 2, 3, 4]
     # With two heads per layer, keeping one is removing the other.
-    np.testing.assert_allclose(each_alone_in_its_layer(words(model), heads), found_LN[:, ::-1], rtol=1e-6)
-    scores_LN = without_each(answers(classifier), Heads.of(classifier))
+    np.testing.assert_allclose(ablate_all_but_one(words(model), heads), found_LN[:, ::-1], rtol=1e-6)
+    scores_LN = ablate_each_head(answers(classifier), Heads.of(classifier))
     assert set(np.round(9 * scores_LN.ravel(), 6)) <= set(range(10))
 
 
 def test_pruning_goes_from_the_least_worth_up(model: HeadedModel) -> None:
-    worth_LN = np.array([[0.4, 0.1], [np.nan, 0.1]])
-    assert least_first(worth_LN).tolist() == [1, 3, 0, 2]
+    importance_scores_LN = np.array([[0.4, 0.1], [np.nan, 0.1]])
+    assert least_important_first(importance_scores_LN).tolist() == [1, 3, 0, 2]
     heads, measure = Heads.of(model), words(model)
-    order_A = least_first(worth_LN)
+    order_A = least_important_first(importance_scores_LN)
     curve = pruning_curve(measure, heads, order_A, [0, 2, 4])
     gates = [[[1, 1], [1, 1]], [[1, 0], [1, 0]], [[0, 0], [0, 0]]]
     assert curve == [gated_score(measure, heads, np.array(gate, dtype=float)) for gate in gates]

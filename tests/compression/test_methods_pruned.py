@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from bertkit.compression import pruned as method
-from bertkit.compression.head_importance import Heads, Measure, head_importance, least_first, normalised_by_layer
-from bertkit.compression.pruned import RECORD, Pruned
+from bertkit.compression import pruning as method
+from bertkit.compression.head_importance import (
+    Heads,
+    Measure,
+    head_importance,
+    least_important_first,
+    normalised_by_layer,
+)
+from bertkit.compression.pruning import RECORD, Pruned
 from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.errors import UsageError
 from bertkit.evaluation.run import MeasurementArguments
@@ -87,7 +93,7 @@ def test_importance_is_that_of_the_probes_on_the_same_examples(task_trainer: Tas
     )
     found, wanted = importance(ours), importance(theirs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    order = least_first(normalised_by_layer(wanted)).tolist()
+    order = least_important_first(normalised_by_layer(wanted)).tolist()
     model = Pruned(heads=2).prepare(task_trainer.model, 0, data_of(task_trainer))
     gone = [3 * layer + head for layer, heads in pruned_heads(model.encoder).items() for head in heads]
     assert sorted(gone) == sorted(order[:2])

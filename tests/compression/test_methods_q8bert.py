@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, Q8Bert, last_maps
+from bertkit.compression.q8bert import FakeQuantEmbedding, FakeQuantLinear, Q8Bert, last_maps
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
-from bertkit.models.int8 import StaticLinear, round_to
+from bertkit.models.int8 import StaticQuantisedLinear, fake_quantize
 from bertkit.models.labels import Labels
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
@@ -44,8 +44,8 @@ def prepared(directory: Path, **settings: object) -> HeadedModel:
     return Q8Bert.model_validate(settings).prepare(model, 0)
 
 
-def fake(linear: nn.Linear, threshold: float, *, requantised: bool = False) -> FakeLinear:
-    made = FakeLinear(linear, 8, requantised=requantised)
+def fake(linear: nn.Linear, threshold: float, *, requantised: bool = False) -> FakeQuantLinear:
+    made = FakeQuantLinear(linear, 8, requantised=requantised)
     made.input_threshold.fill_(threshold)
     return made
 
@@ -55,11 +55,11 @@ def test_rounding_is_that_of_torch(threshold: float) -> None:
     values = torch.randn(7, 5, generator=torch.Generator().manual_seed(4)) * 2
     values[0] = torch.tensor([0.0, threshold, -threshold, 2 * threshold, -9.0])
     expected = torch.fake_quantize_per_tensor_affine(values, threshold / 127, 0, -127, 127)
-    torch.testing.assert_close(round_to(values, threshold, 127), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(fake_quantize(values, threshold, 127), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
-    made = FakeLinear(nn.Linear(3, 2), 8, requantised=True).train()
+    made = FakeQuantLinear(nn.Linear(3, 2), 8, requantised=True).train()
     for peaks, expected in (((2.0,), 2.0), ((1.0, 4.0), 0.9 * 2.0 + 0.1 * 4.0), ((0.5,), 0.9 * 2.2 + 0.1 * 0.5)):
         for peak in peaks:
             made(torch.tensor([[0.1, -peak, 0.0]]))
@@ -75,7 +75,7 @@ def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
 
 def test_before_its_start_a_map_is_plain_and_measures_nothing() -> None:
     linear = nn.Linear(4, 3)
-    made = FakeLinear(linear, 8, requantised=True).train()
+    made = FakeQuantLinear(linear, 8, requantised=True).train()
     rows = torch.randn(5, 4)
     assert torch.equal(made(rows), linear(rows))
     made.update_thresholds(0.9, active=False)
@@ -90,7 +90,7 @@ def test_a_map_computes_with_rounded_numbers_and_gradients_pass_as_if_not() -> N
     upstream = torch.randn(5, 3)
     found = made(rows)
     limit = linear.weight.detach().abs().max()
-    rounded, weight = round_to(rows.detach(), 0.8, 127), round_to(linear.weight.detach(), limit, 127)
+    rounded, weight = fake_quantize(rows.detach(), 0.8, 127), fake_quantize(linear.weight.detach(), limit, 127)
     torch.testing.assert_close(found, functional.linear(rounded, weight, linear.bias))
     found.backward(upstream)
     assert rows.grad is not None
@@ -102,14 +102,14 @@ def test_a_map_computes_with_rounded_numbers_and_gradients_pass_as_if_not() -> N
 
 def test_rows_of_a_table_are_rounded_and_their_gradient_can_be_sparse() -> None:
     table = nn.Embedding(9, 4)
-    made = FakeEmbedding(table, by_row=False)
+    made = FakeQuantEmbedding(table, by_row=False)
     made.sparse = True
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(made(ids), table(ids))
     made.update_thresholds(0.9, active=True)
     assert float(made.threshold) == float(table.weight.detach().abs().max())
     found = made(ids)
-    torch.testing.assert_close(found, round_to(table(ids).detach(), float(made.threshold), 127))
+    torch.testing.assert_close(found, fake_quantize(table(ids).detach(), float(made.threshold), 127))
     found.sum().backward()
     assert made.weight.grad is not None
     assert made.weight.grad.is_sparse
@@ -120,8 +120,8 @@ def test_all_maps_and_tables_are_quantised_and_only_the_result_is_left_as_it_is(
     model = prepared(tmp_path / "m")
     maps = [part for part in model.modules() if isinstance(part, nn.Linear)]
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
-    assert all(isinstance(part, FakeLinear) for part in maps)
-    assert all(isinstance(part, FakeEmbedding) for part in tables)
+    assert all(isinstance(part, FakeQuantLinear) for part in maps)
+    assert all(isinstance(part, FakeQuantEmbedding) for part in tables)
     (last,) = last_maps(model)
     assert [part is last for part in maps] == [part.output_threshold is None for part in maps]  # type: ignore[union-attr]  # all fake
     bare = prepared(tmp_path / "n", requantise_outputs=False)
@@ -158,7 +158,7 @@ def test_it_computes_in_whole_numbers_what_it_computed_in_floats(tmp_path: Path)
     assert made.output_threshold is not None
     made.output_threshold.fill_(2.5)
     static = made.static()
-    assert isinstance(static, StaticLinear)
+    assert isinstance(static, StaticQuantisedLinear)
     rows = torch.randn(50, 37)
     with torch.no_grad():
         differences = (made.eval()(rows) - static(rows)).abs()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertkit.compression.qbert import FakeGroupLinear, QBert, groups_of, layer_maps, top_eigenvalues
+from bertkit.compression.qbert import FakeQuantGroupLinear, QBert, groups_of, layer_maps, top_eigenvalues
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
@@ -141,7 +141,7 @@ def test_groups_follow_heads_and_rounding_stays_within_them(place: Place) -> Non
     maps = [part for own in layer_maps(prepared) for part in own]
     assert maps
     for part in maps:
-        assert isinstance(part, FakeGroupLinear)
+        assert isinstance(part, FakeQuantGroupLinear)
         for group in range(int(part.group_F[-1]) + 1):
             assert part.rounded_weight()[part.group_F == group].unique().numel() <= 4
 
@@ -150,9 +150,9 @@ def test_more_bits_come_nearer() -> None:
     linear = nn.Linear(40, 24).requires_grad_(False)
     errors = []
     for bits in (2, 3, 4, 8):
-        made = FakeGroupLinear(linear, 8, group_F=row_groups(24, 6), weight_bits=bits)
+        made = FakeQuantGroupLinear(linear, 8, group_F=row_groups(24, 6), weight_bits=bits)
         errors.append(float((made.rounded_weight() - linear.weight).norm()))
-    fewer = FakeGroupLinear(linear, 8, group_F=row_groups(24, 1), weight_bits=4)
+    fewer = FakeQuantGroupLinear(linear, 8, group_F=row_groups(24, 1), weight_bits=4)
     assert errors == sorted(errors, reverse=True)
     assert float((fewer.rounded_weight() - linear.weight).norm()) > errors[2]
 

@@ -20,7 +20,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import Engine
@@ -56,7 +56,7 @@ def features() -> Features:
         ids = generator.integers(5, 50, size=length).tolist()
         writer.add(ids, [0] * length)
         writer.close(number)
-    return writer.finish(Account(4, 0, 0), {LABEL: np.asarray([0, 1, 1, 0])}, labelled=True)
+    return writer.finish(EncodedTokenCounts(4, 0, 0), {LABEL: np.asarray([0, 1, 1, 0])}, labelled=True)
 
 
 def batches(*parts: list[int]) -> list[TaskBatch]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.distillation.task_arguments import DistillArguments
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -41,8 +41,8 @@ class Place:
         self.dev = write_table(directory / "dev.csv", reviews(DEV, 2))
 
     @property
-    def task(self) -> OwnTask:
-        return OwnTask(name="mood", train=str(self.train), dev=str(self.dev), columns=COLUMNS)
+    def task(self) -> CustomTask:
+        return CustomTask(name="mood", train=str(self.train), dev=str(self.dev), columns=COLUMNS)
 
     def recipe(self, name: str, distillation: str, more: str = "student: {layers: last, number: 1}") -> str:
         path = self.directory / f"{name}.yaml"

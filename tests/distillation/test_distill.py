@@ -19,7 +19,7 @@ from bertkit.distillation.student import from_teacher_layers
 from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.files import sha256_of
+from bertkit.files import read_json, sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder
@@ -237,6 +237,11 @@ def test_a_run_before_makes_the_student_and_is_not_repeated(place: Place, tmp_pa
     again = alone.run.path / "runs" / "before"
     assert sha256_of(again / "model" / "model.safetensors") == sha256_of(first / "model" / "model.safetensors")
     assert sha256_of(runs[1] / "model" / "model.safetensors") == weights(alone)
+    record, of_before = (read_json(path / "run.json") for path in (alone.run.path, again))
+    counts = {key: of_before[key] for key in ("steps", "tokens", "flops")}
+    assert record["before"] == {"run": str(again), **counts}
+    assert record["with_before"] == {key: record[key] + count for key, count in counts.items()}
+    assert record["steps"] == 3
 
 
 def test_maps_between_widths_learn_and_go_when_the_student_is_done(place: Place, tmp_path: Path) -> None:

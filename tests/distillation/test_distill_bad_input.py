@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.plan import finetuning_plan
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.pruning import prune_heads
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.distillation.task_place import HEAD, Place
 from tests.tasks.tiny_kinds import write_kind
 from tests.tasks.tiny_task import tiny_tokenizer, write_model
@@ -55,6 +58,14 @@ class TestBadInput:
     def test_several_teachers_and_a_look_inside(self, place: Place, every_term: str) -> None:
         with pytest.raises(UsageError, match="give a single teacher"):
             place.run(every_term, teachers=[str(place.teacher), str(place.calm)])
+
+    def test_attention_of_a_layer_that_lost_heads(self, place: Place, every_term: str) -> None:
+        pruned = place.directory / "pruned"
+        model, _ = load_model(place.teacher)
+        prune_heads(model, {1: [0]})
+        save_model(model, load_tokenizer(place.teacher), pruned)
+        with pytest.raises(UsageError, match=r"the student's layer 1 has 3, the teacher's layer 2 has 2.*layers"):
+            finetuning_plan(place.request(every_term, student=str(place.teacher), teachers=[str(pruned)]))
 
     @pytest.mark.parametrize(
         ("override", "told"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
-from bertkit.models.hub import load_model
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.pruning import prune_heads
 from bertkit.progress import silent_progress
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
 from tests.distillation.task_place import DEV, SETTINGS, Place
@@ -113,23 +116,20 @@ def test_a_plan_counts_the_teacher_once_an_example_where_its_outputs_are_kept_an
     assert two["teacher"]["model"] == [str(place.teacher), str(place.calm)]
 
 
+@pytest.mark.parametrize("gone", [{}, {0: [0, 2], 1: [1]}], ids=["whole", "pruned"])
 def test_a_plan_of_fine_tuning_has_the_operations_that_the_run_counts(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, gone: dict[int, list[int]], tmp_path: Path
 ) -> None:
-    """The last layer is computed only for the first token, in both."""
-    counted: list[float] = []
-    plain = WindowMeter.add
-
-    def add(self: WindowMeter, *args: Any, flops: float, **keywords: Any) -> None:
-        counted.append(flops)
-        plain(self, *args, flops=flops, **keywords)
-
-    monkeypatch.setattr(WindowMeter, "add", add)
+    """The last layer is computed only for the first token, in both; pruned heads are not counted."""
+    model, _ = load_model(place.teacher)
+    prune_heads(model, gone)
+    save_model(model, load_tokenizer(place.teacher), tmp_path / "model")
     arguments = FinetuneArguments(
-        task=place.task, model=str(place.teacher), overrides=parsed(SETTINGS), runs_root=place.directory / "planned"
+        task=place.task, model=str(tmp_path / "model"), overrides=parsed(SETTINGS), runs_root=tmp_path / "planned"
     )
-    finetune(arguments, progress=silent_progress)
-    assert finetuning_plan(arguments)["flops"] == pytest.approx(sum(counted))
+    plan = finetuning_plan(arguments)
+    assert plan["flops"] == pytest.approx(finetune(arguments, progress=silent_progress).run.record["flops"])
+    assert plan["parameters"]["total"] == sum(each.numel() for each in model.parameters())
 
 
 def test_a_plan_counts_a_run_before_on_its_own_data(place: Place) -> None:
@@ -145,3 +145,6 @@ def test_a_plan_counts_a_run_before_on_its_own_data(place: Place) -> None:
     for key in ("flops", "tokens"):
         assert plan[key] == pytest.approx(alone[key] + after[key])
     assert plan["teacher"]["flops"] == pytest.approx(alone["teacher"]["flops"] + after["teacher"]["flops"])
+    record = place.run(recipe).run.record["with_before"]
+    assert (record["steps"], record["tokens"]) == (plan["steps"], plan["tokens"])
+    assert record["flops"] == pytest.approx(plan["flops"] - plan["teacher"]["flops"]), "outputs are cached"

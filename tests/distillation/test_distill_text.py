@@ -15,16 +15,18 @@ from safetensors.torch import load_file
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.losses import cosine_distance, soft_targets
 from bertkit.distillation.plan import distill_text_plan
-from bertkit.distillation.teacher_cache import TopWords
+from bertkit.distillation.teacher_cache import TopLogits
 from bertkit.distillation.text import TextDistiller
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.pruning import prune_heads
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.show_batch import show_batch
 from bertkit.progress import silent_progress
+from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import step_flops
 from bertkit.training.run import FinishedRun
 from tests.distillation.tiny_teacher import SIZES, Classroom, assert_transformers_agrees, write_classroom
@@ -323,6 +325,18 @@ def test_what_does_not_fit_is_told_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
+def test_attention_of_pruned_layers_is_refused_before_anything_is_done(classroom: Classroom, tmp_path: Path) -> None:
+    model, _ = load_model(classroom.teacher)
+    prune_heads(model, {3: [0, 2]})
+    save_model(model, load_tokenizer(classroom.teacher), tmp_path / "pruned")
+    run = tmp_path / "run"
+    compared = "objective=[{{attention: {{layers: [[1, 2], [2, {}]]}}}}]"
+    with pytest.raises(UsageError, match=r"the student's layer 2 has 3, the teacher's layer 4 has 1"):
+        job(classroom, run, "student=null", compared.format(4), teachers=[str(tmp_path / "pruned")])
+    assert not run.exists()
+    job(classroom, run, "student=null", compared.format(3), teachers=[str(tmp_path / "pruned")])
+
+
 def test_a_missing_teacher_and_one_that_predicts_no_words_are_refused(classroom: Classroom, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give --teacher MODEL"):
         classroom.request("none", teachers=()).requested()
@@ -354,7 +368,7 @@ def test_a_second_run_computes_nothing_of_its_teacher_and_ends_with_the_same_wei
     caplog.set_level("INFO", logger="bertkit")
     runs = [classroom.run("first", *overrides, max_steps=4)]
     assert "the teacher's outputs: at most" in caplog.text
-    monkeypatch.setattr(TopWords, "of", None)  # nothing is computed any more
+    monkeypatch.setattr(TopLogits, "of", None)  # nothing is computed any more
     runs.append(classroom.run("second", *overrides, max_steps=4))
     weights = [(each.run.path / "model" / "model.safetensors").read_bytes() for each in runs]
     assert weights[0] == weights[1]

@@ -290,7 +290,7 @@ def test_the_students_words_are_drawn_by_the_seed_and_the_teacher_keeps_one_head
     assert drawn[0].shape == (student().vocab_size, 24)
     assert 0.2 < drawn[0].std() < 0.3  # truncated at two standard deviations of 0.3
     assert teacher_of(small).model.head_names == ("masked_lm",)
-    assert not any(name.startswith(TEACHER) for name in small.own_state())
+    assert not any(name.startswith(TEACHER) for name in small.own_state_dict())
 
 
 def test_a_teacher_that_cannot_read_two_vocabularies_is_named() -> None:
@@ -321,6 +321,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], message: 
 
 def test_it_stands_beside_masked_lm_and_not_alone() -> None:
     mixed = MixedVocabulary()
-    assert not mixed.errors_beside([MaskedLM(), mixed])
-    assert "add masked_lm" in mixed.errors_beside([CausalLM(), mixed])[0]
+    assert not mixed.combination_errors([MaskedLM(), mixed])
+    assert "add masked_lm" in mixed.combination_errors([CausalLM(), mixed])[0]
     assert mixed.expected_count(100) == MaskedLM().expected_count(100)

@@ -216,7 +216,7 @@ def test_terms_of_one_name_share_one_projection_and_the_student_trains_it(
     add_projections(narrow, distilled, shapes_of(narrow, teacher), seed=5)
     named = {name: tuple(each.shape) for name, each in narrow.companions[PROJECTIONS].named_parameters()}
     assert named == {"fit.weight": (20, 12), "fit.bias": (20,), "layer_2.weight": (20, 12), "layer_2.bias": (20,)}
-    assert not any(name.startswith("companions") for name in narrow.own_state())
+    assert not any(name.startswith("companions") for name in narrow.own_state_dict())
     found = terms_of(narrow, terms, teacher).losses(narrow, batches[0])
     found["embeddings"].sum.backward(retain_graph=True)
     once = narrow.get_parameter(f"companions.{PROJECTIONS}.fit.weight").grad

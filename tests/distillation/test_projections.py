@@ -152,7 +152,7 @@ def test_at_equal_sizes_identity_leaves_the_squared_difference(direction: str) -
 def test_all_but_what_belongs_to_one_vocabulary_is_matched() -> None:
     student, _ = beside()
     dual = teacher_of(student)
-    own = {name for name in student.own_state() if not name.startswith(("next_sentence", "pooler"))}
+    own = {name for name in student.own_state_dict() if not name.startswith(("next_sentence", "pooler"))}
     found = {pair.name for pair in pairs_of(student, dual, ("layers", "embeddings", "head"))}
     assert own - found == {"masked_lm.bias"}
     by_part = [{pair.name for pair in pairs_of(student, dual, (part,))} for part in ("layers", "embeddings", "head")]
@@ -200,8 +200,10 @@ def test_a_student_of_another_shape_is_refused_by_name(config: EncoderConfig, me
 
 def test_projections_need_the_teachers_training_and_no_batch() -> None:
     objective = SharedProjections()
-    assert "needs mixed_vocabulary, which trains the teacher" in objective.errors_beside([MaskedLM(), objective])[0]
-    assert not objective.errors_beside([MaskedLM(), MixedVocabulary(), objective])
+    assert (
+        "needs mixed_vocabulary, which trains the teacher" in objective.combination_errors([MaskedLM(), objective])[0]
+    )
+    assert not objective.combination_errors([MaskedLM(), MixedVocabulary(), objective])
     student, _ = beside()
     assert objective.reads(student, BATCH).numel() == 0
     assert objective.heads == ()

@@ -127,9 +127,9 @@ def test_the_control_is_the_same_student_alone(classroom: Classroom, tmp_path: P
     assert set(beside.model.companions) == {"teacher", "projections"}
     assert not alone.model.companions
     assert [each.term for each in alone.stages[0].objectives] == ["masked_lm"]
-    assert beside.model.own_state().keys() == alone.model.own_state().keys()
-    for name, tensor in alone.model.own_state().items():
-        assert tensor.equal(beside.model.own_state()[name]), name
+    assert beside.model.own_state_dict().keys() == alone.model.own_state_dict().keys()
+    for name, tensor in alone.model.own_state_dict().items():
+        assert tensor.equal(beside.model.own_state_dict()[name]), name
     batches = [training.stages[0].batches[2] for training in (beside, alone)]
     assert all(a.ids_T.equal(b.ids_T) for a, b in zip(*batches, strict=True))
 

@@ -18,6 +18,7 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.pruning import prune_heads, pruned_heads
 from bertkit.models.roberta import RobertaConfig
 from tests.tasks.tiny_task import tiny_tokenizer
 
@@ -129,6 +130,20 @@ def test_a_classifier_of_distilbert_is_drawn_anew_for_it_has_another_form() -> N
     assert not torch.equal(student.get_parameter(output), other.get_parameter(output))
     position = "encoder.embeddings.position.weight"
     assert torch.equal(student.get_parameter(position), teacher.get_parameter(position))
+
+
+def test_heads_that_a_teacher_lost_are_missing_in_every_student_made_of_it() -> None:
+    teacher = teacher_of(BertConfig, ("masked_lm",))
+    with torch.no_grad():
+        teacher.get_parameter("encoder.embeddings.token_type.weight").zero_()
+    prune_heads(teacher, {0: [1], 3: [0, 2]})
+    wanted = from_teacher_layers(teacher, [0, 3]).eval()
+    student = as_distilbert(wanted).eval()
+    batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
+    with torch.no_grad():
+        torch.testing.assert_close(student(batch), wanted(batch), atol=1e-5, rtol=1e-5)
+    for made in (wanted, student, reinitialised(wanted, seed=1)):
+        assert pruned_heads(made.encoder) == {0: (1,), 1: (0, 2)}
 
 
 def test_what_makes_no_student_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.teacher import Teacher, TextQuery
-from bertkit.distillation.teacher_cache import CachedItem, TopWords, open_teacher_cache
+from bertkit.distillation.teacher_cache import CachedItem, TopLogits, open_teacher_cache
 from bertkit.models.vocabulary import VocabularyProjection
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
 
@@ -45,7 +45,7 @@ def projection(rows: int = ROWS) -> VocabularyProjection:
 
 def test_the_likeliest_keep_their_probability_and_the_rest_share_theirs() -> None:
     logits = projection().logits()
-    kept = TopWords.of(projection(), ROWS, WORDS, top_k=TOP)
+    kept = TopLogits.of(projection(), ROWS, WORDS, top_k=TOP)
     share, cut = torch.softmax(logits, dim=-1), torch.softmax(kept.part(slice(0, ROWS)), dim=-1)
     largest = share.topk(TOP, dim=-1)
     torch.testing.assert_close(cut.gather(1, largest.indices), largest.values)
@@ -54,12 +54,12 @@ def test_the_likeliest_keep_their_probability_and_the_rest_share_theirs() -> Non
         others = row[~row.isnan()]
         assert len(others) == WORDS - TOP
         assert others.max() == others.min()
-    whole = TopWords.of(projection(), ROWS, WORDS, top_k=900)
+    whole = TopLogits.of(projection(), ROWS, WORDS, top_k=900)
     torch.testing.assert_close(whole.part(slice(3, 9)), logits[3:9], rtol=1e-5, atol=1e-5)
 
 
 def test_of_no_rows_nothing_is_kept_where_the_logits_are() -> None:
-    none = TopWords.of(projection(0), 0, WORDS, top_k=TOP)
+    none = TopLogits.of(projection(0), 0, WORDS, top_k=TOP)
     assert none.table().shape == (0, 2 * TOP + 1)
     assert none.rows(torch.zeros(0, dtype=torch.int64)).part(slice(0, 3)).shape == (0, WORDS)
     assert none.word_Mk.dtype == torch.int64
@@ -68,8 +68,8 @@ def test_of_no_rows_nothing_is_kept_where_the_logits_are() -> None:
 def test_a_loss_takes_them_in_a_projections_place() -> None:
     student = VocabularyProjection(torch.randn(ROWS, 3), torch.randn(WORDS, 3), None)
     exact, _ = student.divergence(projection(), 2.0)
-    whole, _ = student.divergence(TopWords.of(projection(), ROWS, WORDS, top_k=WORDS), 2.0)
-    cut, _ = student.divergence(TopWords.of(projection(), ROWS, WORDS, top_k=TOP), 2.0)
+    whole, _ = student.divergence(TopLogits.of(projection(), ROWS, WORDS, top_k=WORDS), 2.0)
+    cut, _ = student.divergence(TopLogits.of(projection(), ROWS, WORDS, top_k=TOP), 2.0)
     torch.testing.assert_close(whole, exact, rtol=1e-4, atol=1e-4)
     assert abs(cut / exact - 1) > 1e-3
 
@@ -105,8 +105,8 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
         assert torch.equal(found.states[layer], torch.cat([first.states[layer][9:], first.states[layer][4:7]]))
     assert torch.equal(found.first_states[2], first.first_states[2][[3, 1]])
     if words:
-        assert isinstance(found.logits, TopWords)
-        assert isinstance(first.logits, TopWords)
+        assert isinstance(found.logits, TopLogits)
+        assert isinstance(first.logits, TopLogits)
         own = torch.tensor([*range(9, 14), *range(4, 7)] if positions == "all" else [3, 4, 2])
         assert torch.equal(found.logits.part(slice(0, 8)), first.logits.rows(own).part(slice(0, 8)))
     if positions == "some":

@@ -17,7 +17,7 @@ from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.modules import load_metric
 from bertkit.progress import silent_progress
@@ -72,15 +72,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own_task(tmp_path_factory: pytest.TempPathFactory) -> OwnTask:
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> CustomTask:
     directory = tmp_path_factory.mktemp("tables")
     files = {
         name: str(write_table(directory / f"{name}.csv", reviews(20, n))) for n, name in enumerate(("train", "dev"))
     }
-    return OwnTask(**files, columns=Columns(text="review", label="stars"))
+    return CustomTask(**files, columns=Columns(text="review", label="stars"))
 
 
-def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) -> FinishedRun:
+def run(task: CustomTask, model: Path, root: Path, *metrics: str, **fields: Any) -> FinishedRun:
     overrides = [*parsed(("optimisation.max_steps=2", "engine.device=cpu")), Override("metrics", list(metrics))]
     request = FinetuneArguments(task=task, model=str(model), runs_root=root, overrides=overrides, **fields)
     return finetune(request, progress=silent_progress)
@@ -88,7 +88,7 @@ def run(task: OwnTask, model: Path, root: Path, *metrics: str, **fields: Any) ->
 
 @pytest.mark.parametrize("dtype", ["string", "int32"])
 def test_a_script_is_reported_beside_the_tasks_own_metrics(
-    dtype: str, own_task: OwnTask, base: Path, tmp_path: Path
+    dtype: str, own_task: CustomTask, base: Path, tmp_path: Path
 ) -> None:
     """A metric that takes text gets the labels' names, one that takes numbers their numbers."""
     plain = run(own_task, base, tmp_path / "runs")
@@ -102,14 +102,14 @@ def test_a_script_is_reported_beside_the_tasks_own_metrics(
     assert found.results["looks"][-1]["scores"]["dev"]["errors"] == with_more["errors"]["mean"]
 
 
-def test_additional_metrics_do_not_decide_the_result(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+def test_additional_metrics_do_not_decide_the_result(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     plain = FinetuneRecipe(name="r", task=own_task, model=str(base))
     recipe = FinetuneRecipe(name="r", task=own_task, model=str(base), metrics=(script(tmp_path / "errors.py"),))
     assert what_hash(recipe) == what_hash(plain)
     assert Path(recipe.metrics[0]).is_absolute()
 
 
-def test_a_finished_run_serves_only_where_it_has_the_metrics(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+def test_a_finished_run_serves_only_where_it_has_the_metrics(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     first = run(own_task, base, runs, seeds=(0, 1))
     second = run(own_task, base, runs, "macro_f1", "matthews_correlation", seeds=(0, 1))
@@ -120,7 +120,7 @@ def test_a_finished_run_serves_only_where_it_has_the_metrics(own_task: OwnTask, 
     assert "matthews_correlation" in next(iter(third.results["tasks"].values()))
 
 
-def test_a_metric_is_its_scripts_content_not_its_age(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+def test_a_metric_is_its_scripts_content_not_its_age(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     runs, metric = tmp_path / "runs", script(tmp_path / "errors.py")
     first = run(own_task, base, runs, metric, seeds=(0, 1))
     script(tmp_path / "errors.py")  # written again, unchanged
@@ -183,7 +183,7 @@ def test_a_question_is_given_as_squads_metrics_take_it() -> None:
     ],
 )
 def test_a_broken_script_is_told_before_anything_is_trained(
-    content: str, message: str, own_task: OwnTask, base: Path, tmp_path: Path
+    content: str, message: str, own_task: CustomTask, base: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "broken.py"
     path.write_text(content)
@@ -192,7 +192,7 @@ def test_a_broken_script_is_told_before_anything_is_trained(
     assert not list(tmp_path.glob("runs/*/metrics.jsonl"))
 
 
-def test_a_name_that_is_not_here_is_not_fetched(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_here_is_not_fetched(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     message = (
         r"metric acuracy: not one of bertkit's .*did you mean accuracy\?.*give the path of a script, or hub:acuracy"
     )
@@ -215,7 +215,7 @@ def test_a_cached_metric_is_loaded_by_its_name() -> None:
         assert load_metric(name, offline=True).compute(["a"], ["b"])["errors"] == 1.0
 
 
-def test_a_task_says_which_scores_it_has(own_task: OwnTask, base: Path, tmp_path: Path) -> None:
+def test_a_task_says_which_scores_it_has(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     task = own_task.model_copy(update={"metrics": ("rouge",)})
     with pytest.raises(UsageError, match=r"metrics: rouge: a task of this kind reports accuracy, f1, .*--metric"):
         run(task, base, tmp_path / "runs")

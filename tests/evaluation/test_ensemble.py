@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.ensemble import COMBINED, EnsembleArguments, evaluate_ensemble, mean
-from bertkit.evaluation.run import Evaluated
+from bertkit.evaluation.run import EvaluationResult
 from bertkit.evaluation.runs_diff import compare_runs
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
@@ -41,8 +41,8 @@ class Place:
         columns = Columns(text="review", label="stars")
         rows = reviews(40 + DEV, 1)
         numbers = [(text, float(len(text.split()))) for text, _ in rows]
-        self.mood = OwnTask(name="mood", **self.tables("mood", rows), columns=columns)
-        self.length = OwnTask(name="length", kind="regression", **self.tables("length", numbers), columns=columns)
+        self.mood = CustomTask(name="mood", **self.tables("mood", rows), columns=columns)
+        self.length = CustomTask(name="length", kind="regression", **self.tables("length", numbers), columns=columns)
         lines = [
             {"words": text.split(), "tags": ["B-X" if word in GOOD else "O" for word in text.split()]}
             for text, _ in rows
@@ -50,13 +50,15 @@ class Place:
         path = directory / "tags.jsonl"
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         named = Columns(text="words", label="tags")
-        self.tags = OwnTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=named)
+        self.tags = CustomTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=named)
 
     def tables(self, name: str, rows: Sequence[Any]) -> dict[str, str]:
         parts = {"train": rows[:-DEV], "dev": rows[-DEV:], "test": rows[:5]}
         return {split: str(write_table(self.directory / f"{name}-{split}.csv", part)) for split, part in parts.items()}
 
-    def suite(self, task: OwnTask | list[OwnTask], *overrides: str, seeds: Sequence[int] = (0, 1, 2)) -> FinishedRun:
+    def suite(
+        self, task: CustomTask | list[CustomTask], *overrides: str, seeds: Sequence[int] = (0, 1, 2)
+    ) -> FinishedRun:
         request = FinetuneArguments(
             task=task,
             model=str(self.model),
@@ -66,7 +68,7 @@ class Place:
         )
         return finetune(request, progress=silent_progress)
 
-    def ensemble(self, *runs: RunDirectory) -> Evaluated:
+    def ensemble(self, *runs: RunDirectory) -> EvaluationResult:
         return evaluate_ensemble(EnsembleArguments(runs, runs_root=self.directory / "runs"))
 
 
@@ -205,7 +207,7 @@ def test_spans_are_refused_and_so_are_predictions_without_scores(
     }
     questions = tmp_path / "squad.json"
     questions.write_text(json.dumps({"version": "1.1", "data": [{"title": "x", "paragraphs": [context]}]}))
-    task = OwnTask(name="questions", kind="span", train=str(questions), dev=str(questions))
+    task = CustomTask(name="questions", kind="span", train=str(questions), dev=str(questions))
     run = place.suite(task, "span.max_query_tokens=8", "data.max_length=32", seeds=[0]).run
     with pytest.raises(
         UsageError, match="questions: is a task of kind span, whose saved predictions have only the best answer"
@@ -268,7 +270,7 @@ def test_labels_of_an_ensemble_are_those_above_the_tuned_thresholds(place: Place
         split: str(write_table(tmp_path / f"{split}.csv", part))
         for split, part in {"train": rows[:160], "dev": rows[160:]}.items()
     }
-    task = OwnTask(name="marks", kind="multi_label", **files, columns=Columns(text="review", label="stars"))
+    task = CustomTask(name="marks", kind="multi_label", **files, columns=Columns(text="review", label="stars"))
     first, second = place.suite(task, seeds=(0, 1)).runs
     assert first.results is not None
     assert set(first.results["tuned"]["label_thresholds"].values()) != {0.5}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from bertkit.errors import DataError
 from bertkit.evaluation.own_head import head_use
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import EvalArguments, Evaluated
+from bertkit.evaluation.run import EvalArguments, EvaluationResult
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS
@@ -39,7 +39,7 @@ def labelled(directory: Path, *names: str, **more: Any) -> Path:
     return model
 
 
-def evaluated(model: Path, data: Path, task: str, **fields: Any) -> Evaluated:
+def evaluated(model: Path, data: Path, task: str, **fields: Any) -> EvaluationResult:
     request = EvalArguments(str(model), device="cpu", runs_root=model.parent / "runs")
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, data_dir=data, **fields))
 

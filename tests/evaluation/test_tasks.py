@@ -11,7 +11,7 @@ import pytest
 
 from bertkit.errors import DataError
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import EvalArguments, Evaluated, MeasurementArguments
+from bertkit.evaluation.run import EvalArguments, EvaluationResult, MeasurementArguments
 from bertkit.evaluation.score import score_file
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -46,7 +46,7 @@ def conll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def evaluated(task: str, data: Path, model: Path, root: Path, **fields: Any) -> Evaluated:
+def evaluated(task: str, data: Path, model: Path, root: Path, **fields: Any) -> EvaluationResult:
     request = EvalArguments(str(model), device="cpu", runs_root=root)
     given = {"data_dir": data, "overrides": parsed(SETTINGS), **fields}
     return evaluate_tasks(TaskEvaluation(task, (TASKS[task],), request, **given))

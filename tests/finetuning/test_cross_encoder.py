@@ -12,7 +12,7 @@ import torch
 import bertkit
 from bertkit.errors import DataError
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
         scored = [(a, b, 5.0 * (x == y)) for (a, x), (b, y) in zip(rows[::2], rows[1::2], strict=True)]
         files.append(str(write_table(directory / f"{name}.csv", scored, ("left", "right", "score"))))
     columns = Columns(text="left", text_pair="right", label="score")
-    task = OwnTask(kind="regression", train=files[0], dev=files[1], columns=columns)
+    task = CustomTask(kind="regression", train=files[0], dev=files[1], columns=columns)
     arguments = FinetuneArguments(
         task=task,
         model=str(write_model(directory / "base")),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertkit.cli.degenerate import degenerate_lines
-from bertkit.metrics.statistics import no_better_than_constant
+from bertkit.metrics.statistics import constant_baseline_warning
 from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.classification import Classification, TextSettings
@@ -60,7 +60,7 @@ def test_an_accuracy_within_its_standard_error_of_the_majority_is_no_success(rig
     accuracy = right / 100
     assert (baseline.label, baseline.score) == ("yes", 0.55)
     assert baseline.standard_error == pytest.approx(math.sqrt(accuracy * (1 - accuracy) / 100))
-    found = no_better_than_constant(guesses, gold, accuracy, baseline)
+    found = constant_baseline_warning(guesses, gold, accuracy, baseline)
     assert (found is not None) is told
     if found is not None:
         assert found.startswith("the model does no better than always predicting 'yes': accuracy 0.5")

@@ -11,7 +11,7 @@ from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.dropout import with_dropout
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.models.bert import BertConfig
 from bertkit.models.bigbird import BigBirdConfig
@@ -27,7 +27,7 @@ SETTINGS = ("lr=6e-3", "epochs=2", "batch=7", "engine.device=cpu", "engine.preci
 
 
 def run(place: Path, model: str, *overrides: str) -> FinishedRun:
-    task = OwnTask(train=str(place / "train.csv"), dev=str(place / "dev.csv"), columns=Columns(text="t", label="l"))
+    task = CustomTask(train=str(place / "train.csv"), dev=str(place / "dev.csv"), columns=Columns(text="t", label="l"))
     settings = parsed([*SETTINGS, *overrides])
     arguments = FinetuneArguments(
         overrides=settings, task=task, model=str(place / model), runs_root=place / "runs", fresh=True

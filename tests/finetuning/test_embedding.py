@@ -15,7 +15,7 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import prepare
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
@@ -48,7 +48,7 @@ class EmbeddingPlace:
         return write_table(self.directory / name, scored, ("left", "right", "score"))
 
     def request(self, *overrides: str, task: Any = None, **fields: Any) -> FinetuneArguments:
-        own = OwnTask(kind="embedding", train=str(self.train), dev=str(self.dev), columns=PAIR)
+        own = CustomTask(kind="embedding", train=str(self.train), dev=str(self.dev), columns=PAIR)
         given = {"runs_root": self.directory / "runs", "model": str(self.model), "fresh": "resume" not in fields}
         return FinetuneArguments(
             **(given | {"task": task or own, "overrides": parsed([*SETTINGS, *overrides])} | fields)
@@ -151,7 +151,7 @@ def test_a_batch_in_parts_trains_as_the_whole(place: EmbeddingPlace, tmp_path: P
 
 @pytest.mark.parametrize("loss", ["{name: multiple_negatives}", "{name: softmax}"])
 def test_a_resumed_run_ends_with_the_same_bytes(place: EmbeddingPlace, tmp_path: Path, loss: str) -> None:
-    task: Any = OwnTask(
+    task: Any = CustomTask(
         kind="embedding",
         train=str(place.train),
         dev=str(place.dev),
@@ -179,7 +179,7 @@ def test_triplets_with_negatives_in_lists(place: EmbeddingPlace, tmp_path: Path)
     for file, part in zip(files, (made[:45], made[45:]), strict=True):
         file.write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
     columns = Columns(text="a", text_pair="p", negatives=("n",))
-    task = OwnTask(kind="embedding", train=str(files[0]), dev=str(files[1]), columns=columns)
+    task = CustomTask(kind="embedding", train=str(files[0]), dev=str(files[1]), columns=columns)
     run = place.run("epochs=6", task=task, run_dir=tmp_path / "run")
     assert run.results["primary"] == "accuracy"
     assert run.results["splits"]["dev"]["accuracy"] > 0.6
@@ -204,7 +204,7 @@ def test_a_published_task_and_its_dev_for_own_classes(place: EmbeddingPlace, tmp
         (a, b, "same" if x == y else "other") for (a, x), (b, y) in zip(reviews(40, 5), reviews(40, 6), strict=True)
     ]
     table = write_table(tmp_path / "classes.csv", classes, ("left", "right", "score"))
-    task = OwnTask(kind="embedding", train=str(table), dev="stsb", columns=PAIR)
+    task = CustomTask(kind="embedding", train=str(table), dev="stsb", columns=PAIR)
     run = place.run(task=task, data_dir=str(data), run_dir=tmp_path / "nli")
     assert run.results["examples"] == {"train": 40, "dev": 23}
     assert run.results["primary"] == "spearman"
@@ -216,7 +216,7 @@ def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path
     with pytest.raises(UsageError, match="needs a class"):
         place.run(
             "embedding.loss={name: softmax}",
-            task=OwnTask(
+            task=CustomTask(
                 kind="embedding",
                 train=str(place.train),
                 dev=str(place.dev),
@@ -231,7 +231,7 @@ def test_what_cannot_be_trained_is_refused(place: EmbeddingPlace, tmp_path: Path
         place.run("embedding.loss={name: cosent}", "embedding.largest_score=5")
     columns = PAIR.model_copy(update={"negatives": ("third",)})
     with pytest.raises(DataError, match=r"no column 'third'"):
-        place.run(task=OwnTask(kind="embedding", train=str(place.train), dev=str(place.dev), columns=columns))
+        place.run(task=CustomTask(kind="embedding", train=str(place.train), dev=str(place.dev), columns=columns))
 
 
 def test_a_student_learns_the_vectors_of_a_wider_teacher(place: EmbeddingPlace, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_student_learns_the_vectors_of_a_wider_teacher(place: EmbeddingPlace, 
     texts = [text for text, _ in reviews(300, 8)]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     data = glue(tmp_path / "glue", place)
-    task = OwnTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev="stsb")
+    task = CustomTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev="stsb")
     teacher = place.run(
         "embedding.largest_score=5", "epochs=6", "embedding.pooling=[mean, cls]", run_dir=tmp_path / "teacher"
     )
@@ -267,7 +267,7 @@ def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> No
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
     columns = Columns(text="a", text_pair="p", negatives=("n",))
-    task = OwnTask(kind="embedding", train=str(file), dev=str(file), columns=columns)
+    task = CustomTask(kind="embedding", train=str(file), dev=str(file), columns=columns)
     labels = Labels.unnamed(1, "regression")
     teacher = write_model(tmp_path / "cross", heads=("sequence_classification",), labels=labels)
     loss = "embedding.loss={name: margin}"
@@ -297,7 +297,7 @@ def test_training_texts_alone_are_cut_as_simcses_code_cuts_them(place: Embedding
     rows = reviews(30, 5)
     pairs = [(f"{a} {a} {b}", b, 5.0 * (mood == other)) for (a, mood), (b, other) in pairwise(rows)]
     train = write_table(tmp_path / "long.csv", pairs, ("left", "right", "score"))
-    task = OwnTask(kind="embedding", train=str(train), dev=str(train), columns=PAIR)
+    task = CustomTask(kind="embedding", train=str(train), dev=str(train), columns=PAIR)
     run = place.run("embedding.train_max_length=8", "embedding.largest_score=5", task=task, run_dir=tmp_path / "run")
     recipe = load_any(str(run.run.path / RECIPE))
     assert isinstance(recipe, FinetuneRecipe)
@@ -316,7 +316,7 @@ def test_texts_alone(place: EmbeddingPlace, tmp_path: Path, loss: str) -> None:
     """A stopped run resumes to the same bytes: deletions and dropout depend on the step."""
     texts = [text for text, _ in reviews(40, 8)]
     (tmp_path / "texts.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-    task = OwnTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev=str(place.dev), columns=PAIR)
+    task = CustomTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev=str(place.dev), columns=PAIR)
     task = task.model_copy(update={"dev": "stsb", "columns": Columns()})
     data = glue(tmp_path / "glue", place)
     fields = {"task": task, "data_dir": str(data)}

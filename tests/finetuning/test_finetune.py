@@ -14,7 +14,7 @@ import torch
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.models.labels import Labels
@@ -42,7 +42,7 @@ class Place:
         self.dev = write_table(directory / "dev.csv", reviews(DEV, 2))
 
     def request(self, *overrides: str, **fields: Any) -> FinetuneArguments:
-        task = OwnTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
+        task = CustomTask(train=str(self.train), dev=str(self.dev), columns=COLUMNS)
         # A single run is always trained; otherwise bits would be compared with themselves.
         alone = not {"seeds", "grid", "resume"} & fields.keys()
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": alone, **fields}
@@ -237,7 +237,7 @@ def test_what_no_recipe_names_is_named_after_its_tasks_and_its_model(place: Plac
 
 def test_a_label_of_dev_that_train_lacks_is_refused(place: Place, tmp_path: Path) -> None:
     dev = write_table(tmp_path / "dev.csv", [*reviews(3, 2), ("the cat", "awful")])
-    task = OwnTask(train=str(place.train), dev=str(dev), columns=COLUMNS)
+    task = CustomTask(train=str(place.train), dev=str(dev), columns=COLUMNS)
     with pytest.raises(DataError, match=r"'awful'.*train has 'bad', 'good'"):
         place.run(task=task)
 
@@ -340,7 +340,7 @@ def test_groups_are_multiplied_onto_the_decay_and_freeze(place: Place) -> None:
     assert float((after[bias] - before[bias]).abs().max()) == pytest.approx(6e-3 * 0.25 * 0.1, rel=0.02)
 
 
-def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:
+def other_kind(place: Place, directory: Path, kind: str) -> CustomTask:
     """A user's own files of a kind that is not read from a table of texts; the label follows from the words."""
     rows = reviews(TRAIN + DEV, 3)
     if kind == "tagging":
@@ -360,7 +360,7 @@ def other_kind(place: Place, directory: Path, kind: str) -> OwnTask:
     for path, text in zip(paths, files, strict=True):
         path.write_text(text, encoding="utf-8")
     columns = Columns(text="words", label="tags") if kind == "tagging" else Columns()
-    return OwnTask(kind=kind, train=str(paths[0]), dev=str(paths[1]), columns=columns)
+    return CustomTask(kind=kind, train=str(paths[0]), dev=str(paths[1]), columns=columns)
 
 
 def squad_of(rows: list[tuple[str, str]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
-from bertkit.tasks.base import Account, Features, FeatureWriter
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter
 from bertkit.training.engine import Engine
 from bertkit.training.method import Full
 from tests.models.oracle import VOCABULARY, Case, all_cases
@@ -73,7 +73,7 @@ def features_of(sequences: list[list[int]]) -> Features:
     for number, ids in enumerate(sequences):
         writer.add(ids, [0] * len(ids))
         writer.close(number)
-    return writer.finish(Account(len(sequences), 0, 0), labelled=False)
+    return writer.finish(EncodedTokenCounts(len(sequences), 0, 0), labelled=False)
 
 
 @pytest.mark.parametrize("layers", [1, 2])

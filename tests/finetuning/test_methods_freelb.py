@@ -19,7 +19,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.base import Account, Features, FeatureWriter, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.clipping import RowClipping
 from bertkit.training.engine import Engine
@@ -56,7 +56,7 @@ def features(lengths: Sequence[int] = LENGTHS) -> Features:
         writer.add(generator.integers(5, 60, size=length).tolist(), [0] * length)
         writer.close(number)
     labels = {LABEL: np.arange(len(lengths)) % 2}
-    return writer.finish(Account(len(lengths), 0, 0), labels, labelled=True)
+    return writer.finish(EncodedTokenCounts(len(lengths), 0, 0), labels, labelled=True)
 
 
 def task() -> Classification:
@@ -234,7 +234,7 @@ def test_the_task_may_have_several_sequences_an_item(model: HeadedModel) -> None
     for length in LENGTHS:
         writer.add(list(range(5, 5 + length)), [0] * length)
     writer.close(0)
-    item = writer.finish(Account(1, 0, 0), {LABEL: np.asarray([1])}, labelled=True).batch(np.asarray([0]))
+    item = writer.finish(EncodedTokenCounts(1, 0, 0), {LABEL: np.asarray([1])}, labelled=True).batch(np.asarray([0]))
 
     def loss(recorder: Any, batch: TaskBatch = item) -> dict[str, LossSum]:
         return {"task": task().loss(model, model(batch.packed, recorder), batch)}

@@ -15,7 +15,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.setfit import drawn_pairs
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import load_model
@@ -40,7 +40,7 @@ class FewLabels:
 
     def run(self, *overrides: str, train: Path | None = None, **fields: Any) -> FinishedRun:
         columns = Columns(text="review", label="stars")
-        task = OwnTask(train=str(train or self.train), dev=str(self.dev), columns=columns)
+        task = CustomTask(train=str(train or self.train), dev=str(self.dev), columns=columns)
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": True, **fields}
         return finetune(FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given), progress=silent_progress)
 
@@ -128,12 +128,12 @@ def test_what_it_does_not_learn_is_refused(place: FewLabels, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="all training examples have one label"):
         place.run(
             train=alone,
-            task=OwnTask(
+            task=CustomTask(
                 train=str(alone), dev=str(alone), columns=Columns(text="review", label="stars"), labels=("bad", "good")
             ),
         )
     with pytest.raises(UsageError, match="setfit works only with one task of kind classification"):
-        place.run(task=OwnTask(kind="regression", train=str(alone), dev=str(alone)))
+        place.run(task=CustomTask(kind="regression", train=str(alone), dev=str(alone)))
     for key in ("label_smoothing=0.1", "class_weights=balanced"):
         with pytest.raises(UsageError, match=rf"text\.{key.partition('=')[0]} .*has no effect: method.name is setfit"):
             place.run(f"text.{key}")

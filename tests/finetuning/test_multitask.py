@@ -16,7 +16,7 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.multitask import task_seed
-from bertkit.finetuning.recipe import FinetuneRecipe, OwnTask, changed, resolved
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed, resolved
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.finetuning.warm_start import recipe_of
@@ -51,16 +51,16 @@ class Place:
         self.model = write_model(directory / "base")
         self.calm = write_model(directory / "calm", dropout=0.0)
         columns = Columns(text="review", label="stars")
-        self.mood = OwnTask(name="mood", **self.tables("mood", reviews(MOODS + DEV, 1)), columns=columns)
+        self.mood = CustomTask(name="mood", **self.tables("mood", reviews(MOODS + DEV, 1)), columns=columns)
         worths = [(text, worth(text)) for text, _ in reviews(WORTHS + DEV, 2)]
-        self.worth = OwnTask(name="worth", kind="regression", **self.tables("worth", worths), columns=columns)
+        self.worth = CustomTask(name="worth", kind="regression", **self.tables("worth", worths), columns=columns)
         words = [text.split() for text, _ in reviews(TAGS + DEV, 3)]
         lines = [{"words": own, "tags": ["B-X" if word in GOOD else "O" for word in own]} for own in words]
         files = {"train": lines[:TAGS], "dev": lines[TAGS:]}
         for split, part in files.items():
             (directory / f"tags-{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in part))
         named = {split: str(directory / f"tags-{split}.jsonl") for split in files}
-        self.tags = OwnTask(name="tags", kind="tagging", **named, columns=Columns(text="words", label="tags"))
+        self.tags = CustomTask(name="tags", kind="tagging", **named, columns=Columns(text="words", label="tags"))
 
     def tables(self, name: str, rows: list[Any]) -> dict[str, str]:
         files = {"train": rows[:-DEV], "dev": rows[-DEV:]}

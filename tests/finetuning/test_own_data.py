@@ -15,13 +15,13 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import build_task, load_examples
 from bertkit.finetuning.inputs import SplitSettings
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.models.bert import BertConfig
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
-from bertkit.tasks.readers import Columns, TableReading
+from bertkit.tasks.readers import Columns, TableReadOptions
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
 from tests.tasks.tiny_kinds import write_kind
@@ -43,7 +43,7 @@ class Place:
         self.table = write_table(directory / "reviews.csv", reviews(COUNT, 1))
 
     def request(self, split: dict[str, Any], **fields: Any) -> FinetuneArguments:
-        task = OwnTask(train=str(self.table), split=SplitSettings(**split), columns=COLUMNS)
+        task = CustomTask(train=str(self.table), split=SplitSettings(**split), columns=COLUMNS)
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", **fields}
         return FinetuneArguments(overrides=parsed(SETTINGS), **given)
 
@@ -82,7 +82,7 @@ def test_what_evaluates_the_run_later_reads_the_same_rows(place: Place, held_out
     recipe = recipe_of(held_out.run.model)
     assert recipe is not None
     assert [each.id for each in load_examples(recipe, "dev").examples] == predicted(held_out.run.path)
-    assert isinstance(recipe.task, OwnTask)
+    assert isinstance(recipe.task, CustomTask)
     assert recipe.task.split is not None
     assert recipe.task.split.sha256 == sha256_of(place.table)
 
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_with_the_same_split(place: Place, held_out: Finis
 
 def test_a_file_that_changed_since_it_was_split_is_refused(place: Place, tmp_path: Path) -> None:
     table = write_table(tmp_path / "reviews.csv", reviews(COUNT, 1))
-    task = OwnTask(train=str(table), split=SplitSettings(share=0.2), columns=COLUMNS)
+    task = CustomTask(train=str(table), split=SplitSettings(share=0.2), columns=COLUMNS)
     run = tmp_path / "run"
     with stopping_at(2), pytest.raises(StoppedError):
         finetune(
@@ -146,7 +146,7 @@ def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:
 
 def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> None:
     """Runs of earlier versions have neither `split` nor `reading`."""
-    task = OwnTask(train="a.csv", dev="b.csv", columns=COLUMNS)
+    task = CustomTask(train="a.csv", dev="b.csv", columns=COLUMNS)
     known = {"name", "kind", "train", "dev", "test", "columns", "labels", "metrics"}
     assert task.model_dump().keys() == known
     assert task.model_dump()["columns"].keys() == {"text", "text_pair", "label", "endings", "id", "separator"}
@@ -165,7 +165,7 @@ def test_the_recipe_of_a_task_with_two_files_keeps_its_hash(place: Place) -> Non
 )
 def test_what_makes_no_dev_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OwnTask.model_validate({"train": "t.csv", **fields})
+        CustomTask.model_validate({"train": "t.csv", **fields})
 
 
 def command(place: Place, table: Path, *words: str) -> list[str]:
@@ -263,13 +263,13 @@ def test_a_task_in_yaml_takes_the_same_settings(place: Place, tmp_path: Path) ->
         "reading: {encoding: cp1252, skip_bad_rows: true}\n"
     )
     recipe = FinetuneArguments(task=str(task), model=str(place.model)).requested()
-    assert isinstance(recipe.task, OwnTask)
-    assert recipe.task.reading == TableReading(encoding="cp1252", skip_bad_rows=True)
+    assert isinstance(recipe.task, CustomTask)
+    assert recipe.task.reading == TableReadOptions(encoding="cp1252", skip_bad_rows=True)
     assert len(load_examples(recipe, "train").examples) == 32
 
 
 def test_several_tasks_take_no_folds(place: Place) -> None:
-    tasks = [OwnTask(train=str(place.table), split=SplitSettings(folds=2), columns=COLUMNS), "rte"]
+    tasks = [CustomTask(train=str(place.table), split=SplitSettings(folds=2), columns=COLUMNS), "rte"]
     with pytest.raises((UsageError, ValueError), match="folds work with one task"):
         FinetuneArguments(task=tasks, model=str(place.model), overrides=parsed(["seed=1"])).requested()
 
@@ -289,7 +289,7 @@ def test_distillation_takes_the_same_options(place: Place, bertkit: Bertkit, tmp
     assert [sum(each["labels"]["dev"].values()) for each in runs] == [20, 20]
 
 
-def trained_once(place: Place, task: OwnTask, directory: Path, *settings: str) -> dict[str, Any]:
+def trained_once(place: Place, task: CustomTask, directory: Path, *settings: str) -> dict[str, Any]:
     """The results of a run of one update."""
     overrides = parsed([*SETTINGS, "optimisation.steps=1", *settings])
     request = FinetuneArguments(task=task, model=str(place.model), overrides=overrides, run_dir=directory / "run")
@@ -310,14 +310,14 @@ def test_questions_without_an_answer_may_be_in_dev_alone(place: Place, tmp_path:
 def test_a_label_of_which_no_example_is_drawn_is_known(place: Place, tmp_path: Path) -> None:
     rows = [*reviews(40, 1), ("the tensor", "rare")]
     files = [write_table(tmp_path / name, rows) for name in ("train.csv", "dev.csv")]
-    task = OwnTask(train=str(files[0]), dev=str(files[1]), columns=COLUMNS)
+    task = CustomTask(train=str(files[0]), dev=str(files[1]), columns=COLUMNS)
     found = trained_once(place, task, tmp_path, "data.train_examples=9")
     assert set(found["labels"]["train"]) == {"bad", "good"}
     assert set(found["labels"]["dev"]) == {"bad", "good", "rare"}
 
 
 def test_f1_is_of_the_same_label_in_whatever_order_a_model_has_its_outputs(place: Place, tmp_path: Path) -> None:
-    own = OwnTask(train=str(place.table), dev=str(place.table), columns=COLUMNS, metrics=("accuracy", "f1"))
+    own = CustomTask(train=str(place.table), dev=str(place.table), columns=COLUMNS, metrics=("accuracy", "f1"))
     recipe = FinetuneArguments(task=own, model="m").requested()
     for names in (("bad", "good"), ("good", "bad")):
         task = build_task(recipe, (), names, BertConfig(), {}, tmp_path)

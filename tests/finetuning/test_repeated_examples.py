@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.finetuning.repeated_examples import repeated, tell_repeated
+from bertkit.finetuning.repeated_examples import log_repeated_examples, repeated
 from bertkit.tasks.examples import (
     Answer,
     ChoiceExample,
@@ -54,7 +54,7 @@ def test_it_is_a_warning_only_for_the_users_own_data(caplog: pytest.LogCaptureFi
     others = {"dev": Split([replace(TEXT, id="2"), replace(TEXT, label="other")]), "test": Split([])}
     for is_own, level in ((True, logging.WARNING), (False, logging.INFO)):
         caplog.clear()
-        assert tell_repeated("mine", Split([TEXT]), others, is_own=is_own) == {"dev": 1}
+        assert log_repeated_examples("mine", Split([TEXT]), others, is_own=is_own) == {"dev": 1}
         (line,) = caplog.records
         assert line.levelno == level
         assert line.getMessage().startswith("mine, dev: 1 of 2 examples (50.0%) also occur in train")

@@ -13,7 +13,7 @@ import pytest
 
 import bertkit
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.report import MISTAKES
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.calibration import at_temperature, expected_calibration_error
@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(directory: Path, base: Path, rows: dict[str, list[tuple[str, object]]], kind: str) -> FinishedRun:
     files = {name: str(write_table(directory / f"{name}.csv", own)) for name, own in rows.items()}
-    task = OwnTask.model_validate({"kind": kind, **files, "columns": {"text": "review", "label": "stars"}})
+    task = CustomTask.model_validate({"kind": kind, **files, "columns": {"text": "review", "label": "stars"}})
     arguments = FinetuneArguments(task=task, model=str(base), run_dir=directory / "run", overrides=parsed([*SETTINGS]))
     return finetune(arguments, progress=silent_progress)
 
@@ -121,7 +121,7 @@ def test_thresholds_of_labels_are_tuned_stored_and_used(tmp_path: Path, base: Pa
     found = {"train": rows(160, 1), "dev": rows(120, 2)}
     files = {name: str(write_table(tmp_path / f"{name}.csv", own)) for name, own in found.items()}
     columns = {"text": "review", "label": "stars"}
-    task = OwnTask.model_validate({"kind": "multi_label", **files, "columns": columns})
+    task = CustomTask.model_validate({"kind": "multi_label", **files, "columns": columns})
     arguments = FinetuneArguments(task=task, model=str(base), run_dir=tmp_path / "run", overrides=parsed(SETTINGS))
     outcome = finetune(arguments, progress=silent_progress)
     thresholds = json.loads((outcome.run.path / "model" / "config.json").read_text())[THRESHOLDS]
@@ -140,7 +140,7 @@ def test_thresholds_of_labels_are_tuned_stored_and_used(tmp_path: Path, base: Pa
 def test_a_regression_starts_at_the_mean_of_its_labels(tmp_path: Path, base: Path) -> None:
     rows = [(text, 2.5 + number % 3) for number, (text, _) in enumerate(reviews(31, 1))]
     files = {name: str(write_table(tmp_path / f"{name}.csv", rows)) for name in ("train", "dev")}
-    task = OwnTask.model_validate({"kind": "regression", **files, "columns": {"text": "review", "label": "stars"}})
+    task = CustomTask.model_validate({"kind": "regression", **files, "columns": {"text": "review", "label": "stars"}})
     arguments = FinetuneArguments(task=task, model=str(base), run_dir=tmp_path / "run")
     recipe = arguments.requested()
     trainer = arguments.trainer(

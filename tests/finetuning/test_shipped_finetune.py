@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -152,7 +152,7 @@ def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Pat
 def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
     recipe = recipe_of(name)
     own: list[Any] = []
-    if isinstance(recipe.task, OwnTask):
+    if isinstance(recipe.task, CustomTask):
         own = ["--kind", "embedding", "--train", write_sentences(tmp_path / "data"), "--dev", "stsb"]
     else:
         for spec in recipe.specs:

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared, prepare
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.hub import load_model
@@ -46,23 +46,23 @@ class Place:
         self.nli = self.task("nli", [(text, relation(text)) for text, _ in reviews(40, 1)])
         self.intermediate = self.run(self.nli, self.model)
 
-    def task(self, name: str, rows: list[Any], **fields: Any) -> OwnTask:
+    def task(self, name: str, rows: list[Any], **fields: Any) -> CustomTask:
         files = {
             split: str(write_table(self.directory / f"{name}-{split}.csv", part))
             for split, part in {"train": rows[:-12], "dev": rows[-12:]}.items()
         }
-        return OwnTask(name=name, **files, columns=Columns(text="review", label="stars"), **fields)
+        return CustomTask(name=name, **files, columns=Columns(text="review", label="stars"), **fields)
 
-    def request(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinetuneArguments:
+    def request(self, task: CustomTask, model: Path, *overrides: str, **fields: Any) -> FinetuneArguments:
         runs = self.directory / "runs"
         return FinetuneArguments(
             task=task, model=str(model), overrides=parsed([*SHORT, *overrides]), runs_root=runs, **fields
         )
 
-    def run(self, task: OwnTask, model: Path, *overrides: str, **fields: Any) -> FinishedRun:
+    def run(self, task: CustomTask, model: Path, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(task, model, *overrides, **fields), progress=silent_progress)
 
-    def start(self, task: OwnTask, model: Path, *overrides: str) -> tuple[Prepared, dict[str, Tensor]]:
+    def start(self, task: CustomTask, model: Path, *overrides: str) -> tuple[Prepared, dict[str, Tensor]]:
         """The weights of a fine-tuning run before its first step."""
         recipe = self.request(task, model, *overrides).requested()
         prepared = prepare(recipe)
@@ -129,7 +129,7 @@ def test_a_number_starts_from_three_labels_and_labels_from_a_number(place: Place
 
 
 def test_numbers_as_labels_say_nothing_of_another_task(place: Place) -> None:
-    def numbered(name: str, seed: int) -> OwnTask:
+    def numbered(name: str, seed: int) -> CustomTask:
         return place.task(name, [(text, int(label == "good")) for text, label in reviews(30, seed)])
 
     first = place.run(numbered("acceptable", 5), place.model)
@@ -147,7 +147,7 @@ def test_another_kind_of_head_is_drawn_whatever_the_labels(place: Place, caplog:
     path = place.directory / "tags.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     columns = Columns(text="words", label="tags")
-    tags = OwnTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=columns)
+    tags = CustomTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=columns)
     with caplog.at_level(logging.INFO):
         _, begun = place.start(tags, place.intermediate.run.path)
     assert "keeping the encoder of the run on nli; the head for tags is new" in caplog.text

@@ -20,9 +20,9 @@ from bertkit.generation.masked import (
     gibbs,
     left_to_right,
     mask_predict,
-    masked_again,
     metropolis_hastings,
     parallel,
+    remasked_positions,
 )
 from bertkit.generation.masked_text import MaskedPredictor, Place, TextWithMasks
 from bertkit.generation.sampling import Sampling
@@ -202,10 +202,10 @@ def test_mask_predict_masks_exactly_as_many_as_the_paper(masks: int, rounds: int
 def test_mask_predict_masks_the_least_probable_and_keeps_the_others_probabilities() -> None:
     filling = Filling.of(TextWithMasks([CLS, *[MASK] * 4, SEP], [1, 2, 3, 4], 0))
     filling.log_p = {1: -0.5, 2: -3.0, 3: -0.1, 4: -2.0}
-    assert masked_again(filling, 0, 4) == []
-    assert masked_again(filling, 1, 4) == [2, 4, 1]
-    assert masked_again(filling, 2, 4) == [2, 4]
-    assert masked_again(filling, 3, 4) == [2]
+    assert remasked_positions(filling, 0, 4) == []
+    assert remasked_positions(filling, 1, 4) == [2, 4, 1]
+    assert remasked_positions(filling, 2, 4) == [2, 4]
+    assert remasked_positions(filling, 3, 4) == [2]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.projection import project_at_once, project_separately
 from bertkit.models.recorder import Scope
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import sliding_window_attention
 from tests.gpu.device import GPU, needs_gpu
 
 pytestmark = needs_gpu
@@ -48,7 +48,7 @@ def test_the_kernel_gives_what_rectangles_give(reads: str, monkeypatch: pytest.M
 
     def attended() -> Tensor:
         if reads == "window":
-            return attend_near(*heads, sequences, each_side=16, dropout_rate=0.0, scope=scope)
+            return sliding_window_attention(*heads, sequences, each_side=16, dropout_rate=0.0, scope=scope)
         visible = causal if reads == "by position" else None
         return attend(*heads, sequences, dropout_rate=0.0, scope=scope, visible=visible)
 
@@ -68,7 +68,7 @@ def test_dropped_probabilities_have_the_mean_of_all_and_their_own_gradient(reads
     def attended(value: Tensor, rate: float, seed: int) -> Tensor:
         torch.manual_seed(seed)
         if reads == "window":
-            return attend_near(query, key, value, sequences, each_side=16, dropout_rate=rate, scope=scope)
+            return sliding_window_attention(query, key, value, sequences, each_side=16, dropout_rate=rate, scope=scope)
         visible = causal if reads == "by position" else None
         return attend(query, key, value, sequences, dropout_rate=rate, scope=scope, visible=visible)
 

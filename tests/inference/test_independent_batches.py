@@ -24,9 +24,9 @@ from bertkit.inference.independent_batches import (
     filler_lengths,
     independent_batch,
 )
-from bertkit.models import products
+from bertkit.models import matmul
 from bertkit.models.headed import HeadedModel
-from bertkit.models.products import has_onednn
+from bertkit.models.matmul import has_onednn
 from bertkit.models.registry import FAMILIES
 from bertkit.models.sentence import Dense, Normalise, SentenceModel
 from bertkit.training.engine import Engine
@@ -70,8 +70,8 @@ def test_no_company_changes_a_bit(family: str, everywhere: bool, monkeypatch: py
     if everywhere:
         if not has_onednn(torch.float32):
             pytest.skip("this processor's torch has no oneDNN")
-        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
-        monkeypatch.setattr(products, "LEAST_SIDE", 2)  # like the maps of a real model
+        monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
+        monkeypatch.setattr(matmul, "LEAST_SIDE", 2)  # like the maps of a real model
     embedder = small_embedder(family)
     sequences = drawn_sequences(embedder.tokenizer.vocab_size)
     expected = embedder.vectors(sequences)

@@ -15,7 +15,7 @@ import pytest
 import bertkit
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.inference.model import Model
 from bertkit.progress import silent_progress
@@ -124,7 +124,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def _finetuned(task: OwnTask, base: Path, run_dir: Path, settings: Sequence[str]) -> Path:
+def _finetuned(task: CustomTask, base: Path, run_dir: Path, settings: Sequence[str]) -> Path:
     arguments = FinetuneArguments(task=task, model=str(base), run_dir=run_dir, overrides=parsed(settings))
     return finetune(arguments, progress=silent_progress).run.path
 

@@ -10,15 +10,15 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.predict_input import InputColumns, examples_of, form_of, open_input
-from bertkit.tasks.readers import TableReading
-from bertkit.tasks.readers.reading import LeftOut
+from bertkit.tasks.readers import TableReadOptions
+from bertkit.tasks.readers.read_options import SkippedRows
 
 COLUMNS = InputColumns(text="body")
 ROWS = ["caf\u00e9, a", "b"]
 
 
 def texts(path: Path | None, content: bytes = b"", form: Any = None, skip: bool = False, **settings: Any) -> list[Any]:
-    reading, left_out = TableReading(skip_bad_rows=skip, **settings), LeftOut(skip_bad=skip)
+    reading, left_out = TableReadOptions(skip_bad_rows=skip, **settings), SkippedRows(skip_bad=skip)
     form = form_of(path, form, "classification")
     rows = open_input(path, io.BytesIO(content), form, COLUMNS, reading, left_out)
     found = [getattr(each, "text", None) for each in examples_of(rows, "classification", COLUMNS, left_out)]

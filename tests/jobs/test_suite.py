@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import EvalArguments, Evaluated
+from bertkit.evaluation.run import EvalArguments, EvaluationResult
 from bertkit.evaluation.tasks import evaluate_tasks
 from bertkit.files import read_json, sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
@@ -42,7 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def suite(home: Path, name: str, executor: ExecutorSettings) -> Evaluated:
+def suite(home: Path, name: str, executor: ExecutorSettings) -> EvaluationResult:
     arguments = EvalArguments(str(home / "model"), device="cpu", runs_root=home / name, run_dir=home / name / "suite")
     return evaluate_tasks(
         TaskEvaluation(

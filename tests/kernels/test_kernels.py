@@ -28,7 +28,7 @@ from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.native import CompilerError
-from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 
@@ -310,7 +310,7 @@ def test_settings_choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_
 
     def used(**settings: Any) -> list[bool]:
         config = EngineConfig(device="cpu", **settings)
-        with kernels_in_use(config, resolve_engine(config)):
+        with use_kernels(config, resolve_engine(config)):
             return [active(values[dtype]) is not None for dtype in DTYPES]
 
     assert used(precision="bf16") == [False, True]

@@ -14,10 +14,10 @@ from bertkit.kernels import attention as kernel
 from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models import projection, varlen
 from bertkit.models.attention import attend, attend_from_one, causal
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.projection import project_at_once
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import sliding_window_attention
 from bertkit.native import CompilerError
 
 SCOPE = Scope(None, "")
@@ -57,7 +57,7 @@ def attended(
     sequences = PackedSequences.from_lengths(lengths, causal_B=causal_B)
     torch.manual_seed(3)
     if reads == "window":
-        return attend_near(*heads, sequences, each_side=EACH_SIDE, dropout_rate=rate, scope=SCOPE)
+        return sliding_window_attention(*heads, sequences, each_side=EACH_SIDE, dropout_rate=rate, scope=SCOPE)
     visible = causal if reads == "by position" else None
     return attend(*heads, sequences, dropout_rate=rate, scope=SCOPE, visible=visible, scale=scale)
 

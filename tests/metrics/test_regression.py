@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bertkit.errors import DataError
-from bertkit.metrics import LOWER_IS_BETTER, METRICS, goodness
+from bertkit.metrics import LOWER_IS_BETTER, METRICS, signed_score
 from bertkit.metrics.regression import Pearson, pearson, spearman
 
 NUMBER = st.floats(-50, 50, allow_subnormal=False).map(lambda x: round(x, 3))
@@ -91,6 +91,6 @@ def test_what_is_no_number_is_refused(guessed: list[object]) -> None:
 
 
 def test_the_least_error_and_the_greatest_of_any_other_score_is_the_best() -> None:
-    assert max((3.0, 0.5, None, 2.0), key=lambda score: goodness("mean_squared_error", score)) == 0.5
-    assert max((0.3, None, 0.9), key=lambda score: goodness("pearson", score)) == 0.9
+    assert max((3.0, 0.5, None, 2.0), key=lambda score: signed_score("mean_squared_error", score)) == 0.5
+    assert max((0.3, None, 0.9), key=lambda score: signed_score("pearson", score)) == 0.9
     assert set(METRICS) >= LOWER_IS_BETTER

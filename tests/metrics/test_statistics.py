@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, RESAMPLED
 from bertkit.metrics.base import Additive
-from bertkit.metrics.classification import Accuracy, BinaryF1
-from bertkit.metrics.statistics import ConstantBaseline, no_better_than_constant, paired_bootstrap, summarise
+from bertkit.metrics.classification import Accuracy, BinaryF1, MultiLabelMacroF1
+from bertkit.metrics.statistics import (
+    ConstantBaseline,
+    bootstrap_interval,
+    constant_baseline_warning,
+    paired_bootstrap,
+    summarise,
+)
 
 SCORES = st.lists(st.floats(-1, 1), min_size=2, max_size=9)
 
@@ -87,7 +93,7 @@ def test_runs_that_learned_nothing_are_flagged_with_the_reason(
     baseline: ConstantBaseline | None,
     reason: str | None,
 ) -> None:
-    found = no_better_than_constant(predictions, references, score, baseline)
+    found = constant_baseline_warning(predictions, references, score, baseline)
     assert found is None if reason is None else reason in (found or "")
 
 
@@ -189,6 +195,17 @@ def test_macro_f1_is_compared_although_one_model_predicts_a_class_more() -> None
     result = paired_bootstrap(a, b, gold, RESAMPLED["macro_f1", "macro_f1"](), resamples=200)
     assert result.score_a == pytest.approx(METRICS["macro_f1"](a, gold)["macro_f1"])
     assert result.score_b == pytest.approx(METRICS["macro_f1"](b, gold)["macro_f1"])
+
+
+def test_perfect_predictions_have_a_perfect_macro_f1_on_resamples_that_lack_a_class_or_label() -> None:
+    gold = [0, 1, 1, 0, 0, 1, 2]
+    assert bootstrap_interval(gold, gold, RESAMPLED["macro_f1", "macro_f1"]()) == (1.0, 1.0)
+    sets = [["abc"[label]] for label in gold]
+    for labels, score in ((None, 1.0), (["a", "b", "c"], 1.0), (["a", "b", "c", "never"], 0.75)):
+        metric = MultiLabelMacroF1(labels)
+        assert metric.score(sets, sets) == score
+        # Without the rare label, "never" is one of three instead of one of four.
+        assert bootstrap_interval(sets, sets, metric) == (1.0 if score == 1.0 else pytest.approx(2 / 3), score)
 
 
 def test_resamples_without_a_score_are_counted_and_dropped() -> None:

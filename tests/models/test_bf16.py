@@ -9,17 +9,17 @@ import torch
 from tests.models.small_gpt2 import small_gpt2
 from torch import nn
 
-from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once, products_of_one_row
+from bertkit.models.bf16 import cast_linears_to_bf16, fast_single_row_matmul, use_fixed_row_blocks
 from bertkit.models.decoding import CachedNextTokens
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 
 VOCABULARY = 61
 
 
 def test_maps_alone_or_words_too_become_bf16() -> None:
     maps, both = small_gpt2(VOCABULARY, positions=30), small_gpt2(VOCABULARY, positions=30)
-    keep_in_bf16(maps)
-    keep_in_bf16(both, words=True)
+    cast_linears_to_bf16(maps)
+    cast_linears_to_bf16(both, words=True)
     kinds = {Linear: (True, True), nn.Embedding: (False, True), nn.LayerNorm: (False, False)}
     for kind, expected in kinds.items():
         for model, is_bf16 in zip((maps, both), expected, strict=True):
@@ -33,7 +33,7 @@ def test_maps_alone_or_words_too_become_bf16() -> None:
 def test_tokens_in_bf16_are_near_those_in_fp32(rows: int) -> None:
     model = small_gpt2(VOCABULARY, positions=30)
     reduced = copy.deepcopy(model)
-    keep_in_bf16(reduced, words=True)
+    cast_linears_to_bf16(reduced, words=True)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, VOCABULARY, (rows, 5), generator=generator).tolist()
     exact, near = CachedNextTokens(model, "causal_lm"), CachedNextTokens(reduced, "causal_lm")
@@ -52,12 +52,12 @@ def test_tokens_in_bf16_are_near_those_in_fp32(rows: int) -> None:
 
 def test_one_row_alone_in_bf16_alone_leaves_onednn() -> None:
     assert torch.backends.mkldnn.enabled
-    with products_of_one_row(1):
+    with fast_single_row_matmul(1):
         assert torch.backends.mkldnn.enabled
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with products_of_one_row(2):
+        with fast_single_row_matmul(2):
             assert torch.backends.mkldnn.enabled
-        with products_of_one_row(1):
+        with fast_single_row_matmul(1):
             assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled
 
@@ -72,7 +72,7 @@ def test_rows_that_are_multiplied_a_few_at_once_do_not_depend_on_their_number(
     model = nn.ModuleList([nn.Linear(width, 384)]).bfloat16()
     states = torch.randn(640, width, generator=generator).bfloat16()
     plain = model[0](states)
-    multiply_few_rows_at_once(model, tokens=64, others=16)
+    use_fixed_row_blocks(model, tokens=64, others=16)
     found = model[0](states)
     torch.testing.assert_close(found, plain, rtol=0.02, atol=0.02)
     assert torch.equal(found[64:128], model[0](states[64:128]))

@@ -171,10 +171,10 @@ def test_what_its_draws_forbid_is_refused() -> None:
 
 def test_keys_that_are_counted_are_those_that_are_seen() -> None:
     pattern = BlockPattern(size=64, random=3, heads=12, layer=0)
-    assert pattern.keys_seen(704) == 704
+    assert pattern.keys_per_query(704) == 704
     seen = np.full(64, 4096.0)
     seen[1:-1] = 8 * 64
-    assert pattern.keys_seen(4096) == pytest.approx(seen.mean())
+    assert pattern.keys_per_query(4096) == pytest.approx(seen.mean())
 
 
 def test_the_config_is_the_hubs(tmp_path: Path) -> None:

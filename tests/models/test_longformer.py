@@ -22,7 +22,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import sliding_window_attention
 
 pytest.importorskip("transformers")
 
@@ -121,13 +121,13 @@ def test_chunks_give_what_the_whole_square_gives(each_side: int) -> None:
     def gradients(mixed: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad((mixed * weight).sum(), heads)
 
-    near = attend_near(*heads, sequences, each_side=each_side, dropout_rate=0.0, scope=scope)
+    near = sliding_window_attention(*heads, sequences, each_side=each_side, dropout_rate=0.0, scope=scope)
     whole = attend(*heads, sequences, dropout_rate=0.0, scope=scope, visible=sliding_window(each_side))
     torch.testing.assert_close(near, whole)
     for ours, theirs in zip(gradients(near), gradients(whole), strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.manual_seed(1)
-    dropped = attend_near(*heads, sequences, each_side=each_side, dropout_rate=1e-9, scope=scope)
+    dropped = sliding_window_attention(*heads, sequences, each_side=each_side, dropout_rate=1e-9, scope=scope)
     torch.testing.assert_close(dropped, whole)
 
 

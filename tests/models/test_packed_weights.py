@@ -11,10 +11,10 @@ from tests.models.small_gpt2 import small_gpt2
 from torch import nn
 
 from bertkit.models import packed_weights
-from bertkit.models.bf16 import keep_in_bf16
+from bertkit.models.bf16 import cast_linears_to_bf16
 from bertkit.models.decoding import CachedNextTokens, RecomputedNextTokens
+from bertkit.models.matmul import has_onednn, is_plain_linear
 from bertkit.models.packed_weights import MOST_ROWS, WORTH_STEPS, OneDnnProduct, StepProducts
-from bertkit.models.products import has_onednn, is_plain_linear
 
 VOCABULARY = 131
 
@@ -61,7 +61,7 @@ def test_bf16_is_torchs_bf16() -> None:
     if not has_onednn(torch.bfloat16):
         pytest.skip("this processor has no bfloat16")
     model = small_gpt2(VOCABULARY, positions=90)
-    keep_in_bf16(model, words=True)
+    cast_linears_to_bf16(model, words=True)
     ids = [[3, 7, 11], [4, 1, 9]]
     packed, plain = CachedNextTokens(model, "causal_lm"), CachedNextTokens(model, "causal_lm")
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -18,7 +18,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.pruning import (
-    cubic_share,
+    cubic_sparsity,
     dense,
     keep_layers,
     prunable_maps,
@@ -26,8 +26,8 @@ from bertkit.models.pruning import (
     pruned_heads,
     require_equal_heads,
     restore_heads,
-    smallest_to_zero,
     sparsity,
+    zero_smallest_weights,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -280,7 +280,7 @@ def test_a_damaged_list_of_heads_is_told_with_its_file(written: object, tmp_path
 def test_so_many_weights_of_every_map_are_zero_and_they_are_the_smallest(share: float) -> None:
     model, before = small_bert(), small_bert()
     for part in prunable_maps(model).values():
-        smallest_to_zero(part.weight, share)
+        zero_smallest_weights(part.weight, share)
     originals = prunable_maps(before)
     for name, part in prunable_maps(model).items():
         weight, original = part.weight.detach(), originals[name].weight.detach()
@@ -299,20 +299,20 @@ def test_a_larger_share_goes_on_from_a_smaller_one_and_a_smaller_one_takes_nothi
     weight = torch.randn(13, 7, generator=torch.Generator().manual_seed(1))
     in_turn, at_once = weight.clone(), weight.clone()
     for share in (0.2, 0.5, 0.3):
-        smallest_to_zero(in_turn, share)
-    smallest_to_zero(at_once, 0.5)
+        zero_smallest_weights(in_turn, share)
+    zero_smallest_weights(at_once, 0.5)
     assert torch.equal(in_turn, at_once)
-    smallest_to_zero(in_turn, 1.0)
+    zero_smallest_weights(in_turn, 1.0)
     assert not in_turn.any()
 
 
 def test_the_share_grows_along_the_cubic_schedule() -> None:
-    shares = [cubic_share(0.8, step, ramp_steps=40, every_steps=10) for step in (0, 9, 10, 25, 30, 39, 40, 77)]
+    shares = [cubic_sparsity(0.8, step, ramp_steps=40, every_steps=10) for step in (0, 9, 10, 25, 30, 39, 40, 77)]
     wanted = [0.8 * (1 - (1 - done / 4) ** 3) for done in (0, 0, 1, 2, 3, 3, 4, 4)]
     np.testing.assert_allclose(shares, wanted, rtol=1e-12)
     assert shares[-1] == 0.8
-    assert cubic_share(0.8, 0, ramp_steps=0) == 0.8
-    fine = [cubic_share(0.5, step, ramp_steps=33) for step in range(40)]
+    assert cubic_sparsity(0.8, 0, ramp_steps=0) == 0.8
+    fine = [cubic_sparsity(0.5, step, ramp_steps=33) for step in range(40)]
     assert fine == sorted(fine)
     assert np.argmax(np.diff(fine)) == 0, "most go at first"
 

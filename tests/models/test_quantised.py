@@ -25,10 +25,10 @@ from bertkit.models.int8 import (
     JointProjection,
     QuantisedEmbedding,
     QuantisedLinear,
-    StaticLinear,
+    StaticQuantisedLinear,
+    fake_quantize,
     pair_limit,
     quantise_rows,
-    round_to,
 )
 from bertkit.models.low_bit import LowBitLinear, codes_of, pack_bits, packed_bytes, row_groups, unpack_bits
 from bertkit.models.projection import project_separately
@@ -108,7 +108,7 @@ def test_a_product_equals_the_formula_in_integers(inputs: int) -> None:
 @pytest.mark.parametrize("bits", [8, 7, 4])
 @pytest.mark.parametrize("by_output", [True, False])
 def test_a_product_with_thresholds_equals_the_formula_in_integers(bits: int, by_output: bool) -> None:
-    made = StaticLinear(33, 6, bias=True, scales=6 if by_output else 1, bits=bits, requantised=True)
+    made = StaticQuantisedLinear(33, 6, bias=True, scales=6 if by_output else 1, bits=bits, requantised=True)
     made.take(nn.Linear(33, 6))
     made.weight_int8[0], made.weight_int8[1] = 127, -127
     made.input_threshold.fill_(1.5)
@@ -130,7 +130,7 @@ def test_a_table_gives_the_rows_that_were_rounded() -> None:
     for by_row in (True, False):
         made = QuantisedEmbedding.of(table, by_row=by_row)
         limit = table.weight.detach().abs().amax(dim=1 if by_row else (0, 1), keepdim=True)
-        expected = round_to(table.weight.detach(), limit, LEVELS)
+        expected = fake_quantize(table.weight.detach(), limit, LEVELS)
         torch.testing.assert_close(made.weight, expected, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(made(ids), functional.embedding(ids, expected), rtol=1e-6, atol=1e-7)
 
@@ -285,7 +285,7 @@ def test_low_bits_are_at_most_half_a_step_off_and_a_group_has_its_ends(bits: int
         ours, theirs = made.weight[group == number], linear.weight.detach()[group == number]
         torch.testing.assert_close(torch.stack([ours.min(), ours.max()]), torch.stack([theirs.min(), theirs.max()]))
     rows = torch.randn(4, 9) * 2
-    expected = functional.linear(round_to(rows, 2.0, 127), made.weight, linear.bias)
+    expected = functional.linear(fake_quantize(rows, 2.0, 127), made.weight, linear.bias)
     torch.testing.assert_close(made(rows), expected)
     assert torch.equal(low, made.weight_low)
 

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from bertkit.kernels.loading import Kernels, activated, build
 from bertkit.models import row_blocks
-from bertkit.models.products import Linear, linear
-from bertkit.models.row_blocks import goes_in_blocks, linear_in_blocks, whole_blocks
+from bertkit.models.matmul import Linear, linear
+from bertkit.models.row_blocks import linear_in_blocks, uses_row_blocks, whole_blocks
 from bertkit.native import CompilerError
 
 D, F = 24, 40
@@ -87,18 +87,18 @@ def test_linear_goes_in_blocks_where_kernels_compute_in_bfloat16(
     states, weight, bias = drawn(45, bias=True)
     layer = Linear(D, F)
     with activated(kernels):
-        assert not goes_in_blocks(states, weight)
+        assert not uses_row_blocks(states, weight)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert goes_in_blocks(states, weight)
-            assert goes_in_blocks(states.bfloat16(), weight)
+            assert uses_row_blocks(states, weight)
+            assert uses_row_blocks(states.bfloat16(), weight)
             assert "InBlocks" in type(linear(states, weight, bias).grad_fn).__name__
             assert "InBlocks" in type(layer(states).grad_fn).__name__
             for other in (states[:16], states[None], states.double()):
-                assert not goes_in_blocks(other, weight)
-            assert not goes_in_blocks(states, weight.bfloat16())
+                assert not uses_row_blocks(other, weight)
+            assert not uses_row_blocks(states, weight.bfloat16())
             for name, least in (("MOST_ROWS", 44), ("MOST_WEIGHTS", D * F - 1)):
                 with monkeypatch.context() as patch:
                     patch.setattr(row_blocks, name, least)
-                    assert not goes_in_blocks(states, weight)
+                    assert not uses_row_blocks(states, weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not goes_in_blocks(states, weight)
+        assert not uses_row_blocks(states, weight)

@@ -20,7 +20,7 @@ from bertkit.models.encoder import initialise
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.windows import attend_near
+from bertkit.models.windows import sliding_window_attention
 
 LENGTHS = [5, 17, 1, 9, 17, 12]
 SCOPE = Scope(None, "")
@@ -120,7 +120,7 @@ def test_a_window_in_the_kernel_gives_what_chunks_give(
     sequences, heads = PackedSequences.from_lengths(LENGTHS, causal_B=causal_B), drawn_heads()
 
     def attended() -> Tensor:
-        return attend_near(*heads, sequences, each_side=4, dropout_rate=0.0, scope=SCOPE)
+        return sliding_window_attention(*heads, sequences, each_side=4, dropout_rate=0.0, scope=SCOPE)
 
     mixed_TNH = attended()
     assert calls == [sum(LENGTHS)]
@@ -173,7 +173,7 @@ def test_probabilities_are_dropped_out_in_the_operator_beneath_the_kernel(
     if window is None:
         mixed = attend(query, key, value, sequences, dropout_rate=0.1, scope=SCOPE, visible=visible, scale=0.3)
     else:
-        mixed = attend_near(query, key, value, sequences, each_side=window, dropout_rate=0.1, scope=SCOPE)
+        mixed = sliding_window_attention(query, key, value, sequences, each_side=window, dropout_rate=0.1, scope=SCOPE)
     assert mixed is value
     assert seen == [(0.1, 0.3 if window is None else None, *expected)]
     assert calls == []

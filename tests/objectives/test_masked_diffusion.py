@@ -172,7 +172,7 @@ def test_a_weighted_projection_has_the_gradients_of_the_plain_form() -> None:
 
 @pytest.mark.parametrize("other", [MaskedLM(), MaskedNextToken(), ReplacedToken()])
 def test_objectives_that_mask_themselves_or_need_a_masked_lm_are_refused_beside_it(other: Objective) -> None:
-    assert MaskedDiffusion().errors_beside([MaskedDiffusion()]) == []
-    (error,) = MaskedDiffusion().errors_beside([MaskedDiffusion(), other])
+    assert MaskedDiffusion().combination_errors([MaskedDiffusion()]) == []
+    (error,) = MaskedDiffusion().combination_errors([MaskedDiffusion(), other])
     assert other.term in error
     assert OBJECTIVES["masked_diffusion"] is MaskedDiffusion

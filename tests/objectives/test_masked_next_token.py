@@ -81,9 +81,9 @@ def test_two_objectives_that_would_hide_the_same_tokens_are_refused(order: int) 
     both = (MaskedLM(), MaskedNextToken())[::order]
     with pytest.raises(UsageError, match="would mask the same tokens"):
         hidden(LENGTHS, *both)
-    (fault,) = MaskedNextToken().errors_beside(both)
+    (fault,) = MaskedNextToken().combination_errors(both)
     assert "leave one of them out" in fault
-    (fault,) = MaskedNextToken().errors_beside((MaskedNextToken(), ReplacedToken()))
+    (fault,) = MaskedNextToken().combination_errors((MaskedNextToken(), ReplacedToken()))
     assert "objective.replaced_token needs objective.masked_lm" in fault
-    assert MaskedNextToken().errors_beside((MaskedNextToken(), CausalLM())) == []
+    assert MaskedNextToken().combination_errors((MaskedNextToken(), CausalLM())) == []
     assert MaskedNextToken().errors(DataConfig(), ModernBertConfig()) == []

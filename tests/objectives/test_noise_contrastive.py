@@ -308,13 +308,13 @@ FAULTS = [
 
 @pytest.mark.parametrize(("of", "told"), FAULTS)
 def test_what_cannot_stand_beside_it_is_told(of: tuple[Objective, ...], told: str) -> None:
-    (fault,) = [fault for each in of for fault in each.errors_beside(of)]
+    (fault,) = [fault for each in of for fault in each.combination_errors(of)]
     assert told in fault
 
 
 def test_objectives_of_sequences_may_stand_beside_it() -> None:
     of = (*electric(), SentenceOrder())
-    assert not [fault for each in of for fault in each.errors_beside(of)]
+    assert not [fault for each in of for fault in each.combination_errors(of)]
 
 
 def test_a_model_without_two_towers_is_told() -> None:

@@ -257,5 +257,5 @@ def test_no_part_of_a_sequence_that_is_too_short_has_a_negative_size() -> None:
         (error,) = PermutationLM(order_tokens=256).errors(data, XlnetConfig())
         assert f"(at most {most} tokens" in error
         assert PermutationLM(order_tokens=most).errors(data, XlnetConfig()) == []
-    assert "masked_lm" in PermutationLM().errors_beside([PermutationLM(), MaskedLM()])[0]
-    assert PermutationLM().errors_beside([PermutationLM(), NextSentence()]) == []
+    assert "masked_lm" in PermutationLM().combination_errors([PermutationLM(), MaskedLM()])[0]
+    assert PermutationLM().combination_errors([PermutationLM(), NextSentence()]) == []

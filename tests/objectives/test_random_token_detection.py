@@ -163,7 +163,7 @@ def test_the_model_is_an_electra_discriminator() -> None:
 
 @pytest.mark.parametrize("other", [ReplacedToken(), MaskedNextToken()])
 def test_it_is_refused_beside_what_needs_its_head_or_masks_unseen(other: Objective) -> None:
-    (error,) = RandomTokenDetection().errors_beside([other, MaskedLM()])
+    (error,) = RandomTokenDetection().combination_errors([other, MaskedLM()])
     assert f"objective.{TERM}" in error
     assert f"objective.{other.term}" in error
-    assert RandomTokenDetection().errors_beside(BESIDE) == []
+    assert RandomTokenDetection().combination_errors(BESIDE) == []

@@ -380,7 +380,7 @@ def test_any_family_can_be_trained_so(config: EncoderConfig, tmp_path: Path) -> 
     assert loaded.head_names == ("replaced_token",)
     assert not report.missing
     state = loaded.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.own_state().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.own_state_dict().items())
 
 
 def test_the_generator_s_products_are_counted_with_those_of_the_drawing() -> None:
@@ -463,8 +463,8 @@ def test_who_never_calls_a_token_replaced_has_the_accuracy_of_the_baseline_and_n
 
 def test_without_a_masked_lm_beside_it_there_is_nothing_to_detect() -> None:
     masked, detector = objectives()
-    assert detector.errors_beside((detector, masked)) == []
-    (fault,) = detector.errors_beside((detector, SentenceOrder()))
+    assert detector.combination_errors((detector, masked)) == []
+    (fault,) = detector.combination_errors((detector, SentenceOrder()))
     assert "needs masked_lm for its generator" in fault
     with pytest.raises(UsageError, match="needs masked_lm for its generator"):
         corrupted((detector,))

@@ -153,7 +153,7 @@ def test_shards_without_case_are_told_how_to_get_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objective", [Capitalisation(), TokenDocument()])
 def test_moved_words_are_told(objective: Objective) -> None:
-    (fault,) = objective.errors_beside((objective, WordOrder()))
+    (fault,) = objective.combination_errors((objective, WordOrder()))
     assert "objective.word_order moves" in fault
 
 

@@ -19,7 +19,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.roberta import RobertaConfig
-from bertkit.pretraining.arguments import PretrainArguments, shortened, warn_of_stages, with_longest
+from bertkit.pretraining.arguments import PretrainArguments, shortened, warn_of_stages, with_max_length
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
@@ -272,6 +272,6 @@ def test_a_relative_tokenizer_is_recorded_by_its_full_path(home: Path, monkeypat
 
 def test_a_length_that_the_stages_take_on_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     overrides = parsed(["data.sequence_length=64"])
-    recipe = with_longest(load_recipe("bert-tiny", overrides), overrides)
+    recipe = with_max_length(load_recipe("bert-tiny", overrides), overrides)
     warn_of_stages(recipe, overrides)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

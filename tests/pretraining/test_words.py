@@ -15,7 +15,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
-from bertkit.pretraining.words import count_words, mark_name
+from bertkit.pretraining.words import count_words, milestone_name
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import open_corpus
@@ -165,4 +165,4 @@ def test_marks_ascend(home: Path) -> None:
 
 @pytest.mark.parametrize(("words", "name"), [(1_000_000, "1M"), (250_000, "250k"), (999, "999"), (1_500_000, "1500k")])
 def test_a_mark_has_a_short_name(words: int, name: str) -> None:
-    assert mark_name(words) == name
+    assert milestone_name(words) == name

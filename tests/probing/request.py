@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.models.headed import HeadedModel
-from bertkit.probing.run import ProbeRequest
+from bertkit.probing.run import ProbeArguments
 from bertkit.text.tokenizer import Tokenizer
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
@@ -41,7 +41,7 @@ def request_for(
     model: HeadedModel | None = None,
     tokenizer: Tokenizer | None = None,
     **more: Any,
-) -> ProbeRequest:
+) -> ProbeArguments:
     """A request for a model saved as `directory/model`, by default a tiny BERT; runs go to `directory/runs`.
 
     Finished runs are measured again. `more` goes into the request: `models`, `batch_tokens`, `run_dir`, ...
@@ -51,4 +51,4 @@ def request_for(
     if "models" not in more and not path.exists():
         save_tiny(tiny_model(tokenizer) if model is None else model, tokenizer, path)
     fields = {"models": [str(path)], "device": "cpu", "batch_tokens": 300, "command": ["x"], "fresh": True, **more}
-    return ProbeRequest(data=[] if data is None else [str(data)], runs_root=directory / "runs", **fields)
+    return ProbeArguments(data=[] if data is None else [str(data)], runs_root=directory / "runs", **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -17,8 +18,10 @@ import torch
 from numpy.testing import assert_allclose
 
 from bertkit.errors import DataError, UsageError
+from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.labels import Labels
+from bertkit.models.pruning import prune_heads
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.run import probe_attention
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
@@ -37,7 +40,7 @@ SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn but not written, which takes most of a small run's time."""
-    monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
+    monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
 
 
 def results(probed: Any) -> dict[str, Any]:
@@ -181,10 +184,25 @@ def test_the_viewer_holds_every_map_and_asks_nothing_of_the_network(attention_ru
         assert_allclose(maps.sum(-1), np.ones((4, n)), atol=n * 0.5 / 255)
 
 
-def test_every_part_of_the_page_that_the_script_names_is_there_and_has_a_label() -> None:
-    import re
+@pytest.mark.usefixtures("undrawn")
+def test_heads_of_a_pruned_model_have_their_numbers_in_the_whole_model(tmp_path: Path) -> None:
+    model = tiny_model(tiny_tokenizer(), BertConfig(**BERT | {"hidden_size": 24, "num_attention_heads": 4}))
+    prune_heads(model, {0: [0, 2], 1: [1, 2]})
+    request = request_for(tmp_path, write_sentences(tmp_path / "text.txt"), model=model)
+    probed = probe_attention(request, AttentionSettings(sentences=9, pattern_pairs=2, viewed=1))
+    assert [row["head"] for row in table(probed, "attention")] == ["1-2", "1-4", "2-1", "2-4", "even"]
+    assert results(probed)["summary"]["head_numbers"] == [[2, 4], [1, 4]]
+    assert probed.run is not None
+    page = parsed((probed.run.path / "viewer.html").read_text(encoding="utf-8"))
+    assert json.loads(page.scripts[0])["numbers"] == [[2, 4], [1, 4]]
+    effective = probe_effective_attention(request, EffectiveAttentionSettings(lengths=[16], texts=2))
+    assert effective.run is not None
+    told = [row["sentence"] for row in results(effective)["findings"] if "Example: head" in row["sentence"]]
+    assert re.search(r"head (1-2|1-4|2-1|2-4) of", told[0])
 
-    page = parsed(viewer_page("m", 1, 1, [ViewedSentence(["a"], torch.ones(1, 1, 1))]))
+
+def test_every_part_of_the_page_that_the_script_names_is_there_and_has_a_label() -> None:
+    page = parsed(viewer_page("m", [[0]], [ViewedSentence(["a"], torch.ones(1, 1, 1))]))
     named = set(re.findall(r'\bat\("(\w+)"\)', page.scripts[1]))
     assert named == {"tokens", "direction", "layer", "head", "sentence", "caption", "map", "grid"}
     assert named | {"data"} <= page.ids
@@ -193,7 +211,7 @@ def test_every_part_of_the_page_that_the_script_names_is_there_and_has_a_label()
 
 def test_tokens_and_titles_cannot_leave_their_place() -> None:
     tokens = ["</script><b>", "&amp;", '"\u2028']
-    html = viewer_page("<i>&", 1, 1, [ViewedSentence(tokens, torch.full((1, 3, 3), 1 / 3))])
+    html = viewer_page("<i>&", [[0]], [ViewedSentence(tokens, torch.full((1, 3, 3), 1 / 3))])
     page = parsed(html)
     assert json.loads(page.scripts[0])["sentences"][0]["tokens"] == tokens
     assert "Attention of <i>&" in page.text
@@ -205,16 +223,16 @@ def test_the_script_runs_and_answers_to_keys(tmp_path: Path) -> None:
     maps = torch.zeros(4, 3, 3)
     maps[:, :, 0] = 1.0
     maps[3] = torch.eye(3)
-    page = parsed(viewer_page("m", 2, 2, [ViewedSentence(["[CLS]", "a", "[SEP]"], maps)]))
+    page = parsed(viewer_page("m", [[0, 1], [1, 2]], [ViewedSentence(["[CLS]", "a", "[SEP]"], maps)]))
     (tmp_path / "page.js").write_text(_DOM + f"const DATA = {json.dumps(page.scripts[0])};\n" + page.scripts[1] + _PLAY)
     done = subprocess.run(["node", str(tmp_path / "page.js")], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
         ["Layer 1, head 1: from [CLS]", ["100%", "0%", "0%"], 4],
         ["Layer 1, head 1: from a", ["100%", "0%", "0%"], 4],
-        ["Layer 2, head 2: from a", ["0%", "100%", "0%"], 4],
-        ["Layer 2, head 1: from a", ["100%", "0%", "0%"], 4],
-        ["Layer 2, head 1: to [CLS]", ["100%", "100%", "100%"], 4],
+        ["Layer 2, head 3: from a", ["0%", "100%", "0%"], 4],
+        ["Layer 2, head 2: from a", ["100%", "0%", "0%"], 4],
+        ["Layer 2, head 2: to [CLS]", ["100%", "100%", "100%"], 4],
     ]
 
 

@@ -16,28 +16,30 @@ from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
+from bertkit.models.bert import BertConfig
 from bertkit.models.labels import Labels
+from bertkit.models.pruning import prune_heads
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.report import HeadResults, heads_report
 from bertkit.probing.heads.run import probe_heads
-from bertkit.probing.run import ProbeRequest, ProbeResult
+from bertkit.probing.run import ProbeArguments, ProbeResult
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.verify import verify_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
+    monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
 
 
-def run_heads(request: ProbeRequest, *, data_dir: Path | None = None, **settings: Any) -> ProbeResult:
+def run_heads(request: ProbeArguments, *, data_dir: Path | None = None, **settings: Any) -> ProbeResult:
     return probe_heads(replace(request, data_dir=data_dir), HeadsSettings(**{"random_orders": 2, **settings}))
 
 
@@ -75,6 +77,23 @@ def test_a_run_on_text_holds_every_head_and_does_not_depend_on_the_batch(
     other = run_heads(request_for(tmp_path, text, batch_tokens=33), sentences=20, score_sentences=9).results["summary"]
     np.testing.assert_allclose(other["importance"], summary["importance"], rtol=1e-3)
     assert other["score"] == pytest.approx(summary["score"], rel=1e-5)
+
+
+def test_heads_of_a_pruned_model_have_their_numbers_in_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # cells of pruned heads are left out of the picture
+    text = write_sentences(tmp_path / "text.txt")
+    model = tiny_model(tiny_tokenizer(), BertConfig(**BERT | {"hidden_size": 24, "num_attention_heads": 4}))
+    prune_heads(model, {0: [0, 2], 1: [1, 2]})
+    probed = run_heads(request_for(tmp_path, text, model=model), sentences=9, score_sentences=5, random_orders=0)
+    rows = table(probed, "heads")
+    assert [(row["layer"], row["head"]) for row in rows] == [("1", "2"), ("1", "4"), ("2", "1"), ("2", "4")]
+    summary = probed.results["summary"]
+    assert summary["head_numbers"] == [[2, 4], [1, 4]]
+    for layer, best in enumerate(summary["best_head_left"]):
+        alone = {int(row["head"]): float(row["alone_worse_by"]) for row in rows if row["layer"] == str(layer + 1)}
+        assert best == min(alone, key=lambda head: alone[head])
 
 
 def test_a_short_text_is_shared_out(tmp_path: Path) -> None:
@@ -170,6 +189,7 @@ def test_a_model_that_needs_no_head_is_named() -> None:
         ones,
         -ones,
         -ones,
+        [[0, 1]],
         [0, 1, 2],
         {"importance": [0.4, 0.5, 0.6]},
     )

@@ -22,7 +22,7 @@ from bertkit.probing import ProbeSettings
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.points import list_points
 from bertkit.probing.report import Finding, Report, Table
-from bertkit.probing.run import ProbeRequest, ProbeResult, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
 from bertkit.probing.sentence_sources import read_texts
 from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 from bertkit.recipe.dump import dump_recipe
@@ -49,7 +49,7 @@ def draws() -> None:
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "draws" not in request.fixturenames:
-        monkeypatch.setattr("bertkit.evaluation.figures.save", lambda figure, stem: [])
+        monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
 
 
 # ---- what every kind shares
@@ -61,13 +61,13 @@ class NoSettings(ProbeSettings):
     kind = "none"
 
 
-def probe(request: ProbeRequest, report: Report, data: dict[str, str] | None = None) -> ProbeResult:
+def probe(request: ProbeArguments, report: Report, data: dict[str, str] | None = None) -> ProbeResult:
     return run_probe(request, NoSettings(), request.subjects(), lambda: report, data=data or {"t": "0"})
 
 
 @pytest.mark.usefixtures("draws")
 def test_findings_become_tables_figures_and_sentences(tmp_path: Path) -> None:
-    from bertkit.evaluation.figures import new_figure
+    from bertkit.evaluation.plots import new_figure
 
     drawn: list[Any] = []
 

@@ -106,7 +106,7 @@ def test_a_run_that_went_back_and_was_killed_has_no_fault(tmp_path: Path) -> Non
             for step in range(1, 11):
                 metrics.log(step, {"loss": 1.0 + step})
         run.seal_growing_files()
-        run.growing_files_were_cut()
+        run.reset_growing_seal()
         with MetricsLog(run.metrics, start_step=4) as metrics:
             for step in range(5, 9):
                 metrics.log(step, {"loss": 2.0})

@@ -16,7 +16,7 @@ from bertkit.errors import DataError
 from bertkit.files import cache_directory
 from bertkit.run import uploading
 from bertkit.run.checkpoint import checkpoint_errors, checkpoint_name, latest_name, save_checkpoint
-from bertkit.run.stored import WORKING_COPIES, RunPlace
+from bertkit.run.stored import WORKING_COPIES, RunLocation
 from bertkit.run.verify import verify_run
 from bertkit.stores.store import Store
 from tests.stores.s3_server import BUCKET, SECRET, S3Server
@@ -336,7 +336,7 @@ def test_a_run_that_went_on_elsewhere_is_not_written_over(
     with stopping_at(4):  # more
         assert pretrain("--resume", PLACE, again=True).code == 75
     monkeypatch.setenv("BERTKIT_CACHE", str(first))
-    place = RunPlace(None, PLACE)
+    place = RunLocation(None, PLACE)
     assert place.resume is not None
     assert latest_name(Path(place.resume) / "checkpoints") == checkpoint_name(8)
     # Meanwhile the other machine writes again.

@@ -22,8 +22,8 @@ from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
-from bertkit.study import workplace as study_workplace
-from bertkit.study.measuring import Measurer, MeasureResult
+from bertkit.study import context as study_context
+from bertkit.study.measurer import Measurer, MeasureResult
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -127,16 +127,16 @@ def test_stopped_again_and_again_within_its_runs_it_ends_with_the_same_results(h
 def test_killed_between_two_runs_it_does_not_repeat_what_is_finished(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out = study_workplace.Workplace.carry_out
+    carry_out = study_context.StudyContext.carry_out
     done: list[str] = []
 
-    def until_the_fifth(self: study_workplace.Workplace, study_run: object, *rest: object, **more: object) -> None:
+    def until_the_fifth(self: study_context.StudyContext, study_run: object, *rest: object, **more: object) -> None:
         if len(done) == 5:
             raise KeyboardInterrupt
         carry_out(self, study_run, *rest, **more)  # type: ignore[arg-type]  # passed on
         done.append(study_run.name)  # type: ignore[attr-defined]  # a StudyRun
 
-    monkeypatch.setattr(study_workplace.Workplace, "carry_out", until_the_fifth)
+    monkeypatch.setattr(study_context.StudyContext, "carry_out", until_the_fifth)
     with pytest.raises(StoppedError, match="interrupted; continue with"):
         run_study(arguments(home, "between"), progress=silent_progress)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.study.curves import Point, best_of, power_law, ratio
-from bertkit.study.figures import draw_figures
+from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
 from bertkit.study.results import study_results
 from bertkit.study.settings import Study, load_study

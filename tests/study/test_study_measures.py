@@ -23,7 +23,7 @@ from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.data import LabelledSentence, read_labelled
 from bertkit.probing.layers.run import probe_layers
 from bertkit.probing.layers.scores import layer_scores
-from bertkit.probing.run import ProbeRequest
+from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentences import Sentence, TextEncoder
 from bertkit.probing.states import layer_states
 from bertkit.progress import silent_progress
@@ -115,7 +115,7 @@ def test_layers_are_those_of_the_probe_and_the_best_one_counts(home: Path) -> No
     run = home / "run" / "runs" / "masked-seed=0"
     settings = LayersSettings(tasks=["pos"], sentences=30, test_sentences=20)
     common: dict[str, Any] = {"models": [str(run)], "data": [str(home / "t.conllu")], "device": "cpu"}
-    probed = probe_layers(ProbeRequest(**common, runs_root=home / "probes", command=["test"]), settings)
+    probed = probe_layers(ProbeArguments(**common, runs_root=home / "probes", command=["test"]), settings)
     scores = probed.results["summary"]["tasks"]["pos"]["score"]
     place = home / "run" / "measured" / "masked-seed=0" / "pos"
     assert json.loads((place / "results.json").read_text())["score"] == pytest.approx(scores)
@@ -150,7 +150,7 @@ def test_scores_of_layers_are_scikit_learns(home: Path) -> None:
     """Logistic regression on standardised states, fitted by scikit-learn's solver."""
     path, settings = home / "t.conllu", LayersSettings(tasks=["pos"], sentences=30, test_sentences=20)
     run = str(home / "run" / "runs" / "masked-seed=0")
-    request = ProbeRequest(models=[run], data=[str(path)], device="cpu", runs_root=home, command=["test"])
+    request = ProbeArguments(models=[run], data=[str(path)], device="cpu", runs_root=home, command=["test"])
     ours = layer_scores(request, settings)["pos"]
     loaded = LoadedModel.load(run)
     drawn = train_and_test(read_labelled(path), None, 30, 20, Draw(0, "layers/0"))

@@ -21,16 +21,16 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.augmentation import (
     AnyAugmentation,
+    AugmentationContext,
     MaskedLMWords,
     Masking,
-    Surroundings,
     augmented_examples,
 )
 from bertkit.tasks.augmentation import cache as cache_module
 from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
 from bertkit.tasks.augmentation.masked_lm import MaskedLMAugmenter
 from bertkit.tasks.augmentation.word_classes import WordClasses, learnt_classes, read_tags
-from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.augmentation.words import WordSplitText
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import MaskedText, TextExample
 from bertkit.text.tokenizer import TokenizerConfig
@@ -95,11 +95,11 @@ def fits(observed: Sequence[float], expected: Sequence[float]) -> bool:
 
 
 def copies_of(method: Masking | MaskedLMWords, examples: list[TextExample], seed: int = 0) -> list[list[Any]]:
-    return method.augmenter(examples, Surroundings(seed)).variants(examples)
+    return method.augmenter(examples, AugmentationContext(seed)).variants(examples)
 
 
 def test_a_text_is_put_together_as_it_was_but_for_what_changed() -> None:
-    cut = CutText.of("  It's a well-made film, isn't it?")
+    cut = WordSplitText.of("  It's a well-made film, isn't it?")
     assert cut.words == ["It's", "a", "well-made", "film", ",", "isn't", "it", "?"]
     assert cut.changed({}) == cut.text
     assert cut.changed({3: "play", 6: "she"}) == "  It's a well-made play, isn't she?"
@@ -178,9 +178,9 @@ def test_copies_depend_on_the_seed_and_the_example_alone(kind: str, tagged: str,
     backwards = {each.id: each for each in method.augmented(examples[::-1])}
     assert straight == backwards
     renamed = [TextExample("other", examples[3].text, None, "yes")]
-    alone = method.augmenter(examples, Surroundings()).variants(renamed)[0]
-    assert alone == method.augmenter(examples, Surroundings()).variants(examples)[3]
-    other_seed = {each.id: each for each in method.augmented(examples, Surroundings(seed=1))}
+    alone = method.augmenter(examples, AugmentationContext()).variants(renamed)[0]
+    assert alone == method.augmenter(examples, AugmentationContext()).variants(examples)[3]
+    other_seed = {each.id: each for each in method.augmented(examples, AugmentationContext(seed=1))}
     assert other_seed != straight
 
 
@@ -242,7 +242,7 @@ def test_candidates_are_the_models_likeliest_whole_words(masked_lm: Path) -> Non
     text = "the cat sees a dog and the red king"
     method = MaskedLMWords(model=str(masked_lm), candidates=6)
     examples = [TextExample("a", text), TextExample("b", "red garden")]
-    augmenter = method.augmenter(examples, Surroundings())
+    augmenter = method.augmenter(examples, AugmentationContext())
     assert isinstance(augmenter, MaskedLMAugmenter)
     found, other = augmenter.candidates([text, "red garden"])
     assert list(found) == [1, 2, 4, 7, 8]
@@ -256,9 +256,9 @@ def test_tinyberts_code_changes_words_of_a_to_z_alone(masked_lm: Path) -> None:
     every, code = (MaskedLMWords(model=str(masked_lm), letters=letters) for letters in ("any", "a-z"))
     changed = {}
     for method in (every, code):
-        augmenter = method.augmenter([TextExample("a", text)], Surroundings())
+        augmenter = method.augmenter([TextExample("a", text)], AugmentationContext())
         assert isinstance(augmenter, MaskedLMAugmenter)
-        words = CutText.of(text).words
+        words = WordSplitText.of(text).words
         changed[method.letters] = [word for word in words if augmenter._may_change(word)]
     # data_augmentation.py: not re.search("[^a-z]", word.lower()), apart from its stop words.
     assert changed["a-z"] == [word for word in changed["any"] if not re.search("[^a-z]", word.lower())]
@@ -272,7 +272,7 @@ def test_words_become_candidates_at_the_given_rate_and_evenly(masked_lm: Path) -
     text = "cat sees dog red king likes old garden"
     method = MaskedLMWords(model=str(masked_lm), copies=400, candidates=4, replace=0.4)
     example = TextExample("a", text)
-    augmenter = method.augmenter([example], Surroundings())
+    augmenter = method.augmenter([example], AugmentationContext())
     assert isinstance(augmenter, MaskedLMAugmenter)
     (candidates,) = augmenter.candidates([text])
     assert len(candidates) == 8
@@ -295,18 +295,18 @@ def test_stop_words_signs_and_words_of_several_pieces_stay(masked_lm: Path, tmp_
     text = "the red cat and a xylophonist isn't old !"
     example = TextExample("a", text)
     method = MaskedLMWords(model=str(masked_lm), replace=1.0, copies=30)
-    for copy, _ in method.augmenter([example], Surroundings()).variants([example])[0]:
+    for copy, _ in method.augmenter([example], AugmentationContext()).variants([example])[0]:
         words = copy.split()
         assert [words[n] for n in (0, 3, 4, 5, 6, 8)] == ["the", "and", "a", "xylophonist", "isn't", "!"]
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("xylophonist 1 0 0\nviolinist 0.9 0.1 0\nquizzical 0 1 0\nred 0 0 1\n")
     near = MaskedLMWords(model=str(masked_lm), replace=1.0, copies=30, candidates=1, word_vectors=str(vectors))
-    variants = near.augmenter([example], Surroundings()).variants([example])[0]
+    variants = near.augmenter([example], AugmentationContext()).variants([example])[0]
     assert {copy.split()[5] for copy, _ in variants} == {"violinist"}
     stop = tmp_path / "stop.txt"
     stop.write_text("red\nOld\nold\n")
     own = MaskedLMWords(model=str(masked_lm), replace=1.0, copies=5, stop_words=str(stop))
-    variants = own.augmenter([example], Surroundings()).variants([example])[0]
+    variants = own.augmenter([example], AugmentationContext()).variants([example])[0]
     assert {(copy.split()[1], copy.split()[7]) for copy, _ in variants} == {("red", "old")}
     assert {"the", "not", "isn", "and"} <= FUNCTION_WORDS
     assert all(word == word.lower() for word in FUNCTION_WORDS)
@@ -315,7 +315,7 @@ def test_stop_words_signs_and_words_of_several_pieces_stay(masked_lm: Path, tmp_
 def test_each_text_of_a_pair_is_altered_by_itself(masked_lm: Path) -> None:
     example = TextExample("a", "red cat", "old king")
     method = MaskedLMWords(model=str(masked_lm), replace=1.0, copies=5)
-    variants = method.augmenter([example], Surroundings()).variants([example])[0]
+    variants = method.augmenter([example], AugmentationContext()).variants([example])[0]
     assert len(variants) == 10
     assert all(second == "old king" for _, second in variants[:5])
     assert all(first == "red cat" for first, _ in variants[5:])
@@ -324,7 +324,7 @@ def test_each_text_of_a_pair_is_altered_by_itself(masked_lm: Path) -> None:
 def test_a_sentence_too_long_for_the_model_is_altered_where_it_is_read(masked_lm: Path) -> None:
     text = " ".join(["red"] * 50)
     method = MaskedLMWords(model=str(masked_lm), replace=1.0, copies=1)
-    augmenter = method.augmenter([TextExample("a", text)], Surroundings())
+    augmenter = method.augmenter([TextExample("a", text)], AugmentationContext())
     assert isinstance(augmenter, MaskedLMAugmenter)
     (found,) = augmenter.candidates([text])
     assert list(found) == list(range(40 - 3))
@@ -428,7 +428,7 @@ def test_other_settings_seeds_examples_or_files_are_other_work(tagged: str, mask
     copy.write_bytes(Path(tagged).read_bytes())
 
     def identity(method: Masking | MaskedLMWords, seed: int = 0, some: list[TextExample] = examples) -> str:
-        return cache_module.augmented_identity(some, method, Surroundings(seed))
+        return cache_module.augmented_identity(some, method, AugmentationContext(seed))
 
     first = identity(Masking(tags=tagged))
     assert identity(Masking(tags=str(copy))) == first

@@ -14,7 +14,7 @@ import pytest
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import SkippedRow, TaggedExample, TextExample
 from bertkit.tasks.readers import Columns, label_names, read_own
-from bertkit.tasks.readers.reading import NO_LABEL
+from bertkit.tasks.readers.read_options import NO_LABEL
 from bertkit.tasks.readers.table import QUOTED
 from bertkit.tasks.spec import Kind
 

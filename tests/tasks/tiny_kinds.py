@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.finetuning.recipe import OwnTask
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.tasks.readers import Columns
 from tests.tasks.tiny_task import GOOD, reviews, write_table
 
@@ -16,7 +16,7 @@ KINDS = ("classification", "pair", "regression", "multi_label", "tagging", "span
 TRAIN, DEV = 19, 11
 
 
-def write_kind(directory: Path, kind: str) -> tuple[OwnTask, Path]:
+def write_kind(directory: Path, kind: str) -> tuple[CustomTask, Path]:
     """Train and dev files, and dev as JSON Lines without its labels."""
     rows = reviews(TRAIN + DEV, 4)
     made: dict[str, Callable[[int, str, str], tuple[Row, Row]]] = {
@@ -58,9 +58,9 @@ def write_kind(directory: Path, kind: str) -> tuple[OwnTask, Path]:
     return task, _write_lines(directory / f"{kind}-input.jsonl", inputs)
 
 
-def _task(kind: str, files: Sequence[Path], columns: Columns) -> OwnTask:
+def _task(kind: str, files: Sequence[Path], columns: Columns) -> CustomTask:
     name = "classification" if kind == "pair" else kind
-    return OwnTask.model_validate(
+    return CustomTask.model_validate(
         {"name": kind, "kind": name, "train": str(files[0]), "dev": str(files[1]), "columns": columns}
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bertkit.errors import DataError, UsageError
-from bertkit.ranks import Launch
+from bertkit.ranks import TorchrunEnvironment
 from bertkit.training.rank_group import RankGroup, joined
 
 
@@ -55,7 +55,7 @@ def gradients(ranks: RankGroup) -> list[Any]:
 
 
 def main(directory: Path) -> None:
-    launch = Launch.of_environment()
+    launch = TorchrunEnvironment.of_environment()
     assert launch is not None
     with joined(launch) as ranks:
         with ranks.in_turn():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.ranks import Launch, acting, current
+from bertkit.ranks import TorchrunEnvironment, current, use_ranks
 from bertkit.run.checkpoint import load_newest_checkpoint, save_checkpoint
 from bertkit.training.average import WeightAverage
 from bertkit.training.chosen_placement import placement_of
@@ -111,11 +111,11 @@ def elements(model: torch.nn.Module, moments: dict[str, torch.Tensor]) -> dict[s
 
 def phase_of_rank(directory: Path, phase: int) -> None:
     """One phase, as the rank named by the environment, or alone."""
-    launch = Launch.of_environment()
+    launch = TorchrunEnvironment.of_environment()
     with ExitStack() as stack:
         if launch is not None:
             ranks = stack.enter_context(joined(launch))
-            stack.enter_context(acting(ranks))
+            stack.enter_context(use_ranks(ranks))
             ranks.begin(timeout_seconds=60)
         found = {name: trained(name, directory, phase) for name in OPTIMIZERS}
         report = {

@@ -131,7 +131,7 @@ def test_a_layer_with_a_kernel_for_its_attention_is_one_graph(
     monkeypatch.setattr(compilation, "_compiled", cache(compiled))
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
     monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=False))
-    monkeypatch.setattr(compilation, "look_at", lambda device: None)
+    monkeypatch.setattr(compilation, "detect_kernels", lambda device: None)
     monkeypatch.setattr(varlen, "packed_kernel", kernel)
     sizes = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": dropout}
     model = made_model(family.model_validate(sizes))
@@ -162,7 +162,7 @@ def test_the_triton_kernels_are_a_part_of_the_graph(
     monkeypatch.setattr(varlen, "has_kernels", lambda device: True)
     monkeypatch.setitem(varlen._gpus, None, varlen._Gpu(obstacle=None, runs_triton=True))
     monkeypatch.setattr(varlen, "_reported", set())
-    monkeypatch.setattr(compilation, "look_at", lambda device: None)
+    monkeypatch.setattr(compilation, "detect_kernels", lambda device: None)
     with operators_on_a_processor(), triton_attention_enabled(wanted=True), torch.autocast("cpu", torch.bfloat16):
         plain = [states_and_gradients(model, batch) for batch in BATCHES]
         assert varlen._reported == {"Triton kernels for packed sequences"}

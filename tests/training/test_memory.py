@@ -23,7 +23,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.native import CompilerError
-from bertkit.training.compiled import CACHED_PRIMITIVES, bound_compiled_products
+from bertkit.training.compiled import CACHED_PRIMITIVES, limit_primitive_cache
 from bertkit.training.memory import peak_memory, training_memory
 from tests.training.tiny_run import write_text
 
@@ -146,7 +146,7 @@ def test_the_peak_is_the_largest_of_an_update_a_checkpoint_and_learning_the_voca
 def test_compiled_products_are_bounded_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    bound_compiled_products()
+    limit_primitive_cache()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(CACHED_PRIMITIVES)
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
 

@@ -24,12 +24,12 @@ from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
-from bertkit.ranks import Ranks, acting
+from bertkit.ranks import Ranks, use_ranks
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import read_metrics
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.out_of_memory import MicroBatchMemoryError, exhausts_memory
+from bertkit.training.out_of_memory import MicroBatchMemoryError, is_out_of_memory
 from tests.conftest import Outcome
 from tests.pretraining.test_growing_run import RECIPE
 from tests.training.test_step import TERMS, corrupted, small_model, step_of
@@ -166,7 +166,7 @@ class BesideAnother(Ranks):
 def test_a_rank_whose_memory_suffices_cuts_with_the_one_whose_memory_does_not() -> None:
     model = small_model(101)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).clone()
-    with acting(BesideAnother()), pytest.raises(MicroBatchMemoryError) as caught:
+    with use_ranks(BesideAnother()), pytest.raises(MicroBatchMemoryError) as caught:
         step_of(model, AdamWConfig()).update([PackedBatch.from_samples(corrupted(0, 101))], TERMS, 1e-3)
     assert caught.value.smaller(4096) == 150
     assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), before)
@@ -198,7 +198,7 @@ def test_a_single_sequence_that_does_not_fit_ends_the_run_with_what_to_change(
     ],
 )
 def test_only_what_memory_causes_is_taken_for_it(error: Exception, is_memory: bool) -> None:
-    assert exhausts_memory(error) == is_memory
+    assert is_out_of_memory(error) == is_memory
 
 
 def test_another_error_of_an_update_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,10 @@ from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.registry import FAMILIES
-from bertkit.ranks import Launch
+from bertkit.ranks import TorchrunEnvironment
 from bertkit.run.tensor_stream import TensorStream, write_stream
 from bertkit.training.optimizers import AnyOptimizerConfig
-from bertkit.training.placement import refused_optimizer
+from bertkit.training.placement import unshardable_optimizer
 from bertkit.training.rank_group import RankGroup
 from bertkit.training.sharding import Sharded, layers_of
 from tests.models.test_rows import INDEX_M, SEQUENCES, small
@@ -40,7 +40,7 @@ def group() -> Iterator[RankGroup]:
     """A group of a single rank, whose shards are complete."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    found = RankGroup(Launch(rank=0, local_rank=0, count=1, restart=0), store)
+    found = RankGroup(TorchrunEnvironment(rank=0, local_rank=0, count=1, restart=0), store)
     found.begin(timeout_seconds=60)
     yield found
     dist.destroy_process_group()
@@ -130,7 +130,7 @@ def test_an_optimizer_moves_spread_weights_as_whole_ones(name: str, group: RankG
 
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_an_optimizer_that_needs_whole_matrices_is_refused_by_name(name: str) -> None:
-    reason = refused_optimizer(TypeAdapter(AnyOptimizerConfig).validate_python({"name": name}))
+    reason = unshardable_optimizer(TypeAdapter(AnyOptimizerConfig).validate_python({"name": name}))
     assert reason is not None
     assert f"optimisation.optimizer.name {name} needs" in reason
 

@@ -174,7 +174,7 @@ def test_a_term_of_weight_zero_teaches_nothing() -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_a_step_that_is_not_finite_changes_nothing(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the optimiser is called after the numbers are read, or before, as on a GPU."""
-    monkeypatch.setattr(step_module, "judges_by_itself", lambda *_: early)
+    monkeypatch.setattr(step_module, "supports_found_inf", lambda *_: early)
     model = small_model(101)
     with torch.no_grad():
         model.masked_lm.bias[50] = float("inf")
@@ -188,7 +188,7 @@ def test_a_step_that_is_not_finite_changes_nothing(early: bool, monkeypatch: pyt
 def test_updates_that_are_made_before_their_numbers_are_read_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     weights, norms = [], []
     for early in (False, True):
-        monkeypatch.setattr(step_module, "judges_by_itself", lambda *_, early=early: early)
+        monkeypatch.setattr(step_module, "supports_found_inf", lambda *_, early=early: early)
         model = small_model(101)
         training_step = step_of(model, AdamWConfig())
         for number in range(6):

@@ -24,8 +24,8 @@ from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.ranks import RankLostError
 from bertkit.run.checkpoint import LATEST, list_checkpoints, newest_valid_checkpoint, save_checkpoint
+from bertkit.run.copying import run_in_directory
 from bertkit.run.directory import RunDirectory
-from bertkit.run.elsewhere import continued_in
 from bertkit.run.verify import verify_run
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.interrupt import StopRequest
@@ -66,7 +66,7 @@ def test_a_full_disk_at_the_end_keeps_the_trained_weights(
         trained(loop)
     newest = list_checkpoints(loop.run.checkpoints)[-1].name
     assert newest == ("step-00000009" if altering else f"step-{STEPS:08d}")
-    again = FullAtTheEnd(continued_in(RunDirectory.open(loop.run.path), tmp_path / "elsewhere"))
+    again = FullAtTheEnd(run_in_directory(RunDirectory.open(loop.run.path), tmp_path / "elsewhere"))
     again.full = False
     assert trained(again) == straight
     assert again.run.path == tmp_path / "elsewhere"
@@ -95,19 +95,19 @@ def test_a_run_goes_on_elsewhere_only_where_it_can(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, identity())
     with run.recording():
         save_checkpoint(run.checkpoints, 1, {"model": {"w": torch.ones(2)}}, {}, keep=1)
-    assert continued_in(run, None) is run
-    assert continued_in(run, run.path) is run
-    copy = continued_in(run, tmp_path / "b" / "copy")
+    assert run_in_directory(run, None) is run
+    assert run_in_directory(run, run.path) is run
+    copy = run_in_directory(run, tmp_path / "b" / "copy")
     assert copy.id == "copy"
     assert newest_valid_checkpoint(copy.checkpoints) is not None
-    assert continued_in(run, copy.path).path == copy.path
+    assert run_in_directory(run, copy.path).path == copy.path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(UsageError, match="contains other files"):
-        continued_in(run, tmp_path / "full")
+        run_in_directory(run, tmp_path / "full")
     other = RunDirectory.create(tmp_path, identity(what_hash="f" * 64))
     with pytest.raises(UsageError, match="contains another run"):
-        continued_in(run, other.path)
+        run_in_directory(run, other.path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "altered", "none"])

@@ -25,7 +25,7 @@ import pytest
 from bertkit.errors import BertkitError, DataError
 from bertkit.files import open_regular, read_json_file, sha256_of
 from bertkit.inference import predict_input
-from bertkit.inference.predict_input import check_there, stdin_lines
+from bertkit.inference.predict_input import require_input_file, stdin_lines
 from bertkit.recipe.resolve import resolve_recipe
 from bertkit.tasks.readers.common import json_file, json_rows
 from bertkit.tasks.readers.table import table_rows
@@ -164,7 +164,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "one json": json_file,
     "table": lambda path: list(table_rows(path)),
     "recipe": lambda path: resolve_recipe(str(path.rename(path.with_suffix(".yaml")))),
-    "predict": check_there,
+    "predict": require_input_file,
     "open": open_regular,
 }
 

@@ -20,7 +20,7 @@ import torch
 from bertkit.bench.settings import SIZES, BenchSettings
 from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.generation.causal import Limits, Prompt, decode
-from bertkit.models.bf16 import keep_in_bf16
+from bertkit.models.bf16 import cast_linears_to_bf16
 from bertkit.models.decoding import next_tokens
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -68,7 +68,7 @@ def generation(settings: BenchSettings, engine: Engine, directory: Path) -> Work
             return own_tokens(model, ids, settings.new_tokens)
 
     if engine.bf16:
-        keep_in_bf16(model, words=True)
+        cast_linears_to_bf16(model, words=True)
     own = partial(kept, OWN, written)
     own()
     peers = Peers(wanted=settings.peers)

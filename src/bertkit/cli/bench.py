@@ -57,7 +57,7 @@ def bench(
     `bertkit bench embed --model MODEL --data texts.txt --json`
     """
     from bertkit.bench.run import run_benchmarks
-    from bertkit.training.compiled_kernels import kernels_in_use
+    from bertkit.training.compiled_kernels import use_kernels
     from bertkit.training.engine import resolve_engine
     from bertkit.training.engine_config import EngineConfig
 
@@ -66,7 +66,7 @@ def bench(
     config = EngineConfig(device=device or "auto", precision=precision or "auto")
     engine = resolve_engine(config)
     names = list(dict.fromkeys(benchmarks or Benchmark))
-    with kernels_in_use(config, engine), redirect_stdout(sys.stderr):  # other libraries may print
+    with use_kernels(config, engine), redirect_stdout(sys.stderr):  # other libraries may print
         document = run_benchmarks(
             names,
             settings.model_copy(update=given),

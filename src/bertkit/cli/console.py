@@ -140,7 +140,7 @@ class Console:
         if verbosity < 0:
             quiet_library_bars()
 
-    def speak_for(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Of several identical processes, show the first one's messages; of the others only warnings and errors, with
         their rank."""
         if rank:

@@ -1,6 +1,6 @@
 """Warnings about runs that do no better than a constant prediction: one run, a suite's runs, an evaluation's tasks.
 
-`degenerate` in a run's results.json is a sentence of `bertkit.metrics.statistics.no_better_than_constant`.
+`degenerate` in a run's results.json is a sentence of `bertkit.metrics.statistics.constant_baseline_warning`.
 """
 
 from __future__ import annotations

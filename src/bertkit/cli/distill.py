@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
 from bertkit.cli.generated_options import Options
+from bertkit.cli.launch import trained
 from bertkit.cli.options import (
     Data,
+    ParallelRunOptions,
     RecipeName,
     Resume,
-    SideBySide,
     TaskHyperparameters,
     Training,
-    begun_at,
     given_flags,
+    on_start_for,
     option,
     runs_root,
     set_overrides,
 )
-from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from bertkit.run.stored import RunPlace
+    from bertkit.run.stored import RunLocation
 
 _OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
 """Options that do not apply to tables of token vectors."""
@@ -65,7 +65,7 @@ def distill(
     models: Models,
     hyperparameters: TaskHyperparameters,
     tasks: Tasks,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     own: OwnData,
     common: Training,
 ) -> None:
@@ -104,7 +104,7 @@ def distill(
             "student": models.student,
             "control": models.control,
             "resume": resume,
-            **common.request_fields(place),
+            **common.argument_fields(place),
         }
         if on_text:
             shared["overrides"] = [*hyperparameters.overrides, *common.overrides]
@@ -150,7 +150,7 @@ def _way_of(recipe: str) -> Literal["text", "task", "static"]:
 
 
 def _make_static(
-    recipe: str, models: Models, resume: str | None, unfit: Sequence[str], common: Training, place: RunPlace
+    recipe: str, models: Models, resume: str | None, unfit: Sequence[str], common: Training, place: RunLocation
 ) -> None:
     unfit = [*unfit, *(flag for flag in given_flags(common) if flag in _OF_TRAINING)]
     if unfit:
@@ -163,12 +163,12 @@ def _make_static(
         teachers=models.teacher or (),
         overrides=set_overrides(common.settings),
         resume=resume,
-        **common.request_fields(place),
+        **common.argument_fields(place),
     )
     if common.plan:
         common.finish_plan(static_plan(request))
         return
-    finished = make_static(request, progress=console.progress, on_start=begun_at(place))
+    finished = make_static(request, progress=console.progress, on_start=on_start_for(place))
     made = finished.results["static"]
     words = f", {made['words']:,} of them whole words" if made["words"] else ""
     console.info(
@@ -177,7 +177,7 @@ def _make_static(
     common.finish(place, finished.run, finished.results)
 
 
-def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training, place: RunPlace) -> None:
+def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: Training, place: RunLocation) -> None:
     from bertkit.cli.pretrain import print_held_out
     from bertkit.distillation.plan import distill_text_plan
     from bertkit.distillation.text_arguments import DistillTextArguments
@@ -187,14 +187,18 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     if common.plan:
         common.finish_plan(distill_text_plan(request))
         return
-    finished = trained(request, lambda each: run_pretraining(each, progress=console.progress, on_start=begun_at(place)))
+    finished = trained(
+        request, lambda each: run_pretraining(each, progress=console.progress, on_start=on_start_for(place))
+    )
     if finished is None:
         return
     print_held_out(finished.results)
     common.finish(place, finished.run, finished.results)
 
 
-def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, common: Training, place: RunPlace) -> None:
+def _distil_on_task(
+    shared: Mapping[str, Any], tasks: Tasks, own: OwnData, common: Training, place: RunLocation
+) -> None:
     from bertkit.distillation.task_arguments import DistillArguments
     from bertkit.finetuning.plan import finetuning_plan
     from bertkit.finetuning.run import finetune
@@ -203,7 +207,7 @@ def _distil_on_task(shared: Mapping[str, Any], tasks: Tasks, own: OwnData, commo
     if common.plan:
         common.finish_plan(finetuning_plan(request))
         return
-    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=begun_at(place)))
+    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=on_start_for(place)))
     if outcome is None:
         return
     print_scores(outcome)

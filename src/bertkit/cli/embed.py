@@ -20,8 +20,8 @@ from bertkit.cli.options import (
     Common,
     Device,
     Model,
+    ParallelRunOptions,
     Precision,
-    SideBySide,
     given_flags,
     model_or_default,
     option,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bertkit.inference.embedder import Embedder
     from bertkit.inference.predict_input import Rows
 
-READING = "bertkit.tasks.readers.reading:TableReading"
+READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
 
 TextFile = Annotated[
@@ -48,7 +48,7 @@ TextFile = Annotated[
 
 
 @dataclass(frozen=True)
-class TextReading(Options):
+class TextReadOptions(Options):
     """How a file of texts is read."""
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text (default: text).")] = None
@@ -79,10 +79,12 @@ class TextReading(Options):
         from bertkit.recipe.errors import validate
         from bertkit.recipe.resolve import with_values
         from bertkit.recipe.tree import Located
-        from bertkit.tasks.readers.reading import TableReading
+        from bertkit.tasks.readers.read_options import TableReadOptions
 
         given = with_values(Located.of({}, "the options"), recipe_overrides(self))
-        return open_input(path, sys.stdin.buffer, form, columns, validate(given, TableReading, what="the command line"))
+        return open_input(
+            path, sys.stdin.buffer, form, columns, validate(given, TableReadOptions, what="the command line")
+        )
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,10 @@ def embed(
         ),
     ] = None,
     *,
-    reading: TextReading,
+    reading: TextReadOptions,
     vectors: VectorOptions,
     computing: Computing,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     common: EmbedOutput,
 ) -> None:
     """Embed every text of a file, in order: `bertkit embed --model M texts.txt --out vectors.npy`
@@ -181,12 +183,12 @@ def embed(
     `echo "a fine film" | bertkit embed --model M`
     `bertkit embed --model M reviews.csv --text body --out reviews.parquet --normalise --dtype int8`
     """
-    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.vector_files import form_of_output
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
-        check_there(path)
+        require_input_file(path)
     if out is not None:
         form_of_output(out)
     settings = vectors.settings

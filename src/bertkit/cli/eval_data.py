@@ -19,11 +19,11 @@ from bertkit.cli.options import Measuring, Metrics, option
 SHOWN_CLASSES = 20
 
 
-READING = "bertkit.tasks.readers.reading:TableReading"
+READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 
 
 @dataclass(frozen=True)
-class FileReading(Options):
+class FileReadOptions(Options):
     """How the file is read if it differs from the training data, and its column names if they differ."""
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text.")] = None
@@ -64,7 +64,7 @@ def data(
     ],
     metric: Metrics = None,
     *,
-    reading: FileReading,
+    reading: FileReadOptions,
     common: Measuring,
 ) -> None:
     """Score a fine-tuned model on a new labelled file: `bertkit eval RUN --data new.csv`

@@ -20,11 +20,11 @@ from bertkit.evaluation.embeddings.settings import RetrievalSettings, StsSetting
 
 if TYPE_CHECKING:
     from bertkit.evaluation.embeddings.run import VectorArguments
-    from bertkit.evaluation.run import Evaluated
+    from bertkit.evaluation.run import EvaluationResult
 
 
 @dataclass(frozen=True)
-class MeasuredVectors(Options):
+class VectorEvaluationOptions(Options):
     """The model to measure."""
 
     model: Model = None
@@ -49,7 +49,7 @@ class MeasuredVectors(Options):
         if self.model is not None and self.word_vectors is not None:
             raise UsageError("--word-vectors: are evaluated instead of a model; leave out --model")
         name = str(self.word_vectors) if self.word_vectors is not None else model_or_default(self.model)
-        return VectorArguments(model=name, word_vectors=self.word_vectors, **common.request_fields())
+        return VectorArguments(model=name, word_vectors=self.word_vectors, **common.argument_fields())
 
 
 def _columns(names: str | None, defaults: tuple[str, ...]) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def sts(
         str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: sentence1,sentence2,score).")
     ] = None,
     *,
-    measured: MeasuredVectors,
+    measured: VectorEvaluationOptions,
     settings: Annotated[StsSettings, spelled(only="--only NAME")],
     common: Measuring,
 ) -> None:
@@ -109,7 +109,7 @@ def pairs(
         str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: sentence1,sentence2,label).")
     ] = None,
     *,
-    measured: MeasuredVectors,
+    measured: VectorEvaluationOptions,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
@@ -129,7 +129,7 @@ def triplets(
         str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: anchor,positive,negative).")
     ] = None,
     *,
-    measured: MeasuredVectors,
+    measured: VectorEvaluationOptions,
     settings: Annotated[VectorSettings, spelled()],
     common: Measuring,
 ) -> None:
@@ -154,7 +154,7 @@ def retrieval(
         ),
     ],
     *,
-    measured: MeasuredVectors,
+    measured: VectorEvaluationOptions,
     settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N")],
     common: Measuring,
 ) -> None:
@@ -168,7 +168,7 @@ def retrieval(
     _finish(evaluated, common, "queries", "documents")
 
 
-def _finish(evaluated: Evaluated, common: Measuring, *more: str) -> None:
+def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:
     """The table, and the contract's document with further keys."""
     results = evaluated.results
     rows = [

@@ -32,12 +32,12 @@ from bertkit.cli.options import (
 
 if TYPE_CHECKING:
     from bertkit.evaluation.plan import TaskEvaluation
-    from bertkit.evaluation.run import EvalArguments, Evaluated
+    from bertkit.evaluation.run import EvalArguments, EvaluationResult
     from bertkit.tasks.catalogue import TaskSpec
 
 
 @dataclass(frozen=True)
-class TaskEvaluating(Measuring):
+class TaskEvaluationOptions(Measuring):
     """Options of suites that may fine-tune first."""
 
     model: Model = None
@@ -96,7 +96,7 @@ def glue(
         str | None, option("--tasks", metavar="T,T", help="Tasks to evaluate, e.g. rte,mrpc (default: all nine).")
     ] = None,
     *,
-    common: TaskEvaluating,
+    common: TaskEvaluationOptions,
 ) -> None:
     """GLUE: fine-tune if needed, evaluate, and pack a submission: `bertkit eval glue --model M --data-dir D`
 
@@ -116,7 +116,7 @@ def glue(
 def task_command(task: TaskSpec) -> Callable[..., None]:
     """The command of one published task."""
 
-    def command(*, common: TaskEvaluating) -> None:
+    def command(*, common: TaskEvaluationOptions) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
 
         evaluated = evaluate_tasks(common.evaluation(task.name, (task,)), progress=console.progress)
@@ -131,10 +131,10 @@ def eval_arguments(model: str | None, common: Measuring) -> EvalArguments:
     """The arguments common to all suites."""
     from bertkit.evaluation.run import EvalArguments
 
-    return EvalArguments(model=model_or_default(model), **common.request_fields())
+    return EvalArguments(model=model_or_default(model), **common.argument_fields())
 
 
-def _finish(evaluated: Evaluated, common: Measuring) -> None:
+def _finish(evaluated: EvaluationResult, common: Measuring) -> None:
     """The result: the contract's document with further keys, or the run's directory."""
     more = ("averages", "published", "left_out", "evaluated_as_is", "submission")
     document = {
@@ -145,7 +145,7 @@ def _finish(evaluated: Evaluated, common: Measuring) -> None:
     common.finish(evaluated.run, document)
 
 
-def _print(evaluated: Evaluated) -> None:
+def _print(evaluated: EvaluationResult) -> None:
     """The table of measured and published figures."""
     results = evaluated.results
     rows_beside = results["published"]

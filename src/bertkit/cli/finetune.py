@@ -14,26 +14,26 @@ import typer
 from bertkit.cli.console import console, duration, figure
 from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
+from bertkit.cli.launch import trained
 from bertkit.cli.options import (
     DEFAULT_MODEL,
     DataDir,
     Metrics,
+    ParallelRunOptions,
     Resume,
-    SideBySide,
     TaskHyperparameters,
     Training,
-    begun_at,
     given_flags,
     model_or_default,
+    on_start_for,
     option,
     recipe_overrides,
     seed_numbers,
 )
-from bertkit.cli.ranks import trained
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from bertkit.finetuning.inputs import OwnTask
+    from bertkit.finetuning.inputs import CustomTask
     from bertkit.recipe.resolve import Override
     from bertkit.training.run import FinishedRun
 
@@ -54,7 +54,7 @@ Model = Annotated[
 _INPUTS = "bertkit.finetuning.inputs"
 _COLUMNS = "bertkit.tasks.readers.table:Columns"
 _SPLIT = f"{_INPUTS}:SplitSettings"
-READING = "bertkit.tasks.readers:TableReading"
+READING = "bertkit.tasks.readers:TableReadOptions"
 _PANEL = "Your own data"
 
 
@@ -113,9 +113,9 @@ class Tasks(Options):
 class OwnData(Options):
     """Options for the user's own examples instead of a published task."""
 
-    train: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "train", "--train F", _PANEL)] = None
-    dev: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "dev", "--dev F", _PANEL)] = None
-    test: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "test", "--test F", _PANEL)] = None
+    train: Annotated[str | None, FromField(f"{_INPUTS}:CustomTask", "train", "--train F", _PANEL)] = None
+    dev: Annotated[str | None, FromField(f"{_INPUTS}:CustomTask", "dev", "--dev F", _PANEL)] = None
+    test: Annotated[str | None, FromField(f"{_INPUTS}:CustomTask", "test", "--test F", _PANEL)] = None
     text: Annotated[str | None, FromField(_COLUMNS, "columns.text", "--text COL", _PANEL, True)] = None
     text_pair: Annotated[str | None, FromField(_COLUMNS, "columns.text_pair", "--text-pair COL", _PANEL)] = None
     label: Annotated[str | None, FromField(_COLUMNS, "columns.label", "--label COL", _PANEL, True)] = None
@@ -123,7 +123,7 @@ class OwnData(Options):
     negatives: Annotated[list[str] | None, FromField(_COLUMNS, "columns.negatives", "--negatives COL,COL", _PANEL)] = (
         None
     )
-    kind: Annotated[str | None, FromField(f"{_INPUTS}:OwnTask", "kind", panel=_PANEL, shows_default=True)] = None
+    kind: Annotated[str | None, FromField(f"{_INPUTS}:CustomTask", "kind", panel=_PANEL, shows_default=True)] = None
     split: Annotated[float | None, FromField(_SPLIT, "split.share", "--split X", _PANEL)] = None
     folds: Annotated[int | None, FromField(_SPLIT, "split.folds", "--folds K", _PANEL)] = None
     split_seed: Annotated[int | None, FromField(_SPLIT, "split.seed", "--split-seed N", _PANEL)] = None
@@ -133,7 +133,7 @@ class OwnData(Options):
     na: Annotated[list[str] | None, FromField(READING, "reading.na", "--na VALUE,VALUE", _PANEL)] = None
     skip_bad_rows: Annotated[bool | None, FromField(READING, "reading.skip_bad_rows", panel=_PANEL)] = None
 
-    def task_or(self, names: list[str]) -> OwnTask | list[str] | None:
+    def task_or(self, names: list[str]) -> CustomTask | list[str] | None:
         """The task that these options define, or the published ones with these names; None if there is neither.
 
         Raises:
@@ -144,7 +144,7 @@ class OwnData(Options):
             raise UsageError("--task and --train exclude each other: a known task, or your own data")
         return own or names or None
 
-    def task(self) -> OwnTask | None:
+    def task(self) -> CustomTask | None:
         """The task that these options define; None if no file is given.
 
         Raises:
@@ -162,13 +162,13 @@ class OwnData(Options):
                 "--train: give --dev FILE too, with examples to evaluate on, or --split 0.1 to hold some out, or"
                 " --folds 5 for a cross-validation"
             )
-        from bertkit.finetuning.inputs import OwnTask
+        from bertkit.finetuning.inputs import CustomTask
         from bertkit.recipe.errors import validate
         from bertkit.recipe.resolve import with_values
         from bertkit.recipe.tree import Located
 
         tree = with_values(Located.of({}, "the command line"), recipe_overrides(self))
-        return validate(tree, OwnTask, what="the command line")
+        return validate(tree, CustomTask, what="the command line")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def finetune(
     hyperparameters: TaskHyperparameters,
     tasks: Tasks,
     own: OwnData,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     common: Training,
 ) -> None:
     """Fine-tune a model on a task and evaluate it.
@@ -252,13 +252,13 @@ def finetune(
             resume=place.resume,
             default_model=model_or_default(None),
             **tasks.fields,
-            **common.request_fields(place),
+            **common.argument_fields(place),
         )
         if common.plan:
             common.finish_plan(finetuning_plan(request))
             return
         outcome = trained(
-            request, lambda each: run_finetuning(each, progress=console.progress, on_start=begun_at(place))
+            request, lambda each: run_finetuning(each, progress=console.progress, on_start=on_start_for(place))
         )
         if outcome is None:
             return
@@ -333,10 +333,10 @@ def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mappin
     """The settings of a suite on one task, best first by the mean of the primary metric."""
     if len(settings) < 2 or not isinstance(primary, str):
         return
-    from bertkit.metrics import goodness
+    from bertkit.metrics import signed_score
 
     scored = [(each["setting"], each["scores"][primary]) for each in settings]
-    scored.sort(key=lambda each: -goodness(primary, each[1]["mean"]))
+    scored.sort(key=lambda each: -signed_score(primary, each[1]["mean"]))
     rows = [(*setting.values(), figure(score["mean"]), figure(score["std"])) for setting, score in scored]
     console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, best first")
 
@@ -350,7 +350,7 @@ def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
 
 def _print_classes(outcome: FinishedRun) -> None:
     """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
-    from bertkit.evaluation.task_figures import draw_task_figures
+    from bertkit.evaluation.task_plots import draw_task_figures
     from bertkit.files import read_json
     from bertkit.finetuning.trainer import MISTAKES
     from bertkit.run.directory import RESULTS

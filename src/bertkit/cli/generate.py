@@ -78,7 +78,7 @@ def generate(
     `bertkit generate --model MASKED-RUN "The [MASK] [MASK] of the year" --method gibbs`
     """
     from bertkit.generation.run import generate as generated
-    from bertkit.models.bf16 import keep_in_bf16
+    from bertkit.models.bf16 import cast_linears_to_bf16
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
 
@@ -89,7 +89,7 @@ def generate(
     reads_source = loaded.encoder.config.is_encoder_decoder
     stream = _Stream("" if reads_source else texts[0]) if _can_stream(texts, settings) and not common.as_json else None
     if engine.bf16:
-        keep_in_bf16(loaded, words=True)
+        cast_linears_to_bf16(loaded, words=True)
     with engine.autocast():
         documents = generated(
             loaded,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bertkit.jobs.settings import ExecutorSettings
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
-    from bertkit.run.stored import RunPlace
+    from bertkit.run.stored import RunLocation
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
 """The model if neither the command line nor BERTKIT_MODEL names one."""
@@ -261,8 +261,8 @@ class Measuring(Common):
     fresh: Fresh = False
     device: Device = None
 
-    def request_fields(self) -> dict[str, Any]:
-        """These options as arguments of a measurement: `EvalArguments(model=..., **common.request_fields())`."""
+    def argument_fields(self) -> dict[str, Any]:
+        """These options as arguments of a measurement: `EvalArguments(model=..., **common.argument_fields())`."""
         return {
             "device": self.device or "auto",
             "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,
@@ -335,15 +335,15 @@ class Training(Common):
         """The recipe's fields that these options replace, those of `--set` last."""
         return [*recipe_overrides(self), *set_overrides(self.settings)]
 
-    def place(self, resume: str | None) -> RunPlace:
+    def place(self, resume: str | None) -> RunLocation:
         """The location of the run named by `--run-dir` and `--resume`."""
-        from bertkit.run.stored import RunPlace
+        from bertkit.run.stored import RunLocation
 
         run_dir = None if self.plan else self.run_dir  # a plan writes nothing
-        return RunPlace(run_dir, resume, offline=self.offline, progress=console.progress)
+        return RunLocation(run_dir, resume, offline=self.offline, progress=console.progress)
 
-    def request_fields(self, place: RunPlace) -> dict[str, Any]:
-        """These options as arguments of a run: `PretrainArguments(recipe=..., **common.request_fields(place))`."""
+    def argument_fields(self, place: RunLocation) -> dict[str, Any]:
+        """These options as arguments of a run: `PretrainArguments(recipe=..., **common.argument_fields(place))`."""
         return {
             "runs_root": runs_root(),
             "run_dir": place.run_dir,
@@ -353,7 +353,7 @@ class Training(Common):
             "command": sys.argv,
         }
 
-    def finish(self, place: RunPlace, run: RunDirectory, results: Mapping[str, Any]) -> None:
+    def finish(self, place: RunLocation, run: RunDirectory, results: Mapping[str, Any]) -> None:
         """Wait until the run is completely written or uploaded, then print the result: a document of the run and its
         results, or the run's directory."""
         place.complete()
@@ -405,7 +405,7 @@ class Training(Common):
 
 
 @dataclass(frozen=True)
-class SideBySide(Options):
+class ParallelRunOptions(Options):
     """Options of commands with independent runs."""
 
     jobs: Jobs = None
@@ -452,7 +452,7 @@ def set_overrides(texts: Sequence[str] | None) -> list[Override]:
     return [Override.parse(text) for text in texts or ()]
 
 
-def begun_at(place: RunPlace) -> Callable[[RunDirectory], None]:
+def on_start_for(place: RunLocation) -> Callable[[RunDirectory], None]:
     """`keep_log` for a run that may be uploaded; also starts its upload."""
 
     def begin(run: RunDirectory) -> None:

@@ -20,7 +20,7 @@ from bertkit.cli.options import (
     Common,
     Device,
     Model,
-    SideBySide,
+    ParallelRunOptions,
     model_or_default,
     option,
 )
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from bertkit.inference.predict import Predictor
     from bertkit.inference.predict_input import InputColumns
     from bertkit.jobs.settings import ExecutorSettings
-    from bertkit.tasks.readers.reading import LeftOut, TableReading
+    from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
     from bertkit.training.engine import Engine
 
-READING = "bertkit.tasks.readers.reading:TableReading"
+READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 
 InputFile = Annotated[
     Path | None,
@@ -90,7 +90,7 @@ class Input(Options):
     ] = False
 
     @property
-    def settings(self) -> TableReading:
+    def settings(self) -> TableReadOptions:
         """The reading settings.
 
         Raises:
@@ -100,10 +100,10 @@ class Input(Options):
         from bertkit.recipe.errors import validate
         from bertkit.recipe.resolve import Override, with_values
         from bertkit.recipe.tree import Located
-        from bertkit.tasks.readers.reading import TableReading
+        from bertkit.tasks.readers.read_options import TableReadOptions
 
         given = [*recipe_overrides(self), Override("skip_bad_rows", self.skip_bad_rows)]
-        return validate(with_values(Located.of({}, "the options"), given), TableReading, what="the command line")
+        return validate(with_values(Located.of({}, "the options"), given), TableReadOptions, what="the command line")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def predict(
     zero_shot: ZeroShotLabels,
     batch_tokens: BatchTokens = None,
     device: Device = None,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     common: Streaming,
 ) -> None:
     """Label new text with a fine-tuned model: JSON Lines, one object per example, in input order.
@@ -199,11 +199,11 @@ def predict(
     `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
     from bertkit.evaluation.run import MeasurementArguments
-    from bertkit.inference.predict_input import check_there, form_of
+    from bertkit.inference.predict_input import form_of, require_input_file
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
-        check_there(path)
+        require_input_file(path)
     name = model_or_default(model)
     engine = MeasurementArguments(
         device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
@@ -234,10 +234,10 @@ class Shown:
 def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, shown: Shown) -> None:
     """Print the prediction for every input as soon as it is computed."""
     from bertkit.inference.documents import documents, is_blank
-    from bertkit.tasks.readers.reading import LeftOut
+    from bertkit.tasks.readers.read_options import SkippedRows
 
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair, question=reading.question)
-    left_out = LeftOut(skip_bad=reading.skip_bad_rows)
+    left_out = SkippedRows(skip_bad=reading.skip_bad_rows)
     blank = lines = 0
     items = _items(predictor, path, reading, columns, left_out)
     # On a terminal the predictions themselves show the progress.
@@ -265,7 +265,7 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
 
 
 def _items(
-    predictor: Predictor, path: Path | None, reading: Input, columns: InputColumns, left_out: LeftOut
+    predictor: Predictor, path: Path | None, reading: Input, columns: InputColumns, left_out: SkippedRows
 ) -> Iterable[Item]:
     """The inputs to predict."""
     from bertkit.inference.column_files import column_sentences

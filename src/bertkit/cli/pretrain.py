@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, begun_at, option
-from bertkit.cli.ranks import trained
+from bertkit.cli.launch import trained
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, on_start_for, option
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def pretrain(
             max_steps=common.max_steps,
             init=init,
             resume=place.resume,
-            **common.request_fields(place),
+            **common.argument_fields(place),
         )
         if common.plan:
             common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
             return
         finished = trained(
-            request, lambda each: run_pretraining(each, progress=console.progress, on_start=begun_at(place))
+            request, lambda each: run_pretraining(each, progress=console.progress, on_start=on_start_for(place))
         )
         if finished is None:
             return

@@ -18,7 +18,7 @@ from bertkit.cli.generated_options import Spelling, spelled
 from bertkit.cli.options import DEFAULT_MODEL, Common, DataDir, Measuring, model_or_default, option
 
 if TYPE_CHECKING:
-    from bertkit.probing.run import ProbeRequest
+    from bertkit.probing.run import ProbeArguments
 
 Models = Annotated[
     list[str] | None,
@@ -173,19 +173,19 @@ def request(
     test_data: list[str] | None = None,
     store_gb: float | None = None,
     data_dir: str | None = None,
-) -> ProbeRequest:
+) -> ProbeArguments:
     """The arguments of a probe."""
     from bertkit.probing import STORE_GB
-    from bertkit.probing.run import ProbeRequest
+    from bertkit.probing.run import ProbeArguments
 
-    return ProbeRequest(
+    return ProbeArguments(
         models=model or [model_or_default(None)],
         data=data or (),
         test_data=test_data or (),
         store_gb=STORE_GB if store_gb is None else store_gb,
         data_dir=None if data_dir is None else Path(data_dir),
         progress=console.progress,
-        **common.request_fields(),
+        **common.argument_fields(),
     )
 
 

@@ -40,7 +40,7 @@ def replay_batch(
     code is 5 if everything is finite this time.
     """
     from bertkit.run.find import find_run
-    from bertkit.training.replay import replay, saved_batch
+    from bertkit.training.replay_batch import replay, saved_batch
 
     found_run = find_run(run, runs_root())
     saved = saved_batch(found_run.path, step)
@@ -76,12 +76,12 @@ def _trainer(run: RunDirectory) -> Trainer[Any]:
 def _trainer_on_text(run: RunDirectory, kind: str) -> Trainer[Any]:
     from bertkit.data.shards import TokenShards
     from bertkit.distillation.text_arguments import DistillTextArguments
-    from bertkit.pretraining.arguments import PretrainArguments, as_begun
+    from bertkit.pretraining.arguments import PretrainArguments, with_recorded_held_out
     from bertkit.pretraining.run import open_shards
 
     kinds = {"pretrain": PretrainArguments, "distill": DistillTextArguments}
     arguments: PretrainArguments = kinds[kind](runs_root=runs_root(), offline=True)
-    recipe = as_begun(arguments.recorded(run), run)
+    recipe = with_recorded_held_out(arguments.recorded(run), run)
     shards = Path(str(run.record.get("shards", "")))
     found = (
         TokenShards.open(shards)

@@ -182,7 +182,7 @@ def replay(
 
     from bertkit.errors import CheckError
     from bertkit.run.find import find_run
-    from bertkit.training.rerun import rerun
+    from bertkit.training.replay_run import rerun
 
     found = find_run(run, runs_root())
     with TemporaryDirectory(prefix="bertkit-replay-") as temporary:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, figure, result
-from bertkit.cli.embed import Computing, TextReading
+from bertkit.cli.embed import Computing, TextReadOptions
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Model, model_or_default, option
 from bertkit.errors import DataError, StoppedError, UsageError
@@ -62,7 +62,7 @@ def search(
     query_settings: Annotated[QuerySettings, spelled(panel="Search")],
     index_settings: Annotated[IndexSettings, spelled(truncate="--truncate DIM", panel="Index")],
     pair_settings: Annotated[PairSettings, spelled(panel="Pairs")],
-    reading: TextReading,
+    reading: TextReadOptions,
     computing: Computing,
     common: Common,
 ) -> None:
@@ -99,7 +99,7 @@ def opened(
     index: Path | None,
     corpus: Path | None,
     settings: IndexSettings,
-    reading: TextReading,
+    reading: TextReadOptions,
     computing: Computing,
     common: Common,
 ) -> Iterator[tuple[TextIndex, Embedder]]:
@@ -109,7 +109,7 @@ def opened(
         UsageError: neither a corpus nor an index.
         DataError: invalid files, or an index of another model.
     """
-    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.index import TextIndex, build_index
 
     if corpus is None:
@@ -122,7 +122,7 @@ def opened(
         found.check_model(embedder)
         yield found, embedder
         return
-    check_there(corpus)
+    require_input_file(corpus)
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
     with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing:
         directory = Path(passing) / "index" if index is None else index
@@ -226,7 +226,7 @@ def mine_negatives(
     *,
     settings: Annotated[NegativeSettings, spelled()],
     index_settings: Annotated[IndexSettings, spelled(truncate="--truncate DIM", panel="Index")],
-    reading: TextReading,
+    reading: TextReadOptions,
     computing: Computing,
     common: Common,
 ) -> None:
@@ -236,9 +236,9 @@ def mine_negatives(
     The result has one line per negative, with anchor, positive and negative.
     """
     from bertkit.files import replacing
-    from bertkit.inference.predict_input import check_there
+    from bertkit.inference.predict_input import require_input_file
 
-    check_there(pairs)
+    require_input_file(pairs)
     names = tuple(name.strip() for name in columns.split(","))
     if len(names) != 2 or not all(names):
         raise UsageError(f"--columns {columns}: expected two names, as in anchor,positive")
@@ -247,7 +247,7 @@ def mine_negatives(
         right.setdefault(pair.anchor, set()).add(pair.positive)
     with tempfile.TemporaryDirectory(prefix="bertkit-pairs-") as passing:
         if corpus is None and index is None:
-            corpus, reading = _positives(right, Path(passing)), TextReading(format="jsonl")
+            corpus, reading = _positives(right, Path(passing)), TextReadOptions(format="jsonl")
         with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
             lines = _negative_lines(found, embedder, _read_pairs(pairs, names), right, settings)
             if out is None:

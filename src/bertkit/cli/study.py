@@ -16,10 +16,10 @@ from bertkit.cli.options import (
     Common,
     Data,
     MaxMinutes,
+    ParallelRunOptions,
     Resume,
     RunDir,
     SetOption,
-    SideBySide,
     flops_in_words,
     keep_log,
     option,
@@ -63,7 +63,7 @@ def study(
         list[str] | None, option("--arms", metavar="ARM,ARM", help="Run only these arms. Repeatable.")
     ] = None,
     *,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     common: StudyOptions,
 ) -> None:
     """Compare objectives or settings at equal cost, each with its own chosen learning rate, over fresh seeds.

@@ -12,7 +12,7 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import escaped, spelled
-from bertkit.cli.options import Common, SideBySide, option
+from bertkit.cli.options import Common, ParallelRunOptions, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
 from bertkit.stores.url import StoreUrl, has_scheme
@@ -61,7 +61,7 @@ def tokenize(
     workers: Annotated[
         int | None, option("--workers", metavar="N", min=1, help="Number of processes (default: one per core).")
     ] = None,
-    side_by_side: SideBySide,
+    side_by_side: ParallelRunOptions,
     common: Common,
 ) -> None:
     """Turn text into a tokenizer and token shards in DIR; after an interruption, the same command continues."""

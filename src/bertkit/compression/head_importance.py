@@ -206,13 +206,13 @@ def gated_score(measure: Measure, heads: Heads, gate_LN: Floats) -> float:
     return measure.score([measure.outputs(measure.model(each.packed, recorder), each) for each in measure.batches()])
 
 
-def without_each(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
+def ablate_each_head(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
     """The score without head h, for every single h, (L, N) (section 3.2)."""
     gates_XLN = 1 - np.eye(heads.shape[0] * heads.per_layer).reshape(-1, *heads.shape)
     return np.reshape(_scores(measure, heads, gates_XLN, done), heads.shape)
 
 
-def each_alone_in_its_layer(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
+def ablate_all_but_one(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
     """The score if h is the only head that its layer keeps, for every h, (L, N) (section 3.3)."""
     gates_XLN = np.ones((heads.shape[0] * heads.per_layer, *heads.shape))
     for gate_LN, (layer, head) in zip(gates_XLN, np.ndindex(heads.shape), strict=True):
@@ -230,9 +230,9 @@ def _scores(measure: Measure, heads: Heads, gates_XLN: Iterable[Floats], done: D
     return scores
 
 
-def least_first(worth_LN: Floats) -> Int64s:
+def least_important_first(importance_scores_LN: Floats) -> Int64s:
     """Heads (layer x N + head) in the order in which they are pruned: least worth first, then by number; NaN last."""
-    return np.argsort(worth_LN.ravel(), kind="stable")
+    return np.argsort(importance_scores_LN.ravel(), kind="stable")
 
 
 def pruned_counts(heads: int, share: float) -> list[int]:

@@ -1,7 +1,7 @@
 """Which heads are pruned: the least important ones for the loss on the task's training examples.
 
 Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2. Sibling head_importance.py defines importance;
-pruned.py removes the heads.
+pruning.py removes the heads.
 
 Shapes: T packed tokens, D width, L layers, N heads of a layer.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.compression.head_importance import ExampleBatch, Floats, Measure, least_first
+from bertkit.compression.head_importance import ExampleBatch, Floats, Measure, least_important_first
 from bertkit.models.headed import HeadedModel
 from bertkit.training.method import TrainingData
 
@@ -57,7 +57,7 @@ def heads_to_prune(importance_LN: Floats, present_LN: Floats, count: int) -> dic
     per_layer = importance_LN.shape[1]
     left = present_LN.sum(axis=1)
     chosen: dict[int, list[int]] = {}
-    for number in least_first(importance_LN).tolist():
+    for number in least_important_first(importance_LN).tolist():
         layer, head = divmod(number, per_layer)
         if count == 0:
             break

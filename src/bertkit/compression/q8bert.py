@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticLinear, levels_of, round_to
-from bertkit.models.products import is_plain_linear, linear
+from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticQuantisedLinear, fake_quantize, quant_max
+from bertkit.models.matmul import is_plain_linear, linear
 from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
 from bertkit.models.word_embedding import is_plain_embedding
 from bertkit.training.method import Method, TrainingData
@@ -39,7 +39,7 @@ THRESHOLDS = ("input_threshold", "output_threshold", "threshold")
 """Names of parameters without gradients; they are parameters so that checkpoints contain them."""
 
 
-class Quantising(Method):
+class QuantisationAwareTraining(Method):
     """The base of methods that train quantised weights."""
 
     activation_bits: int = Field(8, ge=2, le=8, description="Bits b of the inputs and outputs of linear maps.")
@@ -68,11 +68,11 @@ class Quantising(Method):
                 f" quantisation; {remedy}"
             )
         for part in model.modules():
-            if isinstance(part, FakeLinear | FakeEmbedding):
+            if isinstance(part, FakeQuantLinear | FakeQuantEmbedding):
                 part.update_thresholds(self.ema_decay, active=step > self.start_step)
 
 
-class Q8Bert(Quantising):
+class Q8Bert(QuantisationAwareTraining):
     """All weights, under simulated 8-bit arithmetic; the result has int8 weights and fixed activation scales."""
 
     name: Literal["q8bert"] = "q8bert"
@@ -87,8 +87,8 @@ class Q8Bert(Quantising):
         def fake(_name: str, part: nn.Module) -> nn.Module | None:
             if is_plain_linear(part):
                 requantised = self.requantise_outputs and part not in last
-                return FakeLinear(part, self.activation_bits, requantised=requantised)
-            return FakeEmbedding(part, by_row=False) if is_plain_embedding(part) else None
+                return FakeQuantLinear(part, self.activation_bits, requantised=requantised)
+            return FakeQuantEmbedding(part, by_row=False) if is_plain_embedding(part) else None
 
         replace_parts(model, fake)
         return model
@@ -97,9 +97,9 @@ class Q8Bert(Quantising):
         """Replace the trained weights with int8 weights."""
 
         def whole(_name: str, part: nn.Module) -> nn.Module | None:
-            if isinstance(part, FakeLinear):
+            if isinstance(part, FakeQuantLinear):
                 return part.static()
-            return QuantisedEmbedding.of(part, by_row=False) if isinstance(part, FakeEmbedding) else None
+            return QuantisedEmbedding.of(part, by_row=False) if isinstance(part, FakeQuantEmbedding) else None
 
         replace_parts(model, whole)
         note_quantisation(
@@ -165,7 +165,7 @@ class Peak:
         average.copy_(peak if float(average) == 0 else decay * average + (1 - decay) * peak)
 
 
-class FakeLinear(nn.Linear):
+class FakeQuantLinear(nn.Linear):
     """A linear map of float weights that simulates integer weights and inputs of `bits`.
 
     Args:
@@ -179,7 +179,7 @@ class FakeLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
-        self.bits, self.levels = bits, levels_of(bits)
+        self.bits, self.levels = bits, quant_max(bits)
         self.input_threshold = unknown_threshold(linear.weight.device)
         self.output_threshold = unknown_threshold(linear.weight.device) if requantised else None
         self._input_peak, self._output_peak = Peak(), Peak()
@@ -187,7 +187,7 @@ class FakeLinear(nn.Linear):
     def rounded_weight(self) -> Tensor:
         """The quantised weights as floats, (F, D), without a gradient."""
         weight_FD = self.weight.detach()
-        return round_to(weight_FD, weight_FD.abs().amax(), LEVELS)
+        return fake_quantize(weight_FD, weight_FD.abs().amax(), LEVELS)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
@@ -197,7 +197,7 @@ class FakeLinear(nn.Linear):
         if limit == 0:
             output = linear(input, self.weight, self.bias)
         else:
-            rounded = straight_through(input, round_to(input.detach(), limit, self.levels))
+            rounded = straight_through(input, fake_quantize(input.detach(), limit, self.levels))
             weight_FD = straight_through(self.weight, self.rounded_weight())
             output = linear(rounded, weight_FD, self.bias)
         if self.output_threshold is None:
@@ -205,7 +205,7 @@ class FakeLinear(nn.Linear):
         if self.training:
             self._output_peak.observe(output)
         limit = float(self.output_threshold)
-        return output if limit == 0 else straight_through(output, round_to(output.detach(), limit, self.levels))
+        return output if limit == 0 else straight_through(output, fake_quantize(output.detach(), limit, self.levels))
 
     def update_thresholds(self, decay: float, *, active: bool) -> None:
         """Move the thresholds after an update; they stay 0 until quantisation is active."""
@@ -214,9 +214,9 @@ class FakeLinear(nn.Linear):
             self._output_peak.update(self.output_threshold, decay, active=active)
 
     @torch.no_grad()
-    def static(self) -> StaticLinear:
+    def static(self) -> StaticQuantisedLinear:
         """The same map with integer weights."""
-        made = StaticLinear(
+        made = StaticQuantisedLinear(
             self.in_features,
             self.out_features,
             bias=self.bias is not None,
@@ -236,7 +236,7 @@ def known(limit: Tensor) -> Tensor:
     return torch.where(limit > 0, limit, torch.ones_like(limit))
 
 
-class FakeEmbedding(nn.Embedding):
+class FakeQuantEmbedding(nn.Embedding):
     """An embedding table of floats that simulates integers.
 
     Args:
@@ -261,7 +261,7 @@ class FakeEmbedding(nn.Embedding):
             return rows
         found = rows.detach()
         limits = found.abs().amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_ROW) if self.by_row else limit
-        return straight_through(rows, round_to(found, limits, LEVELS))
+        return straight_through(rows, fake_quantize(found, limits, LEVELS))
 
     @torch.no_grad()
     def update_thresholds(self, decay: float, *, active: bool) -> None:

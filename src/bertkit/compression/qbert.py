@@ -30,7 +30,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bertkit.compression.q8bert import FakeEmbedding, FakeLinear, Quantising, known, note_quantisation
+from bertkit.compression.q8bert import (
+    FakeQuantEmbedding,
+    FakeQuantLinear,
+    QuantisationAwareTraining,
+    known,
+    note_quantisation,
+)
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
@@ -38,7 +44,7 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
-from bertkit.models.products import is_plain_linear
+from bertkit.models.matmul import is_plain_linear
 from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
 from bertkit.models.word_embedding import is_plain_embedding
 from bertkit.settings import UnreadKey
@@ -53,7 +59,7 @@ OUTSIDE_BITS = 8
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
-class QBert(Quantising):
+class QBert(QuantisationAwareTraining):
     """All weights, under simulated low-bit arithmetic; the result has packed weights."""
 
     name: Literal["qbert"] = "qbert"
@@ -118,8 +124,8 @@ class QBert(Quantising):
         def fake(_name: str, part: nn.Module) -> nn.Module | None:
             if isinstance(part, nn.Linear) and part in groups:
                 bits = bits_by_map.get(part, OUTSIDE_BITS)
-                return FakeGroupLinear(part, self.activation_bits, group_F=groups[part], weight_bits=bits)
-            return FakeEmbedding(part, by_row=True) if is_plain_embedding(part) else None
+                return FakeQuantGroupLinear(part, self.activation_bits, group_F=groups[part], weight_bits=bits)
+            return FakeQuantEmbedding(part, by_row=True) if is_plain_embedding(part) else None
 
         replace_parts(model, fake)
         return model
@@ -177,13 +183,13 @@ class QBert(Quantising):
         """Replace the trained weights with packed weights."""
 
         def packed(_name: str, part: nn.Module) -> nn.Module | None:
-            if isinstance(part, FakeGroupLinear):
+            if isinstance(part, FakeQuantGroupLinear):
                 return part.packed()
-            return QuantisedEmbedding.of(part) if isinstance(part, FakeEmbedding) else None
+            return QuantisedEmbedding.of(part) if isinstance(part, FakeQuantEmbedding) else None
 
         owners = (model, *model.named_companions().values())
         bits = [
-            {hub: part.weight_bits for part, hub in _hub_names(owner).items() if isinstance(part, FakeGroupLinear)}
+            {hub: part.weight_bits for part, hub in _hub_names(owner).items() if isinstance(part, FakeQuantGroupLinear)}
             for owner in owners
         ]
         replace_parts(model, packed)
@@ -198,7 +204,7 @@ class QBert(Quantising):
             owner.extras[QUANTISATION]["bits"] = own
 
 
-class FakeGroupLinear(FakeLinear):
+class FakeQuantGroupLinear(FakeQuantLinear):
     """A linear map that simulates a small set of values for each group of its weights.
 
     Args:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
-from bertkit.models.pruning import pruned_heads
+from bertkit.models.pruning import HeadChoice, pruned_heads
 from bertkit.models.recorder import Recorder
 from bertkit.models.vocabulary import WordLogits
 
@@ -114,20 +115,25 @@ class ModelShape:
             DataError: the layers cannot be recorded.
         """
         heads = getattr(model.encoder.config, "num_attention_heads", 0)
-        pruned = {number + 1: len(gone) for number, gone in pruned_heads(model.encoder).items()}
-        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads), pruned)
+        return cls(len(layer_points(model)) - 1, model.encoder.width, int(heads), _counted(pruned_heads(model.encoder)))
 
     @classmethod
-    def from_config(cls, config: EncoderConfig) -> ModelShape:
-        """The shape of a model with these settings; 0 layers if the settings do not give their number."""
+    def from_config(cls, config: EncoderConfig, pruned: HeadChoice = MappingProxyType({})) -> ModelShape:
+        """The shape of a model with these settings and pruned heads; 0 layers if the settings do not give their
+        number."""
         with torch.device("meta"):
             width = config.build(_ANY_VOCABULARY).width
         layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
-        return cls(int(layers), width, int(heads))
+        return cls(int(layers), width, int(heads), _counted(pruned))
 
     def heads_in(self, layer: int) -> int:
         """The heads of one layer that were not pruned."""
         return self.heads - self.pruned.get(layer, 0)
+
+
+def _counted(pruned: HeadChoice) -> dict[int, int]:
+    """The number of pruned heads by layer; here layers are counted from 1."""
+    return {number + 1: len(gone) for number, gone in pruned.items() if gone}
 
 
 class ActivationRecorder:

@@ -31,7 +31,7 @@ _HEAD = "masked_lm"
 _TABLE = "embeddings.word"
 
 
-class StudentWords(nn.Module):
+class StudentEmbedding(nn.Module):
     """The student's words in the teacher: an embedding of width D and an output bias for each."""
 
     def __init__(self, words: int, width: int) -> None:
@@ -40,10 +40,10 @@ class StudentWords(nn.Module):
         self.bias = nn.Parameter(torch.zeros(words))
 
 
-class TwoTables(nn.Module):
+class ConcatenatedEmbedding(nn.Module):
     """The teacher's word table followed by the student's; `weight` is the teacher's own."""
 
-    def __init__(self, own: nn.Embedding, students: StudentWords) -> None:
+    def __init__(self, own: nn.Embedding, students: StudentEmbedding) -> None:
         super().__init__()
         self.own, self.students = own, students
         self.embedding_dim = own.embedding_dim
@@ -65,7 +65,8 @@ class DualTeacher(nn.Module):
     """A teacher with its own words and its student's.
 
     Args:
-        model: the teacher. It is modified: its word table becomes `TwoTables`. Only its masked-LM head is used.
+        model: the teacher. It is modified: its word table becomes a `ConcatenatedEmbedding`. Only its masked-LM
+            head is used.
         words: W.
         seed: for initialising the student's words.
 
@@ -81,21 +82,23 @@ class DualTeacher(nn.Module):
         super().__init__()
         check_teacher(model, source="the teacher")
         encoder = model.encoder
-        students = StudentWords(words, encoder.embedding_width)
+        students = StudentEmbedding(words, encoder.embedding_width)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             encoder.config.draw(f"{_TABLE}.weight", students.weight, generator)
         self.own_words = encoder.vocab_size
         self.model = HeadedModel(encoder, [_HEAD])
         self.model.add_module(_HEAD, model.get_submodule(_HEAD))
-        encoder.get_submodule(_TABLE.partition(".")[0]).add_module("word", TwoTables(encoder.word_embedding, students))
+        encoder.get_submodule(_TABLE.partition(".")[0]).add_module(
+            "word", ConcatenatedEmbedding(encoder.word_embedding, students)
+        )
         self.model.requires_grad_(True)
 
     @property
-    def students(self) -> StudentWords:
+    def students(self) -> StudentEmbedding:
         """The student's words."""
         found = self.model.encoder.get_submodule(f"{_TABLE}.students")
-        assert isinstance(found, StudentWords)
+        assert isinstance(found, StudentEmbedding)
         return found
 
     def loss(self, batch: PackedBatch, index_M: Tensor, id_M: Tensor) -> tuple[LossSum, LossSum]:

@@ -52,7 +52,7 @@ class TeacherObjective(TaughtObjective):
 
 
 @dataclass(frozen=True, eq=False)
-class TwoVocabularies:
+class VocabularyPair:
     """What the corruption needs from both vocabularies; it is sent to worker processes.
 
     Attributes:
@@ -108,7 +108,7 @@ class MixedVocabulary(TeacherObjective):
         description="Share that is replaced by a random token of the same vocabulary; the rest is unchanged.",
     )
 
-    _vocabularies: TwoVocabularies | None = PrivateAttr(None)
+    _vocabularies: VocabularyPair | None = PrivateAttr(None)
 
     term: ClassVar[str] = "mixed_vocabulary"
     is_shown: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class MixedVocabulary(TeacherObjective):
             )
         return self
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MaskedLM) for each in objectives):
             return ["objective.mixed_vocabulary trains only the teacher; add masked_lm to train the student"]
         return []
@@ -140,13 +140,13 @@ class MixedVocabulary(TeacherObjective):
             DataError: one of the tokenizers cannot tokenize single words.
         """
         known = self.model_copy()
-        known._vocabularies = TwoVocabularies(
+        known._vocabularies = VocabularyPair(
             WordRetokenizer(student, teacher), rows, student.vocab_size, Vocabulary.of(teacher), max_tokens
         )
         return known
 
     @property
-    def vocabularies(self) -> TwoVocabularies:
+    def vocabularies(self) -> VocabularyPair:
         """Both vocabularies; `between` must have set them."""
         assert self._vocabularies is not None, "between() sets them"
         return self._vocabularies

@@ -86,7 +86,7 @@ class WordObjective(DistillationObjective):
     def heads(self) -> tuple[str, ...]:
         return (WORDS_HEAD,)
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if self.positions == "masked" and not any(isinstance(each, MaskedLM) for each in objectives):
             return [
                 f"objective.{self.term}.positions is masked, but no objective masks tokens; add masked_lm to the"

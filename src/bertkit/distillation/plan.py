@@ -14,6 +14,7 @@ import numpy as np
 
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
+from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.objectives import distillation_objectives, word_rows
 from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
 from bertkit.distillation.task import output_bytes
@@ -44,7 +45,7 @@ def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
         teachers = load_teachers(recipe, files)
         planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
     plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
-    return plan | {"layers": term_rows(recipe, ShapePair.from_configs(recipe.model, files.config))}
+    return plan | {"layers": term_rows(recipe, ShapePair(ModelShape.from_config(recipe.model), files.shape))}
 
 
 def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedModel]) -> PlannedTeacher:
@@ -100,7 +101,7 @@ def planned_task_teacher(runs: Sequence[PlannedRun]) -> PlannedTeacher:
             "squared_lengths": float((lengths**2).sum()),
             "sequences": float(lengths.size),
         }
-        _, spec = specs_of(recipe.terms, ShapePair.from_configs(taught.config, taught.teacher.config))
+        _, spec = specs_of(recipe.terms, taught.shapes)
         teacher = Teacher(models, spec)
         pass_flops = sum(step_flops(each, **sizes, predictions=0) for each in models)
         if not spec.has_layers:

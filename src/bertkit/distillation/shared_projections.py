@@ -71,7 +71,7 @@ class SharedProjections(TeacherObjective):
         """Down, up, or both."""
         return ("down", "up") if self.direction == "both" else (self.direction,)
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if not any(isinstance(each, MixedVocabulary) for each in objectives):
             return [
                 "objective.shared_projections needs mixed_vocabulary, which trains the teacher; add it (with"

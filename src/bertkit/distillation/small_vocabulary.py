@@ -43,7 +43,7 @@ from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.training.compiled_kernels import attends_by_kernel
+from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
@@ -87,7 +87,7 @@ class MixedVocabularyTrainer(Pretrainer):
     def _check_growth(self) -> None:
         check_student_growth(self.student_recipe)
 
-    def cannot_shard(self) -> str | None:
+    def sharding_obstacle(self) -> str | None:
         return "objective.mixed_vocabulary: the teacher trains, too, and its weights are also read outside its layers"
 
     def _new_model(self, config: EncoderConfig) -> HeadedModel:
@@ -234,7 +234,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     bf16=engine.bf16,
                     recomputed=engine.activation_checkpointing,
                     device=engine.device,
-                    kernels=attends_by_kernel(recipe.engine, engine),
+                    kernels=uses_attention_kernel(recipe.engine, engine),
                     state_bytes=recipe.optimisation.optimizer.state_bytes,
                 )
                 memory = max(memory, terms, key=lambda each: sum(each.values()))

@@ -19,7 +19,7 @@ from bertkit.errors import UsageError
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.progress import Progress
-from bertkit.recipe.hashing import named_and_hashed
+from bertkit.recipe.hashing import name_and_hash
 from bertkit.tasks.encoding import Template
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
@@ -91,4 +91,4 @@ def static_plan(arguments: StaticArguments) -> dict[str, Any]:
         memory={"teacher_weights": 4.0 * count_weights(model), "states": 3 * states, "weights": 4.0 * weights},
         disk_bytes=4.0 * weights,
     )
-    return named_and_hashed(recipe) | plan_document(resolve_engine(EngineConfig(device="cpu", precision="fp32")), cost)
+    return name_and_hash(recipe) | plan_document(resolve_engine(EngineConfig(device="cpu", precision="fp32")), cost)

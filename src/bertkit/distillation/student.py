@@ -31,8 +31,8 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
-from bertkit.models.model_files import encoder_directory, find_model
-from bertkit.models.pruning import keep_layers
+from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model
+from bertkit.models.pruning import keep_layers, prune_heads, pruned_heads, saved_heads
 from bertkit.models.quantised import QUANTISATION
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,24 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
         return found
     own = distilbert_config(found) if student.form == "distilbert" else found
     return own.model_copy(update={"num_hidden_layers": len(student_layers(student, found))})
+
+
+def student_heads(recipe: DistillRecipe, directory: Path) -> dict[int, tuple[int, ...]]:
+    """The pruned heads of the student before its first step, by layer.
+
+    Args:
+        recipe: resolved.
+        directory: from `student_directory`.
+    """
+    student = recipe.student
+    if isinstance(student, NewModel):
+        return {}
+    config, contents = read_config(directory)
+    pruned = saved_heads(contents, source=str(directory / CONFIG_FILE))
+    if not isinstance(student, TeacherLayers):
+        return pruned
+    kept = student_layers(student, config)
+    return {number: pruned[layer] for number, layer in enumerate(kept) if layer in pruned}
 
 
 def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> HeadedModel | None:
@@ -149,7 +167,7 @@ def from_teacher_layers(
     student = keep_layers(teacher, layers)
     anew = {
         name
-        for name in student.own_state()
+        for name in student.own_state_dict()
         if not _LAYER.match(name) and not (embeddings if name.startswith("encoder.") else head)
     }
     if anew:
@@ -172,6 +190,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
+    _prune_like(smaller, model)
     # In this family, the keys for BERT's sizes in config.json have other names.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
@@ -183,7 +202,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         for name, parameter in smaller.named_parameters():
             if name.partition(".")[0] in alike:
                 parameter.copy_(source[name])
-    anew = {name for name in smaller.own_state() if name.partition(".")[0] not in alike}
+    anew = {name for name in smaller.own_state_dict() if name.partition(".")[0] not in alike}
     smaller.initialise(seed, only=anew)
     if anew:
         log.info(
@@ -212,9 +231,16 @@ def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
     config = model.encoder.config
     new = HeadedModel(config.build(model.encoder.vocab_size, pad_id=_pad_id(model)), heads, labels=model.labels)
+    _prune_like(new, model)
     new.extras = dict(model.extras)
     new.initialise(seed)
     return new
+
+
+def _prune_like(whole: HeadedModel, model: HeadedModel) -> None:
+    """Remove the heads that were pruned from another model."""
+    if gone := pruned_heads(model.encoder):
+        prune_heads(whole, gone)
 
 
 @torch.no_grad()

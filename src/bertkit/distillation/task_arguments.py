@@ -57,8 +57,8 @@ class DistillArguments(FinetuneArguments):
         return replace(self, progress=silent_progress)
 
     @property
-    def names_nothing(self) -> bool:
-        return super().names_nothing and not (self.teachers or self.student or self.control)
+    def uses_recorded_recipe(self) -> bool:
+        return super().uses_recorded_recipe and not (self.teachers or self.student or self.control)
 
     def load(self, name: str) -> DistillRecipe:
         return load_distill_recipe(name)
@@ -93,9 +93,9 @@ class DistillArguments(FinetuneArguments):
         assert isinstance(recipe, DistillRecipe)
         return parts_of(recipe)
 
-    def draws_data(self, recipe: FinetuneRecipe) -> bool:
+    def data_depends_on_seed(self, recipe: FinetuneRecipe) -> bool:
         assert isinstance(recipe, DistillRecipe)
-        return super().draws_data(recipe) or isinstance(recipe.student, BilstmStudent)
+        return super().data_depends_on_seed(recipe) or isinstance(recipe.student, BilstmStudent)
 
     def prepare(self, recipe: FinetuneRecipe) -> DistillationData:
         assert isinstance(recipe, DistillRecipe)

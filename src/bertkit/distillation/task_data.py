@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.distillation.student import student_config, student_directory
+from bertkit.distillation.activations import ModelShape
+from bertkit.distillation.student import student_config, student_directory, student_heads
 from bertkit.distillation.student_settings import GivenModel
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
@@ -31,8 +32,9 @@ from bertkit.finetuning.data import (
 )
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import read_config
+from bertkit.models.pruning import HeadChoice
 from bertkit.progress import Progress, silent_progress
-from bertkit.tasks.augmentation import Surroundings, augmented_examples
+from bertkit.tasks.augmentation import AugmentationContext, augmented_examples
 from bertkit.tasks.base import Scores
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import read_own
@@ -50,13 +52,24 @@ class DistillationData(Prepared):
         teacher: the teacher models.
         teacher_train: the training examples if the teacher reads different tokens; None: it reads the student's.
         teacher_splits: likewise the splits on which it is evaluated.
+        student_heads: the pruned heads of the student before its first step.
         teacher_scores: the teacher's scores on these splits, once evaluated; runs on the same data share them.
     """
 
     teacher: TeacherFiles
     teacher_train: EncodedSplit | None
     teacher_splits: Mapping[str, EncodedSplit]
+    student_heads: HeadChoice
     teacher_scores: dict[str, Scores] = field(default_factory=dict)
+
+    @property
+    def pruned(self) -> HeadChoice:
+        return self.student_heads
+
+    @property
+    def shapes(self) -> ShapePair:
+        """The sizes of student and teacher."""
+        return ShapePair(ModelShape.from_config(self.config, self.pruned), self.teacher.shape)
 
     @property
     def same_tokens(self) -> bool:
@@ -107,6 +120,7 @@ def prepare_distillation(
         teacher=teacher,
         teacher_train=splits.get("train"),
         teacher_splits={name: splits.get(name, own.others[name]) for name in own.watched},
+        student_heads=student_heads(recipe, directory),
     )
     _check_rows(recipe, taught)
     _check_layers(recipe, taught)
@@ -156,7 +170,7 @@ class _Preparation(Preparation):
                 " out"
             )
         # Independent of the run's seed: the copies are data, shared by runs with different seeds.
-        surroundings = Surroundings(
+        surroundings = AugmentationContext(
             offline=self.offline, device=resolve_engine(self.recipe.engine, TASK_INTERVALS).device
         )
         found = augmented_examples(
@@ -246,6 +260,6 @@ def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
     check_single_teacher(recipe.terms, len(taught.teacher.directories), key="distillation")
     if not compares_layers(recipe.terms):
         return
-    shapes = ShapePair.from_configs(taught.config, taught.teacher.config)
+    shapes = taught.shapes
     if shapes.student.layers and shapes.teacher.layers:
         specs_of(recipe.terms, shapes)

@@ -23,13 +23,13 @@ from bertkit.distillation.teacher_files import pretrained_model_of
 from bertkit.distillation.terms import TERMS, DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
+from bertkit.recipe.key_aliases import OF_TASKS, expand_key_aliases
 from bertkit.recipe.named_item import NamedItem, check_each_once
 from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
-from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.unread import Part
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
-from bertkit.tasks.readers import Columns, TableReading
+from bertkit.tasks.readers import Columns, TableReadOptions
 
 LABELS = "labels"
 """The name of the task's own loss among the terms."""
@@ -69,7 +69,7 @@ class Transfer(Settings):
 
     file: str = Field(description="A table, or a file in the format of the task's kind.")
     columns: Columns = Field(default_factory=Columns, description="Columns of the file; labels are not read.")
-    reading: TableReading = Field(TableReading(), description="How the file is read.")
+    reading: TableReadOptions = Field(TableReadOptions(), description="How the file is read.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"reading"})
 
@@ -154,7 +154,7 @@ def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> Distil
     Raises:
         UsageError: no such recipe, or errors in it (all reported at once).
     """
-    return load_as(DistillRecipe, name, long_keys(overrides, OF_TASKS))
+    return load_as(DistillRecipe, name, expand_key_aliases(overrides, OF_TASKS))
 
 
 def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
@@ -201,7 +201,7 @@ def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
         # `--set before.set.optimisation.epochs=50` creates a section instead of a dotted key.
         inside = key in _SECTIONS and isinstance(value, dict)
         settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
-    return {each.key: each.value for each in long_keys(overrides_of(settings), OF_TASKS)}
+    return {each.key: each.value for each in expand_key_aliases(overrides_of(settings), OF_TASKS)}
 
 
 def parts_of(recipe: DistillRecipe) -> list[Part]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec
-from bertkit.distillation.teacher_cache import CachedItem, TopWords
+from bertkit.distillation.teacher_cache import CachedItem, TopLogits
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
@@ -191,17 +191,17 @@ class TextQuery(TeacherQuery):
 
     def logits(self, models: Sequence[HeadedModel], states: Sequence[Tensor]) -> WordLogits:
         each = [words_at(model, hidden_TD, self.index_M) for model, hidden_TD in zip(models, states, strict=True)]
-        return each[0] if len(each) == 1 else MeanWords(tuple(each))
+        return each[0] if len(each) == 1 else MeanLogits(tuple(each))
 
     def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
         assert isinstance(logits, WordLogits)
         cast = logits.in_precision()
         with torch.autocast(self.packed.ids_T.device.type, enabled=False):
-            return TopWords.of(cast, self.num_rows, self.vocab_size, top_k=self.top_k).table()
+            return TopLogits.of(cast, self.num_rows, self.vocab_size, top_k=self.top_k).table()
 
-    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> TopWords:
+    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> TopLogits:
         table = np.concatenate([each.reshape(-1, 2 * self.top_k + 1) for each in tables])
-        return TopWords.from_table(table, self.vocab_size, self.packed.ids_T.device)
+        return TopLogits.from_table(table, self.vocab_size, self.packed.ids_T.device)
 
     def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
         predictions = {WORDS_HEAD: self.num_rows if spec.logits else 0}
@@ -214,7 +214,7 @@ def words_at(model: HeadedModel, hidden_TD: Tensor, index_M: Tensor | None) -> V
 
 
 @dataclass(frozen=True)
-class MeanWords(WordLogits):
+class MeanLogits(WordLogits):
     """The mean of several models' logits."""
 
     models: tuple[WordLogits, ...]
@@ -222,11 +222,11 @@ class MeanWords(WordLogits):
     def part(self, part: slice) -> Tensor:
         return torch.stack([each.part(part) for each in self.models]).mean(dim=0)
 
-    def rows(self, index_M: Tensor) -> MeanWords:
-        return MeanWords(tuple(each.rows(index_M) for each in self.models))
+    def rows(self, index_M: Tensor) -> MeanLogits:
+        return MeanLogits(tuple(each.rows(index_M) for each in self.models))
 
-    def in_precision(self) -> MeanWords:
-        return MeanWords(tuple(each.in_precision() for each in self.models))
+    def in_precision(self) -> MeanLogits:
+        return MeanLogits(tuple(each.in_precision() for each in self.models))
 
 
 class Teacher:

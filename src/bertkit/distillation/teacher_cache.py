@@ -80,7 +80,7 @@ def open_teacher_cache(root: Path, identity: Mapping[str, str], *, max_bytes: fl
 
 
 @dataclass(frozen=True)
-class TopWords(WordLogits):
+class TopLogits(WordLogits):
     """Logits of which only the largest are known exactly.
 
     Attributes:
@@ -95,7 +95,7 @@ class TopWords(WordLogits):
     vocab_size: int
 
     @classmethod
-    def of(cls, logits: WordLogits, rows: int, vocab_size: int, *, top_k: int) -> TopWords:
+    def of(cls, logits: WordLogits, rows: int, vocab_size: int, *, top_k: int) -> TopLogits:
         """The top words of all rows, computed a few rows at a time; fewer than `top_k` if the vocabulary is smaller."""
         top_k = min(top_k, vocab_size - 1)
         size = max(1, LOGIT_BYTES // (8 * vocab_size))
@@ -113,8 +113,8 @@ class TopWords(WordLogits):
         rest_mV = self.rest_M1[part].expand(-1, self.vocab_size).clone()
         return rest_mV.scatter_(1, self.word_Mk[part], self.largest_Mk[part])
 
-    def rows(self, index_M: Tensor) -> TopWords:
-        return TopWords(self.word_Mk[index_M], self.largest_Mk[index_M], self.rest_M1[index_M], self.vocab_size)
+    def rows(self, index_M: Tensor) -> TopLogits:
+        return TopLogits(self.word_Mk[index_M], self.largest_Mk[index_M], self.rest_M1[index_M], self.vocab_size)
 
     def table(self) -> NDArray[np.float32]:
         """Rows of words (as the bits of floats), logits and rest, (M, 2k + 1)."""
@@ -122,7 +122,7 @@ class TopWords(WordLogits):
         return np.asarray(torch.cat(columns, dim=1).cpu().numpy(), dtype=np.float32)
 
     @classmethod
-    def from_table(cls, table: NDArray[np.float32], vocab_size: int, device: torch.device) -> TopWords:
+    def from_table(cls, table: NDArray[np.float32], vocab_size: int, device: torch.device) -> TopLogits:
         """The inverse of `table`."""
         top_k = table.shape[1] // 2
         columns = torch.from_numpy(table)

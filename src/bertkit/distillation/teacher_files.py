@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from bertkit.distillation.activations import ActivationSpec
+from bertkit.distillation.activations import ActivationSpec, ModelShape
 from bertkit.errors import DataError
 from bertkit.finetuning.data import has_head
 from bertkit.finetuning.warm_start import head_directory, recipe_of
@@ -22,7 +22,8 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model, read_config
 from bertkit.models.labels import Labels
-from bertkit.models.model_files import encoder_directory, find_model, is_model, weights_hash
+from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model, is_model, weights_hash
+from bertkit.models.pruning import HeadChoice, saved_heads
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -39,6 +40,7 @@ class TeacherFiles:
         directories: where they are.
         config: of the first encoder that reads token types, else of the first one.
         tokenizer: shared by all of them.
+        pruned: the pruned heads of the encoder with this `config`.
         labels: of their heads, in the heads' order; none on text.
     """
 
@@ -46,6 +48,7 @@ class TeacherFiles:
     directories: tuple[Path, ...]
     config: EncoderConfig
     tokenizer: Tokenizer
+    pruned: HeadChoice
     labels: Labels | None = None
 
     @classmethod
@@ -62,7 +65,7 @@ class TeacherFiles:
         """
         found = [encoder_directory(find_model(name, offline=offline)) for name in names]
         directories = found if task is None else [head_directory(each, task) for each in found]
-        configs = [read_config(directory)[0] for directory in directories]
+        read = [read_config(directory) for directory in directories]
         tokenizers = [load_tokenizer(directory, offline=offline) for directory in directories]
         for name, tokenizer in zip(names, tokenizers, strict=True):
             if tokenizer.fingerprint != tokenizers[0].fingerprint:
@@ -70,8 +73,15 @@ class TeacherFiles:
                     f"teacher: {name} and {names[0]} have different tokenizers; use teachers with the same tokenizer,"
                     " or only one of them"
                 )
-        config = next((config for config in configs if config.reads_token_types), configs[0])
-        return cls(tuple(names), tuple(directories), config, tokenizers[0])
+        chosen = next((number for number, (config, _) in enumerate(read) if config.reads_token_types), 0)
+        config, contents = read[chosen]
+        pruned = saved_heads(contents, source=str(directories[chosen] / CONFIG_FILE))
+        return cls(tuple(names), tuple(directories), config, tokenizers[0], pruned)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes of its layers, which terms depend on."""
+        return ModelShape.from_config(self.config, self.pruned)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from bertkit.cache import RecordCache
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.activations import ActivationSpec
+from bertkit.distillation.activations import ActivationSpec, ModelShape
 from bertkit.distillation.loss_terms import TeacherCost, TextDistillationTerms
 from bertkit.distillation.mixed_vocabulary import TeacherObjective
 from bertkit.distillation.objectives import (
@@ -67,7 +67,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         self.student_recipe = recipe
         self.files = teacher
         self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
-        self.shapes = ShapePair.from_configs(recipe.model, self.teachers[0].encoder.config)
+        self.shapes = ShapePair(ModelShape.from_config(recipe.model), teacher.shape)
         self._cache_root = cache
         self._caches: dict[str, RecordCache] = {}
         super().__init__(recipe, shards, run, cache=cache)

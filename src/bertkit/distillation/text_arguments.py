@@ -16,6 +16,7 @@ from typing import Any, ClassVar, cast, get_args
 from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
+from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
@@ -34,10 +35,10 @@ from bertkit.pretraining.arguments import (
     PretrainArguments,
     completed,
     fitted,
+    init_overrides,
     source_overrides,
-    starting_from,
     warn_of_stages,
-    with_longest,
+    with_max_length,
 )
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
@@ -86,12 +87,12 @@ class DistillTextArguments(PretrainArguments):
             ours.append(Override("control", True))
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
-        recipe = with_phases(recipe, ShapePair.from_configs(recipe.model, teacher.config))
-        recipe = with_longest(recipe, self.overrides)
+        recipe = with_phases(recipe, ShapePair(ModelShape.from_config(recipe.model), teacher.shape))
+        recipe = with_max_length(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)
-        check_fit(done, teacher.config)
+        check_fit(done, teacher)
         return done
 
     def teacher_files(self, recipe: Recipe) -> TeacherFiles:
@@ -130,24 +131,24 @@ def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> N
         )
 
 
-def check_fit(recipe: DistillTextRecipe, teacher: EncoderConfig) -> None:
-    """Check a recipe against its teacher, as far as the two configurations allow.
+def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles) -> None:
+    """Check a recipe against its teacher, as far as the two config.json allow.
 
     Raises:
         UsageError: a term, the layers to copy, or the length of a sequence does not fit.
     """
-    shapes = ShapePair.from_configs(recipe.model, teacher)
+    shapes = ShapePair(ModelShape.from_config(recipe.model), teacher.shape)
     copied_layers(recipe, shapes)
     check_student_growth(recipe)
     for stage in stages_of(recipe):
-        check_trained_teacher(recipe, stage.recipe, teacher)
+        check_trained_teacher(recipe, stage.recipe, teacher.config)
         terms = [each.distilled for each in distillation_objectives(stage.recipe.objectives)]
         check_single_teacher(terms, len(recipe.teachers), key="objective")
         specs_of(terms, shapes)
         length = stage.recipe.data.sequence_length
-        if length > teacher.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
+        if length > teacher.config.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
-                f"data.sequence_length is {length}, but the teacher reads at most {teacher.max_tokens} tokens; lower it"
+                f"data.sequence_length is {length}, but the teacher reads at most {teacher.config.max_tokens} tokens; lower it"
             )
 
 
@@ -189,7 +190,7 @@ def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, te
     tokenizer = _tokenizer_override(tree, teacher, offline=arguments.offline)
     if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=False), *tokenizer]
-    given = starting_from(replace(arguments, init=arguments.student))
+    given = init_overrides(replace(arguments, init=arguments.student))
     return [Override("student", None), *(each for each in given if each.key != "tokenizer"), *tokenizer]
 
 
@@ -198,7 +199,7 @@ def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher
     words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
     if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=True), *words]
-    return [Override("student", None), *starting_from(replace(arguments, init=arguments.student))]
+    return [Override("student", None), *init_overrides(replace(arguments, init=arguments.student))]
 
 
 def _has_own_vocabulary(tree: Located) -> bool:

@@ -27,10 +27,10 @@ from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
-    measured_once,
+    EvaluationResult,
+    measure_or_reuse,
     measurement_identity,
+    single_score,
 )
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
@@ -143,7 +143,7 @@ def share_preferred(difference_P: Floats) -> float:
 
 def evaluate_blimp(
     arguments: EvalArguments, data: Path | None, settings: BlimpSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Score all pairs and write the run: results.json, paradigms.csv, predictions/blimp.jsonl.
 
     Args:
@@ -170,7 +170,7 @@ def evaluate_blimp(
         _write_table(run.path / "paradigms.csv", outcomes)
         return results
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)
 
 
 def score_paradigms(
@@ -235,7 +235,7 @@ def blimp_results(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: Bl
         "identical_pairs": identical,
         "differing_token_counts": _mean([o.differing_lengths for o in outcomes]),
         "protocol": _protocol(outcomes, loaded, settings),
-        "tasks": {task: {name: measured_once(value) for name, value in row.items()} for task, row in table.items()},
+        "tasks": {task: {name: single_score(value) for name, value in row.items()} for task, row in table.items()},
         "trained": loaded.training,
         "references": [dict(reference) for reference in REFERENCES] if _is_whole(outcomes) else [],
     }

@@ -27,7 +27,7 @@ import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import Evaluated, measured_once
+from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
@@ -69,7 +69,7 @@ class EnsembleArguments:
     on_start: Callable[[RunDirectory], None] = lambda run: None
 
 
-def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
+def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
     """Average, score and write every task and split that all runs predicted.
 
     Raises:
@@ -104,7 +104,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> Evaluated:
             write_lines(run.path / "predictions" / f"{name}.jsonl", rows)
         results = _results(saved, parts)
         run.write_results(results)
-    return Evaluated(run, results)
+    return EvaluationResult(run, results)
 
 
 def members_of(run: RunDirectory) -> list[RunDirectory]:
@@ -220,7 +220,7 @@ def _results(saved: Sequence[SavedRun], parts: Sequence[_AveragedSplit]) -> dict
             log.info("%s: not scored, because there are no labels", task)
             continue
         main = next(iter(sorted(found, key=lambda split: (not split.startswith("dev"), len(split)))))
-        tables[task] = {name: measured_once(value) for name, value in by_name(found, main).items()}
+        tables[task] = {name: single_score(value) for name, value in by_name(found, main).items()}
         primaries.append(found[main][next(iter(own.values())).recipe.spec.primary])
         runs[task] = [
             {

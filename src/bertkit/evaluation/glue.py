@@ -15,7 +15,7 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.plan import MISMATCHED, TaskEvaluation
-from bertkit.evaluation.run import Evaluated
+from bertkit.evaluation.run import EvaluationResult
 from bertkit.evaluation.tasks import PREDICTIONS, Measured, Table, evaluate_tasks
 from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.inference.predict import Predictor
@@ -144,7 +144,7 @@ def glue_tasks(names: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
     return tuple(TASKS[name] for name in GLUE if name in {spec.name for spec in specs})
 
 
-def evaluate_glue(evaluation: TaskEvaluation, *, progress: Progress = silent_progress) -> Evaluated:
+def evaluate_glue(evaluation: TaskEvaluation, *, progress: Progress = silent_progress) -> EvaluationResult:
     """Evaluate on GLUE, and write results.json and the submission.
 
     Args:

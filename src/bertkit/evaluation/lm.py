@@ -24,11 +24,11 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
-    measured_once,
+    EvaluationResult,
+    measure_or_reuse,
     measurement_identity,
     open_evaluation_text,
+    single_score,
 )
 from bertkit.evaluation.settings import LmSettings
 from bertkit.generation.text import PromptTokens
@@ -90,7 +90,7 @@ class ScoredText:
 
 def evaluate_lm(
     arguments: EvalArguments, sources: Sequence[str], settings: LmSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure and write the run's results.json.
 
     Args:
@@ -138,7 +138,7 @@ def evaluate_lm(
             "model": loaded.name,
             "average": fmean(each.bits_per_byte for each in scores.values()),
             "tasks": {
-                task: {name: measured_once(value) for name, value in own.figures().items()}
+                task: {name: single_score(value) for name, value in own.figures().items()}
                 for task, own in scores.items()
             },
             "protocol": {
@@ -156,7 +156,7 @@ def evaluate_lm(
             "trained": loaded.training,
         }
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)
 
 
 def score_text(

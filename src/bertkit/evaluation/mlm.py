@@ -26,11 +26,11 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
-    measured_once,
+    EvaluationResult,
+    measure_or_reuse,
     measurement_identity,
     open_evaluation_text,
+    single_score,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
 from bertkit.models.pseudo_likelihood import score_ids
@@ -78,7 +78,7 @@ class Figures:
 
 def evaluate_mlm(
     arguments: EvalArguments, sources: Sequence[str], settings: MlmSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure and write the run's results.json.
 
     Args:
@@ -128,12 +128,12 @@ def evaluate_mlm(
             "suite": SUITE,
             "model": loaded.name,
             "average": figures["accuracy"],
-            "tasks": {TASK: {name: measured_once(value) for name, value in figures.items()}},
+            "tasks": {TASK: {name: single_score(value) for name, value in figures.items()}},
             "protocol": protocol,
             "trained": loaded.training,
         }
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)
 
 
 def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:

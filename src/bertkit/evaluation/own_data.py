@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import EvalArguments, Evaluated, measured_once
+from bertkit.evaluation.run import EvalArguments, EvaluationResult, single_score
 from bertkit.evaluation.runs_diff import reference_of, resampled
 from bertkit.evaluation.score import is_labelled
 from bertkit.files import sha256_of
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import calibration, mistakes, prediction_row, split_report, write_lines
@@ -30,10 +30,10 @@ from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE
-from bertkit.tasks.examples import Split, TaggedExample, spelt_as
+from bertkit.tasks.examples import Split, TaggedExample, match_label_case
 from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.load import READERS
-from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.table import rows_or_bad
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.lines import COMPRESSIONS
@@ -54,7 +54,7 @@ class NewData:
         path: a file in a format that fine-tuning on this kind of task reads.
         columns: columns named on the command line, by their field of `Columns`.
         metrics: additional metrics to report: names of `evaluate`, or scripts.
-        reading: settings of `TableReading` from the command line, which replace those of the training data.
+        reading: settings of `TableReadOptions` from the command line, which replace those of the training data.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class NewData:
     reading: Mapping[str, Any] = field(default_factory=dict)
 
 
-def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress = silent_progress) -> Evaluated:
+def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress = silent_progress) -> EvaluationResult:
     """Predict the file's examples, score them, and write a run.
 
     Raises:
@@ -109,7 +109,7 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
             write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)
         write_skipped(run.path, spec.name, {SUITE: split})
         run.write_results(results)
-    return Evaluated(run, results)
+    return EvaluationResult(run, results)
 
 
 def _decided(
@@ -142,16 +142,16 @@ def read_labelled(
         recipe: the model's recipe.
         path: the file.
         given: columns named by the user, by their field of `Columns`.
-        reading: settings of `TableReading` named by the user.
+        reading: settings of `TableReadOptions` named by the user.
 
     Raises:
         UsageError: a file suffix that this kind of task is not read from, or settings that are wrong or have no effect.
         DataError: a missing column, an example without a label, or another error in the file.
     """
     spec, kind = recipe.spec, recipe.spec.kind
-    usual = recipe.task.reading if isinstance(recipe.task, OwnTask) else TableReading()
+    usual = recipe.task.reading if isinstance(recipe.task, CustomTask) else TableReadOptions()
     read_as = with_overrides(usual, overrides_of(dict(reading or {})))
-    if isinstance(recipe.task, OwnTask):
+    if isinstance(recipe.task, CustomTask):
         columns = recipe.task.columns.model_copy(update={"group": None, **given})
         split = read_own(path, kind, columns, read_as)
     elif kind in ("tagging", "span") or given:
@@ -170,7 +170,7 @@ def read_labelled(
     return split
 
 
-def _is_plain_table(path: Path, reading: TableReading) -> bool:
+def _is_plain_table(path: Path, reading: TableReadOptions) -> bool:
     """Whether a file is a table, not an official file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
@@ -178,12 +178,12 @@ def _is_plain_table(path: Path, reading: TableReading) -> bool:
     return "gold_label" not in _first_row(path, reading)
 
 
-def _first_row(path: Path, reading: TableReading) -> dict[str, Any]:
-    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+def _first_row(path: Path, reading: TableReadOptions) -> dict[str, Any]:
+    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
     return next((row for _, row in rows if row is not None), {})
 
 
-def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReading) -> Columns:
+def _table_columns(recipe: FinetuneRecipe, path: Path, reading: TableReadOptions) -> Columns:
     """The columns of a table for a published task: of each column's usual names, the first that it has."""
     spec, row = recipe.spec, _first_row(path, reading)
     texts, pairs, labels = ["text"], ["text_pair"], ["label"]
@@ -216,7 +216,7 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
         DataError: there are labels that the model does not have; all are listed.
     """
     names = task.labels.names if task.head in ("sequence_classification", "token_classification") else ()
-    found = spelt_as(examples, names)
+    found = match_label_case(examples, names)
     unknown: dict[str, list[str]] = {}
     for example in found:
         for label in _labels_of(example):
@@ -251,7 +251,7 @@ def scores_with_intervals(
                 metric = None
             if metric is not None:
                 interval = bootstrap_interval(guesses, references, metric, confidence=CONFIDENCE)
-        found[name] = {**measured_once(value), "interval": None if interval is None else list(interval)}
+        found[name] = {**single_score(value), "interval": None if interval is None else list(interval)}
     return found
 
 

@@ -73,7 +73,7 @@ class EvalArguments(MeasurementArguments):
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationResult:
     """A finished evaluation.
 
     Attributes:
@@ -90,7 +90,7 @@ class Evaluated:
         return {key: self.results[key] for key in ("suite", "model", "tasks", "average")}
 
 
-def measured_once(value: float | None) -> dict[str, Any]:
+def single_score(value: float | None) -> dict[str, Any]:
     """A metric of one model: one value, without a spread over seeds."""
     return {"mean": value, "std": None, "seeds": [value]}
 
@@ -164,7 +164,7 @@ def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) ->
 
 def measure(
     identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
-) -> Evaluated:
+) -> EvaluationResult:
     """Compute and write results.json in a new run directory.
 
     Args:
@@ -177,15 +177,15 @@ def measure(
         run.write_environment()
         results = compute(run)
         run.write_results(results)
-    return Evaluated(run, results)
+    return EvaluationResult(run, results)
 
 
-def measure_once(
+def measure_or_reuse(
     identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
-) -> Evaluated:
+) -> EvaluationResult:
     """The results of the finished run of this measurement, or else of `measure`."""
     done = finished_measurement(identity, arguments)
-    return measure(identity, arguments, compute) if done is None else Evaluated(done, done.results or {})
+    return measure(identity, arguments, compute) if done is None else EvaluationResult(done, done.results or {})
 
 
 def open_evaluation_text(

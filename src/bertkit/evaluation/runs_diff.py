@@ -17,7 +17,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe, load_finetune_recipe, resolved
 from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.warm_start import run_recipe
@@ -78,7 +78,7 @@ class SavedRun:
     @property
     def own_task(self) -> str | None:
         """The name of the user's own task, if there is no other task."""
-        names = [name for name, recipe in self.recipes.items() if isinstance(recipe.task, OwnTask)]
+        names = [name for name, recipe in self.recipes.items() if isinstance(recipe.task, CustomTask)]
         return names[0] if len(names) == len(self.recipes) == 1 else None
 
 

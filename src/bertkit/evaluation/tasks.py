@@ -30,7 +30,7 @@ from bertkit.evaluation.plan import (
     plan_tasks,
     published_rows,
 )
-from bertkit.evaluation.run import Evaluated
+from bertkit.evaluation.run import EvaluationResult
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
@@ -38,7 +38,7 @@ from bertkit.finetuning.run import finetune, finished_run, result_hashes
 from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
-from bertkit.metrics import goodness
+from bertkit.metrics import signed_score
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
@@ -82,7 +82,7 @@ Finish = Callable[[RunDirectory, Mapping[str, Measured], Table], dict[str, Any]]
 
 def evaluate_tasks(
     evaluation: TaskEvaluation, *, progress: Progress = silent_progress, finish: Finish | None = None
-) -> Evaluated:
+) -> EvaluationResult:
     """Evaluate, and write the run's results.json.
 
     Raises:
@@ -102,7 +102,7 @@ def evaluate_tasks(
     }
     run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
-        return Evaluated(run, {**run.results, "published": rows})
+        return EvaluationResult(run, {**run.results, "published": rows})
     evaluation.arguments.on_start(run)
     deadline = None if evaluation.max_minutes is None else time.monotonic() + 60 * evaluation.max_minutes
     with run.recording(evaluation.arguments.command):
@@ -125,7 +125,7 @@ def evaluate_tasks(
         }
         run.write_results({**results, "published": rows})
         run.update(**{key: sum(each.cost[key] for each in measured.values()) for key in ("steps", "tokens")})
-    return Evaluated(run, {**results, "published": rows})
+    return EvaluationResult(run, {**results, "published": rows})
 
 
 def figures_table(planned: Sequence[PlannedTask], measured: Mapping[str, Measured]) -> Table:
@@ -221,7 +221,7 @@ def _measure(
         members[seed] = _finetuned(evaluation, task, seed, run, progress, deadline)
     results = {seed: member.results or {} for seed, member in members.items()}
     scores = {seed: _seed_scores(found) for seed, found in results.items()}
-    best = max(scores, key=lambda seed: goodness(task.spec.primary, scores[seed][task.spec.primary]))
+    best = max(scores, key=lambda seed: signed_score(task.spec.primary, scores[seed][task.spec.primary]))
     for split in task.watched:
         target = _saved(run, task, split)
         target.parent.mkdir(exist_ok=True)

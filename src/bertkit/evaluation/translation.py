@@ -16,11 +16,11 @@ from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
-    measured_once,
+    EvaluationResult,
+    measure_or_reuse,
     measurement_identity,
     open_evaluation_text,
+    single_score,
 )
 from bertkit.evaluation.settings import TranslationSettings
 from bertkit.files import write_text
@@ -41,7 +41,7 @@ def evaluate_translation(
     settings: TranslationSettings,
     *,
     progress: Progress = silent_progress,
-) -> Evaluated:
+) -> EvaluationResult:
     """Translate, score, and write the run's results.json and predictions/translation.jsonl.
 
     Args:
@@ -93,7 +93,7 @@ def evaluate_translation(
             "suite": SUITE,
             "model": loaded.name,
             "average": scores.bleu,
-            "tasks": {TASK: {name: measured_once(value) for name, value in scores.figures.items()}},
+            "tasks": {TASK: {name: single_score(value) for name, value in scores.figures.items()}},
             "protocol": {
                 "bleu": f"sacrebleu of {len(pairs)} pairs: {scores.signature}",
                 "search": f"beam size {how.beams}, score divided by ((5 + length) / 6)^{how.length_power:g}",
@@ -102,4 +102,4 @@ def evaluate_translation(
             "trained": loaded.training,
         }
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from bertkit.finetuning.data import Prepared, has_head, prepare
-from bertkit.finetuning.inputs import OwnTask, TaskEntry
+from bertkit.finetuning.inputs import CustomTask, TaskEntry
 from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import (
     AnyRecipe,
@@ -77,7 +77,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     kind: ClassVar[str] = "finetune"
 
     @property
-    def names_nothing(self) -> bool:
+    def uses_recorded_recipe(self) -> bool:
         return self.recipe is None and self.task is None
 
     def load(self, name: str) -> FinetuneRecipe:
@@ -128,14 +128,14 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         """The recipe of a separate run whose model this one starts from; None if there is none."""
         return None
 
-    def draws_data(self, recipe: FinetuneRecipe) -> bool:
+    def data_depends_on_seed(self, recipe: FinetuneRecipe) -> bool:
         """Whether the data depend on the seed, as with a sample of the examples."""
         return recipe.data.train_examples is not None
 
     def data_key(self, recipe: FinetuneRecipe) -> str:
         """Equal for recipes whose data are the same."""
         parts = recipe.model_dump(mode="json", include=_READ)
-        return json.dumps([parts, recipe.seed if self.draws_data(recipe) else None], sort_keys=True)
+        return json.dumps([parts, recipe.seed if self.data_depends_on_seed(recipe) else None], sort_keys=True)
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
         """The data of a recipe of one task."""
@@ -179,17 +179,17 @@ def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, 
     """The tasks on the command line; files have their full paths."""
     if given is None:
         return ()
-    entries = (given,) if isinstance(given, str | OwnTask) else tuple(given)
+    entries = (given,) if isinstance(given, str | CustomTask) else tuple(given)
     read = [
         load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
         for each in entries
     ]
-    return tuple(_absolute_files(each) if isinstance(each, OwnTask) else each for each in read)
+    return tuple(_absolute_files(each) if isinstance(each, CustomTask) else each for each in read)
 
 
 def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
     """The default name of a recipe: from the tasks (or the training file) and the model."""
-    first = "+".join(own_spec(each).name if isinstance(each, OwnTask) else each for each in tasks)
+    first = "+".join(own_spec(each).name if isinstance(each, CustomTask) else each for each in tasks)
     last = "" if model is None else Path(model.rstrip("/")).name.partition("@")[0]
     if last == "model":
         last = Path(model or "").resolve().parent.name
@@ -197,7 +197,7 @@ def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
     return "".join(each if each.isalnum() or each in "_.+-" else "-" for each in name[:LONGEST_NAME])
 
 
-def _absolute_files(task: OwnTask) -> OwnTask:
+def _absolute_files(task: CustomTask) -> CustomTask:
     names = ("train", "test") if task.dev_task is not None else ("train", "dev", "test")
     files = {split: getattr(task, split) for split in names}
     found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}

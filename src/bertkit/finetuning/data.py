@@ -20,17 +20,18 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.dropout import with_dropout
 from bertkit.finetuning.embedding import embedding_task, evaluated_by
 from bertkit.finetuning.embedding_teacher import taught
-from bertkit.finetuning.inputs import OwnTask
-from bertkit.finetuning.label_counts import label_counts, tell_labels
+from bertkit.finetuning.inputs import CustomTask
+from bertkit.finetuning.label_counts import label_counts, log_label_counts
 from bertkit.finetuning.own_data import read_own_split
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.repeated_examples import tell_repeated
+from bertkit.finetuning.repeated_examples import log_repeated_examples
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.labels import Labels, ProblemType
-from bertkit.models.model_files import encoder_directory, weights_hash
+from bertkit.models.model_files import CONFIG_FILE, encoder_directory, weights_hash
+from bertkit.models.pruning import HeadChoice, saved_heads
 from bertkit.tasks.base import Features, Task
 from bertkit.tasks.catalogue import Kind, TaskSpec
 from bertkit.tasks.choice import Choice
@@ -43,7 +44,7 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.tasks.examples import Split, spelt_as
+from bertkit.tasks.examples import Split, match_label_case
 from bertkit.tasks.label_ids import class_weights
 from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
@@ -123,6 +124,11 @@ class Prepared:
         return {name: each.split for name, each in {"train": self.train, **self.others}.items()}
 
     @property
+    def pruned(self) -> HeadChoice:
+        """The pruned heads of the model before its first step."""
+        return saved_heads(read_config(self.model_directory)[1], source=str(self.model_directory / CONFIG_FILE))
+
+    @property
     def selecting(self) -> str:
         """The split whose score selects: dev, or a labelled split if there is no dev."""
         return self.watched[0]
@@ -193,8 +199,8 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     task.additional = tuple(load_metric(name, offline=offline) for name in recipe.metrics)
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
-    tell_labels(spec.name, counts)
-    in_train = tell_repeated(spec.name, train, splits, is_own=isinstance(recipe.task, OwnTask))
+    log_label_counts(spec.name, counts)
+    in_train = log_repeated_examples(spec.name, train, splits, is_own=isinstance(recipe.task, CustomTask))
     labelled_train, train = train, preparation.learnt_from(train)
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may need none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
@@ -253,7 +259,7 @@ def _log_notes(task: str, splits: Mapping[str, Split]) -> None:
 
 def _spelt(split: Split, names: tuple[str, ...] | None) -> Split:
     """The split with its labels spelt like these names; unchanged if the task has none."""
-    return split if names is None else replace(split, examples=spelt_as(split.examples, names))
+    return split if names is None else replace(split, examples=match_label_case(split.examples, names))
 
 
 def _label_names(
@@ -384,7 +390,7 @@ def watched_splits(spec: TaskSpec) -> tuple[str, ...]:
 
 def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) -> Split:
     """The examples of one split of the recipe's task."""
-    if not isinstance(recipe.task, OwnTask) or split in recipe.spec.sources:
+    if not isinstance(recipe.task, CustomTask) or split in recipe.spec.sources:
         return load_split(recipe.spec, split, recipe.data.directory, offline=offline)
     files = recipe.spec.splits
     if split not in files:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import TASKS, Kind, plain
-from bertkit.tasks.readers import Columns, TableReading
+from bertkit.tasks.readers import Columns, TableReadOptions
 
 
 class SplitSettings(Settings):
@@ -65,7 +65,7 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
 """The columns that the readers of each kind of task use."""
 
 
-class OwnTask(Settings):
+class CustomTask(Settings):
     """A user's own data in place of a published task."""
 
     name: str | None = Field(
@@ -86,7 +86,7 @@ class OwnTask(Settings):
     split: SplitSettings | None = Field(None, description="How the training file is split if there is no dev file.")
     test: str | None = Field(None, description="Extra file to predict; scored if it has labels.")
     columns: Columns = Field(default_factory=Columns, description="Names of the columns.")
-    reading: TableReading = Field(TableReading(), description="How the files are read.")
+    reading: TableReadOptions = Field(TableReadOptions(), description="How the files are read.")
     labels: tuple[str, ...] | None = Field(
         None, description="Names of the labels in the order of the logits; by default those of the training file."
     )
@@ -95,7 +95,7 @@ class OwnTask(Settings):
     later_fields: ClassVar[frozenset[str]] = frozenset({"split", "reading"})
 
     @model_validator(mode="after")
-    def _one_dev(self) -> OwnTask:
+    def _one_dev(self) -> CustomTask:
         if (self.dev is None) == (self.split is None):
             raise ValueError(
                 "dev: give a file to evaluate on (--dev FILE), or split the training file (--split 0.1 or --folds 5)"
@@ -150,7 +150,7 @@ class FinetuneData(Settings):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         task = getattr(recipe, "task", None)
         entries = task if isinstance(task, tuple) else (task,)
-        if all(isinstance(entry, OwnTask) and entry.dev_task is None for entry in entries):
+        if all(isinstance(entry, CustomTask) and entry.dev_task is None for entry in entries):
             yield UnreadKey("directory", "task names its own files")
         dev = {name for spec in (recipe.specs if task else ()) for name in spec.scored if name.startswith("dev")}
         if "train" in self.predict:
@@ -162,14 +162,14 @@ class FinetuneData(Settings):
             yield UnreadKey("train_examples", "the student is trained on transfer in place of the training examples")
 
 
-TaskEntry = str | OwnTask
+TaskEntry = str | CustomTask
 
 
 class FinetuneInputs(RecipeHeader):
     """The part of a recipe that names task, model and data."""
 
     kind: Literal["finetune"] = Field("finetune", description="The command that runs the recipe: `bertkit finetune`.")
-    task: str | OwnTask | tuple[str | OwnTask, ...] | None = Field(
+    task: str | CustomTask | tuple[str | CustomTask, ...] | None = Field(
         None,
         description="Name of a published task, or a task on your own data; a list: all of them with one shared"
         " encoder.",

@@ -40,7 +40,7 @@ def skipped_counts(splits: Mapping[str, Split]) -> dict[str, dict[str, int]]:
     return {name: dict(Counter(row.reason for row in split.skipped)) for name, split in splits.items() if split.skipped}
 
 
-def tell_labels(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
+def log_label_counts(name: str, counts: Mapping[str, Mapping[str, int]]) -> None:
     """Log the labels of each split, and warnings about them.
 
     Args:

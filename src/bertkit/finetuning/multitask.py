@@ -75,13 +75,13 @@ def save_joined(
     save_model(whole, tokenizer, directory)
     if not whole.named_companions():
         return
-    shared = whole.hub_form().to_hub({name: tensor.detach() for name, tensor in whole.own_state().items()}).keys()
+    shared = whole.hub_form().to_hub({name: tensor.detach() for name, tensor in whole.own_state_dict().items()}).keys()
     for name, model in models.items():
         own = directory / name
         own.mkdir()
         text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
         (own / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        state = {key: tensor.detach().cpu() for key, tensor in model.own_state().items()}
+        state = {key: tensor.detach().cpu() for key, tensor in model.own_state_dict().items()}
         tensors = model.hub_form().to_hub(state)
         head = {key: tensor.clone() for key, tensor in tensors.items() if key not in shared}
         write_safetensors(own / _OWN, head)

@@ -16,11 +16,11 @@ import numpy as np
 
 from bertkit.errors import DataError
 from bertkit.files import sha256_of, write_json
-from bertkit.finetuning.inputs import OwnTask, SplitSettings
+from bertkit.finetuning.inputs import CustomTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
-from bertkit.tasks.readers import Columns, TableReading, read_own, read_perhaps_labelled
+from bertkit.tasks.readers import Columns, TableReadOptions, read_own, read_perhaps_labelled
 from bertkit.tasks.splitting import folds, held_out
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ FROM_ONE_FILE = ("train", "dev")
 """The splits that are made from one file."""
 
 
-def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
+def read_own_split(task: CustomTask, split: str, file: Path) -> Split:
     """The examples of one split.
 
     Args:
@@ -57,7 +57,7 @@ def read_own_split(task: OwnTask, split: str, file: Path) -> Split:
 
 
 @lru_cache(maxsize=1)
-def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReading) -> Split:
+def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReadOptions) -> Split:
     """A file that is split; it is read once for train, dev and all folds."""
     return read_own(file, kind, columns, reading)
 
@@ -97,7 +97,7 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
 
 def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) -> None:
     """Write RUN/split/TASK.json, the ids of train and dev, if one file was split into them."""
-    if isinstance(task, OwnTask) and task.split is not None:
+    if isinstance(task, CustomTask) and task.split is not None:
         (run / SPLIT).mkdir(exist_ok=True)
         write_json(
             run / SPLIT / f"{name}.json", {part: [each.id for each in splits[part].examples] for part in FROM_ONE_FILE}
@@ -108,7 +108,7 @@ def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with the hash of each file that is split, which becomes part of its identity."""
 
     def hashed(entry: Any) -> Any:
-        if not isinstance(entry, OwnTask) or entry.split is None or entry.split.sha256 is not None:
+        if not isinstance(entry, CustomTask) or entry.split is None or entry.split.sha256 is not None:
             return entry
         return entry.model_copy(
             update={"split": entry.split.model_copy(update={"sha256": _hash_of(Path(entry.train))})}

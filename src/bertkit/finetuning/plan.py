@@ -22,8 +22,9 @@ from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import read_config
-from bertkit.recipe.hashing import named_and_hashed
-from bertkit.training.compiled_kernels import attends_by_kernel
+from bertkit.models.pruning import prune_heads
+from bertkit.recipe.hashing import name_and_hash
+from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, spared_flops, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import training_memory
@@ -82,7 +83,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
                 device=engine.device,
-                kernels=attends_by_kernel(recipe.engine, engine),
+                kernels=uses_attention_kernel(recipe.engine, engine),
                 **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
             )
             for part in parts
@@ -104,7 +105,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(planned)),
         optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
     )
-    document = named_and_hashed(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
+    document = name_and_hash(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
     prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
     counts = {
         f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
@@ -165,6 +166,8 @@ class _TaskCost:
             model = HeadedModel(
                 prepared.config.build(contents["vocab_size"]), [prepared.task.head], labels=prepared.task.labels
             )
+            if pruned := prepared.pruned:
+                prune_heads(model, pruned)
         features = prepared.train.features
         lengths = np.diff(features.starts_S1).astype(np.float64)
         sizes = {

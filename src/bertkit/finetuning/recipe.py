@@ -19,12 +19,12 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.causal import CausalFinetuning
-from bertkit.finetuning.inputs import FinetuneData, FinetuneInputs, OwnTask, TaskEntry
+from bertkit.finetuning.inputs import CustomTask, FinetuneData, FinetuneInputs, TaskEntry
 from bertkit.finetuning.methods import AnyMethod
 from bertkit.metrics import METRICS
 from bertkit.recipe.errors import validate
+from bertkit.recipe.key_aliases import OF_TASKS, expand_key_aliases
 from bertkit.recipe.resolve import Override, load_as, with_overrides
-from bertkit.recipe.short_keys import OF_TASKS, long_keys
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
@@ -136,7 +136,7 @@ class FinetuneRecipe(FinetuneInputs):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"task: {', '.join(twice)} occurs in the list more than once; name each task once")
-        if isinstance(self.task, tuple) and any(isinstance(each, OwnTask) and each.is_suite for each in self.task):
+        if isinstance(self.task, tuple) and any(isinstance(each, CustomTask) and each.is_suite for each in self.task):
             raise ValueError("task: folds work with one task, but this is a list; hold out a share, or name one fold")
         own = {_SECTIONS[spec.kind][0] for spec in self.specs}
         foreign = [name for name, _ in set(_SECTIONS.values()) if name not in own and getattr(self, name) is not None]
@@ -247,7 +247,7 @@ SEVERAL_TASKS = FinetuneDefaults(
 """Defaults for training several tasks together."""
 
 
-def own_spec(task: OwnTask) -> TaskSpec:
+def own_spec(task: CustomTask) -> TaskSpec:
     """A user's own data as a task."""
     name = task.name or _name_of(task)
     metrics = task.metrics or _OWN_METRICS[task.kind]
@@ -269,7 +269,7 @@ def own_spec(task: OwnTask) -> TaskSpec:
     )
 
 
-def _name_of(task: OwnTask) -> str:
+def _name_of(task: CustomTask) -> str:
     """A task's name from its file; `train` alone is not used, since it would look like the evaluated split."""
     words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
     rest = [word for word in words if word and word.lower() not in ("train", "training")]
@@ -277,7 +277,7 @@ def _name_of(task: OwnTask) -> str:
     return found[:LONGEST_NAME]
 
 
-def files_of(task: OwnTask) -> dict[str, str]:
+def files_of(task: CustomTask) -> dict[str, str]:
     """The file of each split."""
     files = {"train": task.train, "dev": task.train if task.dev is None else task.dev, "test": task.test}
     return {split: file for split, file in files.items() if file is not None}
@@ -285,7 +285,7 @@ def files_of(task: OwnTask) -> dict[str, str]:
 
 def _with_test(data: FinetuneData, task: TaskEntry | tuple[TaskEntry, ...] | None) -> FinetuneData:
     """The data settings with the test file among the predicted splits, if a user's own task names one."""
-    if not isinstance(task, OwnTask) or task.test is None or "test" in data.predict:
+    if not isinstance(task, CustomTask) or task.test is None or "test" in data.predict:
         return data
     return data.model_copy(update={"predict": (*data.predict, "test")})
 
@@ -296,7 +296,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> Finet
     Raises:
         UsageError: no such recipe, or errors in it (all of them at once).
     """
-    return load_as(FinetuneRecipe, name, long_keys(overrides, OF_TASKS))
+    return load_as(FinetuneRecipe, name, expand_key_aliases(overrides, OF_TASKS))
 
 
 def from_tree(tree: Located) -> FinetuneRecipe:
@@ -311,16 +311,16 @@ def from_tree(tree: Located) -> FinetuneRecipe:
 
 def changed(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """A copy with overrides; keys may be short ones."""
-    return with_overrides(recipe, long_keys(overrides, OF_TASKS)) if overrides else recipe
+    return with_overrides(recipe, expand_key_aliases(overrides, OF_TASKS)) if overrides else recipe
 
 
-def load_own_task(path: Path) -> OwnTask:
+def load_own_task(path: Path) -> CustomTask:
     """A user's own task from a YAML file, named after the file; its data files may be in the same folder.
 
     Raises:
         UsageError: no such file, or errors in it.
     """
-    task = load_as(OwnTask, str(path))
+    task = load_as(CustomTask, str(path))
     beside = {split: path.parent / file for split, file in files_of(task).items() if getattr(task, split) is not None}
     return task.model_copy(update={split: str(file) for split, file in beside.items() if file.exists()})
 

@@ -27,7 +27,7 @@ def repeated(train: Sequence[Any], examples: Sequence[Any]) -> int:
     return sum(content in found for content in contents)
 
 
-def tell_repeated(name: str, train: Split, others: Mapping[str, Split], *, is_own: bool) -> dict[str, int]:
+def log_repeated_examples(name: str, train: Split, others: Mapping[str, Split], *, is_own: bool) -> dict[str, int]:
     """Log, for each split, how many of its examples occur in train; returns the counts above 0.
 
     Args:

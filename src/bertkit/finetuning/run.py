@@ -39,6 +39,7 @@ from bertkit.training.run import (
     FinishedRun,
     OnStart,
     compare_ranks,
+    counts_of,
     deadline_after,
     finished_of,
     identity_of,
@@ -135,9 +136,11 @@ class _Runs:
         run = own_run(run)
 
         def trainer() -> Finetuner:
-            before = self.arguments.before(recipe)
-            start = None if before is None else self.finished(before, BEFORE, run).model
+            before, start = self.arguments.before(recipe), None
             if before is not None:
+                first = self.finished(before, BEFORE, run)
+                start = first.model
+                run.update(before={"run": str(first.path.resolve()), **counts_of(first.record)})
                 self.on_start(run)
             return self.arguments.trainer(recipe, self.data(recipe), run, start)
 

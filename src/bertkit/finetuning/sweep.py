@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.search import MOST_RUNS, settings_of
 from bertkit.finetuning.trainer import seed_summaries
-from bertkit.metrics import goodness
+from bertkit.metrics import signed_score
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 
@@ -83,7 +83,7 @@ def sweep_runs(
 def folds_of(recipe: FinetuneRecipe) -> list[int | None]:
     """The folds with one run each; [None] without cross-validation."""
     task = recipe.task
-    if not isinstance(task, OwnTask) or task.split is None or not task.split.is_suite:
+    if not isinstance(task, CustomTask) or task.split is None or not task.split.is_suite:
         return [None]
     return list(range(task.split.folds or 0))
 
@@ -169,4 +169,4 @@ def _seed_scores(results: Mapping[str, Any]) -> dict[str, dict[str, float | None
 
 def _mean(scores: Sequence[tuple[str, float | None]]) -> float:
     """The mean over tasks, given each one's primary metric and score; greater is better."""
-    return sum(goodness(name, score) for name, score in scores) / len(scores)
+    return sum(signed_score(name, score) for name, score in scores) / len(scores)

@@ -16,11 +16,11 @@ from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import calibration, split_report
-from bertkit.metrics.statistics import no_better_than_constant
+from bertkit.metrics.statistics import constant_baseline_warning
 from bertkit.models.conversion import with_more_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.products import products_by_torch
+from bertkit.models.matmul import use_torch_matmul
 from bertkit.progress import Progress
 from bertkit.tasks.base import Prediction, Scores
 from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD, TEMPERATURE, THRESHOLDS, Regression
@@ -65,7 +65,7 @@ class TaskTrainer:
         self.prefix = prefix
         engine = resolve_engine(recipe.engine, TASK_INTERVALS)
         data = TrainingData(self.task, prepared.train.features, engine, directory)
-        with products_by_torch(recipe.engine.kernels == "torch"):
+        with use_torch_matmul(recipe.engine.kernels == "torch"):
             self.model = recipe.method.prepare(self.new_model(seed), seed, data)
         for name, module in self.task.modules(self.model, seed).items():
             self.model.companions[name] = module
@@ -142,7 +142,7 @@ class TaskTrainer:
         examples = self.prepared.others[main].examples
         guesses, references = self.task.comparable(predictions[main], examples)
         baseline = self.task.constant_baseline(self.primary, predictions[main], examples)
-        reason = no_better_than_constant(guesses, references, scores[main][self.primary], baseline)
+        reason = constant_baseline_warning(guesses, references, scores[main][self.primary], baseline)
         return f"{self.name}: {reason}" if reason and self.prefix else reason
 
     def new_model(self, seed: int) -> HeadedModel:

@@ -33,7 +33,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
-from bertkit.metrics import goodness
+from bertkit.metrics import signed_score
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence_files import write_sentence_files
@@ -48,7 +48,7 @@ from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
 from bertkit.training.method import Full, layer_rates
 from bertkit.training.model_state import copy_weights
-from bertkit.training.placement import refused_optimizer
+from bertkit.training.placement import unshardable_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
@@ -254,7 +254,7 @@ class Finetuner(Trainer[TaskBatch]):
     def _score_of(self, evaluation: Evaluation) -> float:
         """The mean over tasks; greater is better."""
         pairs = zip(self.task_trainers, self._primaries(evaluation).values(), strict=True)
-        return sum(goodness(each.primary, score) for each, score in pairs) / len(self.task_trainers)
+        return sum(signed_score(each.primary, score) for each, score in pairs) / len(self.task_trainers)
 
     def best_evaluation(self) -> Evaluation:
         """The evaluation with the best score, the first if tied."""
@@ -366,16 +366,16 @@ class Finetuner(Trainer[TaskBatch]):
         state = checkpoint.state
         self.evaluations = list(state["evaluations"] if "evaluations" in state else state["looks"])
 
-    def cannot_share(self) -> str | None:
+    def multi_rank_obstacle(self) -> str | None:
         comparing = [each.name for each in self.task_trainers if each.task.reads_whole_batch]
         return f"the loss of {comparing[0]} compares all examples of a batch" if comparing else None
 
-    def cannot_shard(self) -> str | None:
+    def sharding_obstacle(self) -> str | None:
         method, optimizer = self.recipe.method, self.recipe.optimisation.optimizer
         if not isinstance(method, Full):
             return f"method.name {method.name} reads or changes whole weights outside of updates, unlike full"
         assert optimizer is not None
-        return refused_optimizer(optimizer)
+        return unshardable_optimizer(optimizer)
 
     def session(self) -> AbstractContextManager[None]:
         prepared = [task_trainer.prepared for task_trainer in self.task_trainers]

@@ -194,7 +194,7 @@ def mask_predict(filler: MaskFiller, texts: Sequence[TextWithMasks], *, rounds: 
     fillings = [Filling.of(text) for text in texts]
     for step in range(rounds):
         for each in fillings:
-            for position in masked_again(each, step, rounds):
+            for position in remasked_positions(each, step, rounds):
                 each.ids[position] = filler.mask_id
         places = _places(fillings, lambda each: [n for n in each.text.free if each.ids[n] == filler.mask_id])
         if not places:
@@ -205,7 +205,7 @@ def mask_predict(filler: MaskFiller, texts: Sequence[TextWithMasks], *, rounds: 
     return fillings
 
 
-def masked_again(filling: Filling, step: int, rounds: int) -> list[int]:
+def remasked_positions(filling: Filling, step: int, rounds: int) -> list[int]:
     """The positions that round t of T masks: floor(N (1 - t/T)) of the N, the least probable ones; none in the first
     round, in which all are masked already."""
     if step == 0:

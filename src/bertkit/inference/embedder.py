@@ -32,7 +32,7 @@ from bertkit.inference.independent_batches import (
     independent_batch,
     worker_count,
 )
-from bertkit.models.bf16 import keep_in_bf16, multiply_few_rows_at_once
+from bertkit.models.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.models.static import StaticEncoder
@@ -109,9 +109,9 @@ class Embedder:
         found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
         found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
         if engine.bf16:
-            keep_in_bf16(model)
+            cast_linears_to_bf16(model)
             if engine.device.type == "cpu":
-                multiply_few_rows_at_once(model, tokens=TOKEN_STEP, others=SEQUENCE_STEP)
+                use_fixed_row_blocks(model, tokens=TOKEN_STEP, others=SEQUENCE_STEP)
         found._loaded_by = partial(
             cls.load, directory.resolve(), engine, name=name, max_tokens=max_tokens, offline=offline
         )

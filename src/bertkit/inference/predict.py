@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json
 from bertkit.finetuning.data import build_task, has_head
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -35,7 +35,7 @@ from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.sentence import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
-from bertkit.tasks.base import Account, Prediction, Task
+from bertkit.tasks.base import EncodedTokenCounts, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
 from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID, TASK_HEAD, VectorClassification
 from bertkit.tasks.encoding import SequenceEncoder
@@ -232,14 +232,14 @@ class Predictor:
         label: str = "",
         *,
         with_candidates: bool = False,
-    ) -> tuple[list[Prediction], Account]:
+    ) -> tuple[list[Prediction], EncodedTokenCounts]:
         if not examples:
-            return [], Account(0, 0, 0)
+            return [], EncodedTokenCounts(0, 0, 0)
         return self._read(examples, progress, label, with_candidates=with_candidates)
 
     def _read(
         self, examples: Sequence[Example], progress: Progress, label: str, *, with_candidates: bool
-    ) -> tuple[list[Prediction], Account]:
+    ) -> tuple[list[Prediction], EncodedTokenCounts]:
         """The predictions of one or more examples; subclasses override it."""
         features = self.task.encode(examples, self.encoder)
         outputs = self.outputs(self.model, self.task, features, self.engine, progress=progress, label=label)
@@ -355,7 +355,7 @@ def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
 
 def columns_of(recipe: FinetuneRecipe) -> InputColumns:
     """The column names in the data of a recipe's task: the user's, GLUE's, or the Hub's."""
-    if isinstance(recipe.task, OwnTask):
+    if isinstance(recipe.task, CustomTask):
         own = recipe.task.columns
         own_pairs = () if own.text_pair is None else (own.text_pair,)
         return InputColumns(texts=(own.text,), text_pairs=own_pairs, endings=own.endings)
@@ -395,9 +395,9 @@ def _with_sigmoid(recipe: FinetuneRecipe, contents: Mapping[str, Any], directory
 
 def _recipe_from(what: TaskSpec | Kind, name: str) -> FinetuneRecipe:
     """A recipe of the task alone; no files are read."""
-    task: str | OwnTask
+    task: str | CustomTask
     if isinstance(what, TaskSpec):
         return resolved(FinetuneRecipe(name=what.name, task=what.name, model=name))
-    task = OwnTask(kind=what, train="", dev="")
+    task = CustomTask(kind=what, train="", dev="")
     recipe = resolved(FinetuneRecipe(name=what, task=task, model=name))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": None})})

@@ -20,7 +20,7 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
 from bertkit.tasks.readers.delimited import rows_of_lines
-from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import rows_or_bad
@@ -70,7 +70,7 @@ class InputColumns:
         return self.text_pair or next((each for each in (*self.text_pairs, last) if row.get(each) is not None), None)
 
 
-def check_there(path: Path) -> None:
+def require_input_file(path: Path) -> None:
     """Refuse a path that is not a file, before a model is loaded for it.
 
     Raises:
@@ -84,7 +84,7 @@ def check_there(path: Path) -> None:
         raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
 
 
-def stdin_lines(stream: BinaryIO, reading: TableReading | None = None) -> Lines:
+def stdin_lines(stream: BinaryIO, reading: TableReadOptions | None = None) -> Lines:
     """Lines of a pipe with their numbers from 1, each as soon as it arrives.
 
     Raises:
@@ -130,7 +130,7 @@ def form_of(path: Path | None, form: Form | None, kind: Kind) -> Form | None:
     return form
 
 
-def input_lines(path: Path | None, stream: BinaryIO, reading: TableReading | None = None) -> Lines:
+def input_lines(path: Path | None, stream: BinaryIO, reading: TableReadOptions | None = None) -> Lines:
     """The lines of a file, or of a pipe if there is no file, with their numbers.
 
     Raises:
@@ -138,8 +138,8 @@ def input_lines(path: Path | None, stream: BinaryIO, reading: TableReading | Non
     """
     if path is None:
         return stdin_lines(stream, reading)
-    check_there(path)
-    reading = reading or TableReading()
+    require_input_file(path)
+    reading = reading or TableReadOptions()
     return numbered_lines(path, reading.encoding, "surrogateescape" if reading.skip_bad_rows else "strict")
 
 
@@ -148,8 +148,8 @@ def open_input(
     stream: BinaryIO,
     form: Form | None,
     columns: InputColumns,
-    reading: TableReading | None = None,
-    left_out: LeftOut | None = None,
+    reading: TableReadOptions | None = None,
+    left_out: SkippedRows | None = None,
 ) -> Rows:
     """The rows of a file, or of a pipe if there is no file, each with its position; a blank line is None.
 
@@ -165,12 +165,12 @@ def open_input(
         UsageError: Parquet from a pipe.
         DataError: no such file; else see `rows_or_bad`: a fault is raised when its line is reached.
     """
-    reading, left_out = reading or TableReading(), left_out or LeftOut(skip_bad=False)
+    reading, left_out = reading or TableReadOptions(), left_out or SkippedRows(skip_bad=False)
     place = STDIN if path is None else str(path)
     if form == "parquet" and path is None:
         raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
     if path is not None:
-        check_there(path)
+        require_input_file(path)
         bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
         if form in ("csv", "tsv", "parquet") and form == _SUFFIXES.get(bare.suffix.lower()):
             return rows_or_bad(path, reading, left_out)
@@ -201,7 +201,7 @@ def _decoded(content: bytes, place: str) -> str:
         raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it to UTF-8") from fault
 
 
-def _guessed(first: str, columns: InputColumns, reading: TableReading) -> Form:
+def _guessed(first: str, columns: InputColumns, reading: TableReadOptions) -> Form:
     if first.lstrip().startswith("{"):
         return "jsonl"
     if columns.text is None and columns.text_pair is None and reading.delimiter is None:
@@ -209,7 +209,7 @@ def _guessed(first: str, columns: InputColumns, reading: TableReading) -> Form:
     return "tsv" if "\t" in first else "csv"
 
 
-def _objects(lines: Lines, place: str, left_out: LeftOut) -> Rows:
+def _objects(lines: Lines, place: str, left_out: SkippedRows) -> Rows:
     for number, line in lines:
         where = f"{place}, line {number}"
         try:
@@ -224,7 +224,7 @@ def examples_of(
     rows: Iterable[tuple[str, dict[str, Any] | None]],
     kind: Kind,
     columns: InputColumns,
-    left_out: LeftOut | None = None,
+    left_out: SkippedRows | None = None,
 ) -> Iterator[Example | RawText]:
     """The examples in rows; an empty text if there is nothing to read, as on a blank line or in a bad row.
 
@@ -242,7 +242,7 @@ def examples_of(
     Raises:
         DataError: a field is missing (similar names are given) or of the wrong type.
     """
-    left_out = left_out or LeftOut(skip_bad=False)
+    left_out = left_out or SkippedRows(skip_bad=False)
     makers: dict[str, Callable[..., Example | RawText | None]] = {
         "tagging": _tagged,
         "span": _asked,

@@ -31,7 +31,7 @@ from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.models.sentence import is_embedder, load_sentence_model
 from bertkit.progress import Progress
-from bertkit.tasks.base import Account, Prediction
+from bertkit.tasks.base import EncodedTokenCounts, Prediction
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
@@ -57,7 +57,9 @@ class ZeroShot(Predictor):
     template: str = _SLOT
 
     @abstractmethod
-    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+    def scores(
+        self, texts: Sequence[TextExample], progress: Progress, label: str
+    ) -> tuple[NDArray[Any], EncodedTokenCounts]:
         """(I, L); the prediction for a text is the label with the greatest score."""
 
     @property
@@ -67,7 +69,7 @@ class ZeroShot(Predictor):
 
     def _read(
         self, examples: Sequence[Any], progress: Progress, label: str, *, with_candidates: bool
-    ) -> tuple[list[Prediction], Account]:
+    ) -> tuple[list[Prediction], EncodedTokenCounts]:
         score_IL, account = self.scores(examples, progress, label)
         self._check_finite(score_IL, examples, range(len(examples)))
         return [
@@ -80,7 +82,9 @@ class ZeroShot(Predictor):
 class EntailedLabels(ZeroShot):
     """Labels chosen by a model of natural language inference."""
 
-    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+    def scores(
+        self, texts: Sequence[TextExample], progress: Progress, label: str
+    ) -> tuple[NDArray[Any], EncodedTokenCounts]:
         pairs = [TextExample(each.id, each.text, sentence) for each in texts for sentence in self.sentences]
         features = self.task.encode(pairs, self.encoder)
         outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
@@ -94,7 +98,9 @@ class EntailedLabels(ZeroShot):
 class NearestLabels(ZeroShot):
     """Labels chosen by the vectors of an embedder."""
 
-    def scores(self, texts: Sequence[TextExample], progress: Progress, label: str) -> tuple[NDArray[Any], Account]:
+    def scores(
+        self, texts: Sequence[TextExample], progress: Progress, label: str
+    ) -> tuple[NDArray[Any], EncodedTokenCounts]:
         found = [SentenceExample(each.id, (each.text,)) for each in texts]
         found += [SentenceExample(name, (sentence,)) for name, sentence in zip(self.names, self.sentences, strict=True)]
         features = self.task.encode(found, self.encoder)

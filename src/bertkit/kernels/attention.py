@@ -40,7 +40,7 @@ def can_attend(kernels: Kernels, query_TNH: Tensor, key_TNH: Tensor, value_TNH: 
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionRange:
     """Which keys a query attends to in its sequence, and how.
 
     Attributes:
@@ -74,7 +74,7 @@ def packed_attention(
     query_TNH: Tensor,
     key_TNH: Tensor,
     value_TNH: Tensor,
-    reach: Reach,
+    reach: AttentionRange,
     drop: Drop | None,
 ) -> Tensor:
     """Attention output of every query within its sequence, bfloat16, in the queries' shape; arithmetic is in float32.
@@ -82,7 +82,7 @@ def packed_attention(
     Args:
         query_TNH, key_TNH, value_TNH: bfloat16; see `can_attend`. With one query per sequence there are B queries.
         reach: which keys the queries attend to.
-        drop: dropout of the probabilities, for as many elements as `Reach.cells` returns; None: no dropout.
+        drop: dropout of the probabilities, for as many elements as `AttentionRange.cells` returns; None: no dropout.
     """
     result: Tensor = _PackedAttention.apply(query_TNH, key_TNH, value_TNH, reach, drop, kernels)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return result
@@ -95,7 +95,7 @@ class _PackedAttention(torch.autograd.Function):
         query_TNH: Tensor,
         key_TNH: Tensor,
         value_TNH: Tensor,
-        reach: Reach,
+        reach: AttentionRange,
         drop: Drop | None,
         kernels: Kernels,
     ) -> Tensor:
@@ -141,7 +141,7 @@ def _by_row(rows_TNH: Tensor) -> Tensor:
     return rows_TNH if steps[2] == 1 and steps[1] == rows_TNH.shape[2] and steps[0] % 2 == 0 else rows_TNH.contiguous()
 
 
-def _arguments(rows: list[Tensor], reach: Reach, drop: Drop | None) -> list[Tensor | int | float | None]:
+def _arguments(rows: list[Tensor], reach: AttentionRange, drop: Drop | None) -> list[Tensor | int | float | None]:
     """The arguments that both passes share."""
     _, heads, width = rows[0].shape
     starts_B = None if drop is None else reach.cells(heads)[0]

@@ -62,7 +62,7 @@ LOWER_IS_BETTER = frozenset({"mean_squared_error"})
 """Scores for which lower is better; for all others, higher is better."""
 
 
-def goodness(name: str, score: float | None) -> float:
+def signed_score(name: str, score: float | None) -> float:
     """A number by which the best score is the greatest: minus infinity if undefined, and minus the score if lower is
     better."""
     if score is None:
@@ -83,4 +83,4 @@ def find_metric(name: str) -> Metric:
     raise UsageError(f"unknown metric {name!r}; {hint}")
 
 
-__all__ = ["LOWER_IS_BETTER", "METRICS", "RESAMPLED", "Additive", "Metric", "Scores", "find_metric", "goodness"]
+__all__ = ["LOWER_IS_BETTER", "METRICS", "RESAMPLED", "Additive", "Metric", "Scores", "find_metric", "signed_score"]

@@ -233,14 +233,25 @@ class MultiLabelMicroF1(MultiLabel):
 
 
 class MultiLabelMacroF1(MultiLabel):
-    """The unweighted mean of the labels' F1; a label in `labels` that no example has counts as 0."""
+    """The unweighted mean of the labels' F1; a label in `labels` that no example has counts as 0.
+
+    The last C numbers of a row are ones for labels that occur in any example: a resample that lacks such a label
+    leaves it out, as MacroF1 does.
+    """
 
     name = "macro_f1"
 
+    def rows(self, predictions: LabelSets, references: LabelSets) -> Floats:
+        row_NK = super().rows(predictions, references)
+        _, predicted_NC, gold_NC = np.split(row_NK, 3, axis=1)
+        occurs_C = (predicted_NC + gold_NC).any(axis=0)
+        return np.concatenate([row_NK, np.broadcast_to(occurs_C, gold_NC.shape)], axis=1)
+
     def value(self, totals: Floats) -> Floats:
-        right_C, predicted_C, gold_C = np.split(totals, 3, axis=-1)
+        right_C, predicted_C, gold_C, occurs_C = np.split(totals, 4, axis=-1)
         f1_C = ratio(2 * right_C, predicted_C + gold_C)
-        return np.asarray(f1_C.mean(axis=-1) if f1_C.shape[-1] else np.zeros(f1_C.shape[:-1]))
+        counted_C = (predicted_C + gold_C > 0) | (occurs_C == 0)
+        return ratio(f1_C.sum(axis=-1), counted_C.sum(axis=-1).astype(float))
 
 
 class SubsetAccuracy(MeanOf):

@@ -91,7 +91,7 @@ class ConstantBaseline:
 NO_BETTER = "the model does no better than always predicting"
 
 
-def no_better_than_constant(
+def constant_baseline_warning(
     predictions: Sequence[Any], references: Sequence[Any], score: float | None, baseline: ConstantBaseline | None = None
 ) -> str | None:
     """A sentence that a model does no better than a constant prediction, and why; None if it does better.

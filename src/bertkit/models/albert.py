@@ -23,7 +23,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import Classifier, HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, to_hub_names
 

@@ -23,12 +23,12 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
-from bertkit.kernels.attention import Reach
+from bertkit.kernels.attention import AttentionRange
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn, dropout
-from bertkit.models.eager import eager, never_traced
+from bertkit.models.eager import eager, exclude_from_compile
 from bertkit.models.key_value_cache import CachedBias, through_cache
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.projection import Projection, project_at_once, project_to_columns
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_joined, attend_packed, has_kernels, in_compiled_kernel
@@ -184,7 +184,7 @@ def attend(
     )
 
 
-@never_traced
+@exclude_from_compile
 def _attend_in_rectangles(
     query_TNH: Tensor,
     key_TNH: Tensor,
@@ -353,9 +353,9 @@ def attend_from_one(
         dropout_rate: of the attention probabilities; 0 outside training.
     """
 
-    def reach() -> Reach:
+    def reach() -> AttentionRange:
         scale = query_BNH.shape[-1] ** -0.5
-        return Reach(sequences.cu_seqlens_B1, None, left=-1, right=-1, scale=scale, one_query=True)
+        return AttentionRange(sequences.cu_seqlens_B1, None, left=-1, right=-1, scale=scale, one_query=True)
 
     by_kernel_BNH = in_compiled_kernel((query_BNH, key_TNH, value_TNH), reach, dropout_rate)
     if by_kernel_BNH is not None:
@@ -416,7 +416,7 @@ class SelfAttention(nn.Module):
         """Multiply-adds for each token and each dimension, as with the rows of a table; 0 if there are none."""
         return 0
 
-    def keys_seen(self, length: float) -> float:
+    def keys_per_query(self, length: float) -> float:
         """Number of keys whose scores are computed per query in a sequence of this many tokens: by default all."""
         return length
 

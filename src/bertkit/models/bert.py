@@ -26,7 +26,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 from bertkit.models.word_embedding import WordEmbedding

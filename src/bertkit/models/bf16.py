@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertkit.models.products import is_plain_linear
+from bertkit.models.matmul import is_plain_linear
 from bertkit.models.word_embedding import is_plain_embedding
 
 
-def keep_in_bf16(model: nn.Module, *, words: bool = False) -> None:
+def cast_linears_to_bf16(model: nn.Module, *, words: bool = False) -> None:
     """Convert the weights of linear maps to bfloat16 once, as autocast would in every batch.
 
     Args:
@@ -33,7 +33,7 @@ _SUMMED_AT_ONCE = 384
 """Maps with up to this many inputs sum their products in one go for any number of rows."""
 
 
-def multiply_few_rows_at_once(model: nn.Module, *, tokens: int, others: int) -> None:
+def use_fixed_row_blocks(model: nn.Module, *, tokens: int, others: int) -> None:
     """On a CPU with tiles (AMX), make linear maps multiply a fixed number of rows at a time. oneDNN splits long sums
     there depending on the height of a product; with a fixed height, a row's bits do not depend on the number of rows.
 
@@ -64,7 +64,7 @@ class _FewRows:
 
 
 @contextlib.contextmanager
-def products_of_one_row(rows: int) -> Iterator[None]:
+def fast_single_row_matmul(rows: int) -> Iterator[None]:
     """On a CPU in bfloat16, multiply a single row with torch's own code, which reads weights twice as fast as oneDNN's.
 
     Measured on an AMD processor with AVX-512 BF16, torch 2.13: 9.5 ms for the 85M weights of GPT-2's layers, 18.8 ms

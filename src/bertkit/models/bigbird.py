@@ -29,7 +29,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
@@ -155,8 +155,8 @@ class BigBirdAttention(SelfAttention):
         self.pattern = BlockPattern(config.block_size, config.num_random_blocks, heads, layer)
         self.is_sparse = is_sparse
 
-    def keys_seen(self, length: float) -> float:
-        return self.pattern.keys_seen(length) if self.is_sparse else length
+    def keys_per_query(self, length: float) -> float:
+        return self.pattern.keys_per_query(length) if self.is_sparse else length
 
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope

@@ -35,7 +35,7 @@ from bertkit.errors import UsageError
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 

@@ -50,7 +50,7 @@ class BlockPattern:
         """Sequences of up to this many blocks use full attention, as in the released code."""
         return _ALWAYS + 2 * self.random
 
-    def keys_seen(self, length: float) -> float:
+    def keys_per_query(self, length: float) -> float:
         """Keys per query in a sequence of this many tokens, averaged over the queries."""
         if length <= self.whole_blocks * self.size:
             return length

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bertkit.errors import DataError
 from bertkit.models.int8 import QuantisedLinear, WeightCache, is_differentiated, quantise_rows
 from bertkit.models.layers import ACTIVATIONS, FeedForward
-from bertkit.models.products import linear
+from bertkit.models.matmul import linear
 from bertkit.models.projection import project_separately
 
 INPUT_RANGE = "input_range"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.text.tokenizer import Tokenizer
 
 BYTES = 256

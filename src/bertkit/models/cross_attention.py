@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from bertkit.data.batch import SourceTarget
 from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, scaled_scores, to_blocks
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
 

@@ -27,7 +27,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.models.word_embedding import WordEmbedding

@@ -19,7 +19,7 @@ from torch import Tensor
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import Bias, SelfAttention, attend
 from bertkit.models.dropout import Dropout
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
 Kind = Literal["c2p", "p2c"]

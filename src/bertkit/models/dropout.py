@@ -19,7 +19,7 @@ from torch.nn import functional
 from bertkit.kernels import ops
 from bertkit.kernels.loading import loaded_kernels
 from bertkit.kernels.ops import Drop
-from bertkit.models.eager import eager, never_traced
+from bertkit.models.eager import eager, exclude_from_compile
 
 _LEVELS = 1 << 16
 _LANES = 4
@@ -74,7 +74,7 @@ def dropout(hidden: Tensor, rate: float, *, training: bool) -> Tensor:
     return eager(_dropped)(hidden, rate)
 
 
-@never_traced
+@exclude_from_compile
 def _dropped(hidden: Tensor, rate: float) -> Tensor:
     return _Dropout.apply(hidden, drawn(hidden.numel(), rate))  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
 

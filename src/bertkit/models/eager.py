@@ -18,7 +18,7 @@ _marked: list[Callable[..., Any]] = []
 _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def never_traced(function: Function) -> Function:
+def exclude_from_compile(function: Function) -> Function:
     """Mark a function that compiled layers must call through `eager`."""
     _marked.append(function)
     return function
@@ -29,7 +29,7 @@ def eager(function: Function) -> Function:
     return _outside.get(function, function)  # type: ignore[return-value]  # a wrapper of the same signature
 
 
-def keep_out_of_graphs() -> None:
+def disable_compile() -> None:
     """Stop tracing marked functions from now on; call this before anything is compiled."""
     for function in _marked:
         if function not in _outside:

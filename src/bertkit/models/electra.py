@@ -24,7 +24,7 @@ from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, be
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import PostNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 

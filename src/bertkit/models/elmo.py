@@ -32,7 +32,7 @@ from bertkit.models.character_cnn import CharacterCnn, Highway, spelling
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.projected_lstm import FORGET, GATES, ProjectedLstm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection

@@ -34,7 +34,7 @@ from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection

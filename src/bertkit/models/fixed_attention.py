@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import Mix, SelfAttention, attend, from_blocks, to_blocks
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
 PATTERNS = 7

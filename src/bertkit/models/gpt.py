@@ -25,7 +25,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.heads import Classifier, HeadPlan
 from bertkit.models.layers import FeedForward, PostNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed

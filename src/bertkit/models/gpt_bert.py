@@ -34,7 +34,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weighted_sum import weighted_sum

@@ -94,13 +94,13 @@ class HeadedModel(nn.Module):
         own = {id(parameter) for key, parameter in self.named_parameters() if not key.startswith(_COMPANIONS)}
         return {key: each for key, each in self.companions[name].named_parameters() if id(each) not in own}
 
-    def own_state(self) -> dict[str, Tensor]:
+    def own_state_dict(self) -> dict[str, Tensor]:
         """The weights by name, without those that only companions have."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
         """Draw weights by the family's rules: those of the parameters named in `only`, or all if it is None."""
-        initialise(self, self.encoder.config, seed=seed, only=set(self.own_state()) if only is None else only)
+        initialise(self, self.encoder.config, seed=seed, only=set(self.own_state_dict()) if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
             self.initialise_companions(seed)

@@ -20,7 +20,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.dropout import Dropout
 from bertkit.models.gelu import gelu
 from bertkit.models.layers import ACTIVATIONS, Activation
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 
 Reads = Literal["vocabulary", "tokens", "sequences"]

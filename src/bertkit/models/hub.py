@@ -41,7 +41,7 @@ from bertkit.models.model_files import (
 )
 from bertkit.models.mosaicbert import HUB_MARK as MOSAICBERT_MARK
 from bertkit.models.mosaicbert import MosaicBertConfig
-from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_as_saved
+from bertkit.models.pruning import PRUNED_HEADS, pruned_to_hub, shrink_to_pruned_heads
 from bertkit.models.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
 from bertkit.models.static import StaticConfig
@@ -103,7 +103,7 @@ def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-    state = {name: tensor.detach().cpu() for name, tensor in model.own_state().items()}
+    state = {name: tensor.detach().cpu() for name, tensor in model.own_state_dict().items()}
     # Copies are cloned: safetensors refuses tensors that share memory.
     form = model.hub_form()
     tensors = {
@@ -220,7 +220,7 @@ def load_model(
     pad_id = contents.get("pad_token_id", config.default_pad_id)
     with torch.device("meta"):
         encoder = config.build(contents["vocab_size"], pad_id=config.default_pad_id if pad_id is None else pad_id)
-        shrink_as_saved(encoder, contents, source=str(directory / CONFIG_FILE))
+        shrink_to_pruned_heads(encoder, contents, source=str(directory / CONFIG_FILE))
         model = HeadedModel(encoder, heads, labels=labels or checkpoint_labels)
         if quantisation is not None:
             try:

@@ -4,7 +4,7 @@ There are two kinds:
 
 - `QuantisedLinear` quantises each row of its input between the row's minimum and maximum. The output of a text
   therefore does not depend on the other texts of its batch.
-- `StaticLinear` is symmetric, with thresholds found in training (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188;
+- `StaticQuantisedLinear` is symmetric, with thresholds found in training (Zafrir et al. 2019, Q8BERT, arXiv:1910.06188;
   compression/q8bert.py).
 
 Weights are symmetric in both: q = round(w L / threshold), L = 127. Sibling low_bit.py: weights of fewer bits, which are
@@ -36,7 +36,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.models.products import linear
+from bertkit.models.matmul import linear
 from bertkit.models.projection import project_separately
 
 TRAINING_REFUSED = (
@@ -97,12 +97,12 @@ class QuantisedModule(nn.Module, ABC):
         return self
 
 
-def levels_of(bits: int) -> int:
+def quant_max(bits: int) -> int:
     """L, the largest integer of a symmetric quantisation."""
     return int(2 ** (bits - 1) - 1)
 
 
-def round_to(values: Tensor, threshold: float | Tensor, levels: int) -> Tensor:
+def fake_quantize(values: Tensor, threshold: float | Tensor, levels: int) -> Tensor:
     """`values` rounded to the threshold's grid, as by quantising and dequantising them."""
     scale = levels / threshold
     return values.mul(scale).round_().clamp_(-levels, levels).div_(scale)
@@ -188,14 +188,14 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # its weight
         return row_product(input.float(), product, self.bias)
 
 
-class StaticLinear(QuantisedLinear):
+class StaticQuantisedLinear(QuantisedLinear):
     """A linear map whose input, and output if `requantised`, are quantised to `bits` bits with fixed thresholds."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool, scales: int, bits: int = 8, requantised: bool = False
     ) -> None:
         super().__init__(inputs, outputs, bias=bias, scales=scales)
-        self.levels = levels_of(bits)
+        self.levels = quant_max(bits)
         self.register_buffer(INPUT_THRESHOLD, torch.ones(()))
         self.register_buffer(OUTPUT_THRESHOLD, torch.ones(()) if requantised else None)
 
@@ -210,11 +210,11 @@ class StaticLinear(QuantisedLinear):
             scale = threshold / self.levels
             output: Tensor = product(input.float().clamp(-threshold, threshold), scale, zero=LEVELS + 1)
         else:
-            rounded = input + (round_to(input.detach(), threshold, self.levels) - input).detach()
+            rounded = input + (fake_quantize(input.detach(), threshold, self.levels) - input).detach()
             output = linear(rounded, self.weight, self.bias)
         if output_threshold is None:
             return output
-        return output + (round_to(output.detach(), output_threshold, self.levels) - output).detach()
+        return output + (fake_quantize(output.detach(), output_threshold, self.levels) - output).detach()
 
     def take(self, linear: nn.Linear) -> None:
         """Take over a map's weights, with the threshold or thresholds used in training."""

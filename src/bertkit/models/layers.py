@@ -22,7 +22,7 @@ from bertkit.kernels.loading import active
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout, drawn
 from bertkit.models.gelu import gelu, gelu_by_tanh
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
 Activation = Literal[

@@ -25,11 +25,11 @@ from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder
 from bertkit.models.layers import FeedForward, PostNorm
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
 from bertkit.models.weights import Names
-from bertkit.models.windows import GlobalTokens, attend_near, keys_in_window, recorded
+from bertkit.models.windows import GlobalTokens, keys_in_window, recorded, sliding_window_attention
 from bertkit.text.tokenizer import Tokenizer
 
 _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
@@ -87,7 +87,7 @@ class LongformerAttention(SelfAttention):
         self.key_global = Linear(width, width)
         self.value_global = Linear(width, width)
 
-    def keys_seen(self, length: float) -> float:
+    def keys_per_query(self, length: float) -> float:
         return keys_in_window(length, self.each_side)
 
     def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
@@ -96,7 +96,7 @@ class LongformerAttention(SelfAttention):
         rate = self.dropout_rate if self.training else 0.0
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            near_TNH = attend_near(
+            near_TNH = sliding_window_attention(
                 query_TNH,
                 key_TNH,
                 value_TNH,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.models.int8 import QuantisedModule, WeightCache, levels_of, round_to
-from bertkit.models.products import linear
+from bertkit.models.int8 import QuantisedModule, WeightCache, fake_quantize, quant_max
+from bertkit.models.matmul import linear
 
 _SMALLEST_STEP = 1e-30
 
@@ -91,7 +91,7 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = inputs, outputs
-        self.bits, self.levels = bits, levels_of(activation_bits)
+        self.bits, self.levels = bits, quant_max(activation_bits)
         self.register_buffer("weight_packed", torch.zeros(packed_bytes(outputs, inputs, bits), dtype=torch.uint8))
         self.register_buffer("weight_low", torch.zeros(groups))
         self.register_buffer("weight_step", torch.zeros(groups))
@@ -173,5 +173,5 @@ class LowBitLinear(QuantisedModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) to (..., F)."""
-        rounded = round_to(input.detach(), self.input_threshold, self.levels)
+        rounded = fake_quantize(input.detach(), self.input_threshold, self.levels)
         return linear(input + (rounded - input).detach(), self.weight, self.bias)

@@ -30,7 +30,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
 from bertkit.models.weights import Names

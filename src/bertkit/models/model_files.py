@@ -24,7 +24,7 @@ from torch import Tensor
 from bertkit.errors import DataError, first_line
 from bertkit.files import file_within, read_json, sha256_of
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
-from bertkit.models.near_models import close_names, looks_local, near_models, unfinished_run
+from bertkit.models.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
 from bertkit.stores.store import Store
 from bertkit.stores.url import StoreUrl, has_scheme
@@ -173,8 +173,8 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
             return directory
     if path.exists():
         raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
-    if looks_local(model):
-        raise DataError(f"{model}: does not exist; {near_models(path)}")
+    if is_local_name(model):
+        raise DataError(f"{model}: does not exist; {similar_models(path)}")
     name, named_revision = model_revision(model)
     try:
         directory = _fetched(name, revision or named_revision, offline=is_offline(offline))

@@ -26,12 +26,12 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
-from bertkit.models.windows import attend_near, keys_in_window
+from bertkit.models.windows import keys_in_window, sliding_window_attention
 from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
 
@@ -271,7 +271,7 @@ class ModernBertAttention(SelfAttention):
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
         self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
-    def keys_seen(self, length: float) -> float:
+    def keys_per_query(self, length: float) -> float:
         return length if self.each_side is None else keys_in_window(length, self.each_side)
 
     def turned(
@@ -290,7 +290,7 @@ class ModernBertAttention(SelfAttention):
             query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
             if self.each_side is None:
                 return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
-            return attend_near(
+            return sliding_window_attention(
                 query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
             )
 

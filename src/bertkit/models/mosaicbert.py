@@ -28,7 +28,7 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import HeadPlan, MaskedLMHead
 from bertkit.models.layers import ACTIVATIONS, PostNorm
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding

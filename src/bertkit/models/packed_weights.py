@@ -8,7 +8,7 @@ Measured on an AMD processor with AVX-512, torch 2.13, one thread, 31M weights (
 
 | rows | float32: torch's choice | oneDNN | packed | bfloat16: torch's choice | packed |
 |---|---|---|---|---|---|
-| 1 | 9.4 | 7.6 | 7.7 | 6.8 (3.2 by `products_of_one_row`) | 3.8 |
+| 1 | 9.4 | 7.6 | 7.7 | 6.8 (3.2 by `fast_single_row_matmul`) | 3.8 |
 | 2 | 18.5 | 9.8 | 10.0 | 6.8 | 4.8 |
 | 16 | 27.9 | 17.5 | 11.9 | 11.1 | 6.4 |
 
@@ -28,9 +28,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from bertkit.models.bf16 import products_of_one_row
+from bertkit.models.bf16 import fast_single_row_matmul
 from bertkit.models.headed import HeadedModel
-from bertkit.models.products import has_onednn, is_plain_linear
+from bertkit.models.matmul import has_onednn, is_plain_linear
 from bertkit.models.vocabulary import VocabularyHead
 
 WORTH_STEPS = 32
@@ -93,7 +93,7 @@ class StepProducts:
         """Within this context, linear maps and `logits` use the fastest known product for this many rows."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         if rows == 1 and dtype is torch.bfloat16:
-            with products_of_one_row(rows):
+            with fast_single_row_matmul(rows):
                 yield
             return
         products = self._products(rows, dtype)

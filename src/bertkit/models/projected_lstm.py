@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 
 GATES = 4
 FORGET = 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bertkit.kernels.attention import has_attention, joined_columns
 from bertkit.kernels.loading import loaded_kernels
-from bertkit.models.products import is_plain_linear, linear
+from bertkit.models.matmul import is_plain_linear, linear
 
 Projection = Callable[[Sequence[nn.Module], Tensor], Sequence[Tensor]]
 """Linear maps and the states that they all read, (T, D), to the output of each, (T, F)."""

@@ -38,6 +38,8 @@ PRUNED_HEADS = "pruned_heads"
 """The key of config.json, and the attribute of an attention with pruned heads."""
 HeadChoice = Mapping[int, Collection[int]]
 """Heads by layer, both counted from 0; heads have their numbers in the unpruned model."""
+HeadNumbers = Sequence[Sequence[int]]
+"""The heads that each layer has, by their numbers in the unpruned model, from 0."""
 
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 _OTHERWISE = "method.magnitude sets single weights of any family to 0"
@@ -77,6 +79,13 @@ def pruned_heads(encoder: Encoder) -> dict[int, tuple[int, ...]]:
     return {number: heads for number, heads in gone.items() if heads}
 
 
+def head_numbers(encoder: Encoder, *, layers: int, heads: int) -> HeadNumbers:
+    """The numbers of the heads of an encoder whose layers have equally many; `heads` is how many."""
+    gone = {number: set(pruned) for number, pruned in pruned_heads(encoder).items()}
+    every = {number: range(heads + len(gone.get(number, ()))) for number in range(layers)}
+    return [[head for head in every[number] if head not in gone.get(number, ())] for number in range(layers)]
+
+
 def require_equal_heads(encoder: Encoder) -> None:
     """Refuse an encoder of which some layers have lost more heads than others.
 
@@ -97,7 +106,23 @@ def pruned_to_hub(encoder: Encoder) -> dict[str, Any]:
     return {PRUNED_HEADS: gone} if gone else {}
 
 
-def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: str) -> None:
+def saved_heads(contents: Mapping[str, Any], *, source: str) -> dict[int, tuple[int, ...]]:
+    """The pruned heads by layer in the contents of config.json; empty if there are none.
+
+    Args:
+        contents: contents of config.json.
+        source: the file, for messages.
+
+    Raises:
+        DataError: the entry does not list heads by layer.
+    """
+    try:
+        return {int(layer): tuple(heads) for layer, heads in (contents.get(PRUNED_HEADS) or {}).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{source}: {PRUNED_HEADS}: {error}") from error
+
+
+def shrink_to_pruned_heads(encoder: Encoder, contents: Mapping[str, Any], *, source: str) -> None:
     """Give an encoder that has no weights yet the shapes for the pruned heads in config.json.
 
     Args:
@@ -108,12 +133,12 @@ def shrink_as_saved(encoder: Encoder, contents: Mapping[str, Any], *, source: st
     Raises:
         DataError: config.json names heads that the model does not have, or all heads of a layer.
     """
-    saved = contents.get(PRUNED_HEADS)
+    saved = saved_heads(contents, source=source)
     if not saved:
         return
     try:
-        _take_out(prunable_attentions(encoder), {int(layer): heads for layer, heads in saved.items()})
-    except (ValueError, TypeError, AttributeError, UsageError) as error:
+        _take_out(prunable_attentions(encoder), saved)
+    except (ValueError, TypeError, UsageError) as error:
         raise DataError(f"{source}: {PRUNED_HEADS}: {error}") from error
 
 
@@ -213,7 +238,7 @@ def sparsity(model: HeadedModel) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def smallest_to_zero(weight: Tensor, share: float) -> None:
+def zero_smallest_weights(weight: Tensor, share: float) -> None:
     """Set a matrix's smallest weights by absolute value to 0, in place: `share` of all, to the nearest weight.
 
     Weights that are already 0 count, so a larger share extends a smaller one.
@@ -226,7 +251,7 @@ def smallest_to_zero(weight: Tensor, share: float) -> None:
     weight.view(-1).index_fill_(0, torch.from_numpy(smallest).to(weight.device), 0.0)
 
 
-def cubic_share(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
+def cubic_sparsity(final: float, step: int, *, ramp_steps: int, every_steps: int = 1) -> float:
     """The share of zero weights after this many updates: s_f (1 - (1 - t / r)^3), Zhu and Gupta 2017, equation 1.
 
     Args:

@@ -37,11 +37,11 @@ from bertkit.models.int8 import (
     QuantisedEmbedding,
     QuantisedLinear,
     QuantisedModule,
-    StaticLinear,
+    StaticQuantisedLinear,
 )
 from bertkit.models.layers import FeedForward
 from bertkit.models.low_bit import LowBitLinear
-from bertkit.models.products import is_plain_linear
+from bertkit.models.matmul import is_plain_linear
 from bertkit.models.projection import Projection, project_separately
 from bertkit.models.weights import Names, to_hub_names
 from bertkit.models.word_embedding import is_plain_embedding
@@ -176,7 +176,7 @@ def restructure(model: nn.Module, tensors: Mapping[str, Tensor], names: Names, s
             return CalibratedLinear(*sizes, bias=part.bias is not None)
         if INPUT_THRESHOLD not in own:
             return QuantisedLinear(*sizes, bias=part.bias is not None, scales=scales)
-        return StaticLinear(
+        return StaticQuantisedLinear(
             *sizes, bias=part.bias is not None, scales=scales, bits=bits, requantised=OUTPUT_THRESHOLD in own
         )
 

@@ -23,9 +23,7 @@ _PRESENT, _SPECIAL, _MISSING = (-1, 0), (0, 1), (1, 1)
 other missing ones."""
 
 
-def with_missing_tokens(
-    batch: PackedBatch, index_M: Tensor, *, mask_id: int, special_ids: Sequence[int]
-) -> PackedBatch:
+def query_stream_batch(batch: PackedBatch, index_M: Tensor, *, mask_id: int, special_ids: Sequence[int]) -> PackedBatch:
     """The batch, set up for the query stream to predict the tokens `index_M`, (M,), in ascending order.
 
     These tokens and all masks are missing: no other token attends to them. `special_ids` are those of the special

@@ -24,7 +24,7 @@ from torch.nn import functional
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import from_blocks, to_blocks
 from bertkit.models.dropout import dropout
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
 _LONGEST_WAVE = 10_000.0
@@ -201,7 +201,7 @@ class DistanceAttention(nn.Module, ABC):
     def biases(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """r_w and r_r, (N, H) each."""
 
-    def keys_seen(self, length: float) -> float:
+    def keys_per_query(self, length: float) -> float:
         """As in `SelfAttention`."""
         return length
 

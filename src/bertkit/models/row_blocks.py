@@ -34,7 +34,7 @@ def whole_blocks(rows: int) -> int:
     return -(-rows // block) * block
 
 
-def goes_in_blocks(states: Tensor, weight_FD: Tensor) -> bool:
+def uses_row_blocks(states: Tensor, weight_FD: Tensor) -> bool:
     """Whether these are multiplied in blocks: in runs with compiled kernels in bfloat16, within the limits above."""
     kernels = loaded_kernels()
     return (
@@ -58,7 +58,7 @@ def linear_in_blocks(states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None
     return rows_RF
 
 
-def in_whole_blocks(rows_RD: Tensor, dtype: torch.dtype) -> Tensor:
+def pad_to_row_blocks(rows_RD: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows in this dtype, with zeros after the last one: (P, D)."""
     rows, padded = rows_RD.shape[0], whole_blocks(rows_RD.shape[0])
     if rows == padded:
@@ -72,7 +72,7 @@ def in_whole_blocks(rows_RD: Tensor, dtype: torch.dtype) -> Tensor:
 class _InBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states_RD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-        blocks_PD, narrow_FD = in_whole_blocks(states_RD, torch.bfloat16), weight_FD.to(torch.bfloat16)
+        blocks_PD, narrow_FD = pad_to_row_blocks(states_RD, torch.bfloat16), weight_FD.to(torch.bfloat16)
         ctx.save_for_backward(blocks_PD, narrow_FD)
         ctx.rows, ctx.states_type = states_RD.shape[0], states_RD.dtype
         narrow_F = None if bias_F is None else bias_F.to(torch.bfloat16)
@@ -84,7 +84,7 @@ class _InBlocks(torch.autograd.Function):
         (given_RF,) = gradients
         blocks_PD, narrow_FD = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        given_PF = in_whole_blocks(given_RF, torch.bfloat16)
+        given_PF = pad_to_row_blocks(given_RF, torch.bfloat16)
         states_grad = weight_grad = bias_grad = None
         if needs_states:
             states_grad = (given_PF @ narrow_FD)[: ctx.rows].to(ctx.states_type)

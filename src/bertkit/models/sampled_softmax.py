@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.models.products import linear
+from bertkit.models.matmul import linear
 from bertkit.models.vocabulary import VocabularyProjection
 
 

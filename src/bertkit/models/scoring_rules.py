@@ -164,7 +164,7 @@ class MaskedRule(ScoringRule):
         """Which tokens of each copy are masked to predict its token `token_R`, (R, N)."""
 
 
-class Original(MaskedRule):
+class SingleMaskRule(MaskedRule):
     """Salazar et al. 2020: only the token is masked."""
 
     name = "original"
@@ -174,7 +174,7 @@ class Original(MaskedRule):
         return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
 
 
-class MaskedNextTokenScoring(Original):
+class MaskedNextTokenScoring(SingleMaskRule):
     """Charpentier and Samuel 2024: only the token is masked, and it is predicted from the state before it.
 
     The BabyLM challenge evaluates GPT-BERT in this way as a masked model; the alternative is `encoder_left_to_right`.
@@ -185,7 +185,7 @@ class MaskedNextTokenScoring(Original):
     shifted = True
 
 
-class QueryStream(Original):
+class QueryStream(SingleMaskRule):
     """Yang et al. 2019, XLNet: only the token is missing, and the query stream predicts it from all others.
 
     XLNet is trained without masks: see models/query_stream.py. The special tokens follow the text, as in XLNet's
@@ -300,7 +300,7 @@ class Energy(ScoringRule):
 SCORING_RULES: dict[str, type[ScoringRule]] = {
     rule.name: rule
     for rule in (
-        *(Original, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight),
+        *(SingleMaskRule, WithinWordLeftToRight, LeftToRight, EncoderLeftToRight),
         *(MaskedNextTokenScoring, QueryStream, Energy),
     )
 }
@@ -356,7 +356,7 @@ def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRu
             f"{source} was trained only from left to right and cannot fill in masks; use one that was pretrained with"
             " masked_lm, or generate text with this one: bertkit generate --method sample, greedy or beam"
         )
-    for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else Original, QueryStream):
+    for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else SingleMaskRule, QueryStream):
         if rule.head in model.head_names:
             return rule
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"

@@ -24,8 +24,8 @@ from bertkit.errors import DataError
 from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.hub import load_model
+from bertkit.models.matmul import Linear
 from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
-from bertkit.models.products import Linear
 from bertkit.models.static import load_static
 
 SETTINGS_FILE = "sentence_bert_config.json"

@@ -36,7 +36,7 @@ from bertkit.models.encoder_decoder import (
 )
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import ACTIVATIONS, PreNorm
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
@@ -129,7 +129,9 @@ class T5Config(EncoderDecoderConfig):
         if self.tie_word_embeddings:
             return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: ScaledDecoder(), decoder="lm_head")}
         return {
-            SEQ2SEQ: HeadPlan(self.architecture, lambda shape: OwnWords(shape.width, shape.vocab_size), {"": "lm_head"})
+            SEQ2SEQ: HeadPlan(
+                self.architecture, lambda shape: UntiedVocabularyHead(shape.width, shape.vocab_size), {"": "lm_head"}
+            )
         }
 
     @classmethod
@@ -167,7 +169,7 @@ class ScaledDecoder(VocabularyHead):
         return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
 
 
-class OwnWords(VocabularyHead):
+class UntiedVocabularyHead(VocabularyHead):
     """An output projection with its own weights."""
 
     def __init__(self, width: int, vocab_size: int) -> None:

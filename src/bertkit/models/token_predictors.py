@@ -19,7 +19,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.query_stream import with_missing_tokens
+from bertkit.models.query_stream import query_stream_batch
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -126,7 +126,7 @@ class QueryStreamPredictor(TokenPredictor):
         self.special_ids = special_ids
 
     def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
-        return with_missing_tokens(
+        return query_stream_batch(
             super().batch(ids, index_M), index_M, mask_id=self.mask_id, special_ids=self.special_ids
         )
 

@@ -29,9 +29,9 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation
-from bertkit.models.memory import check_memory, layer_name, remembered
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import Pairs, PermutationOrder, SharedBiasAttention, pair_blocks, waves
+from bertkit.models.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding
 from bertkit.models.xlnet import DroppedFeedForward

@@ -37,7 +37,7 @@ from bertkit.models.encoder_decoder import (
 from bertkit.models.gpt import CausalSelfAttention
 from bertkit.models.key_value_cache import CachedSequences
 from bertkit.models.layers import Activation, PreNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.transformer import sinusoids
 from bertkit.models.weights import Names

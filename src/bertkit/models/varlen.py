@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
-from bertkit.kernels.attention import Reach, can_attend, packed_attention
+from bertkit.kernels.attention import AttentionRange, can_attend, packed_attention
 from bertkit.kernels.loading import active
 from bertkit.models.dropout import drawn
 
@@ -83,10 +83,10 @@ def attend_packed(
     """
     side = -1 if each_side is None else each_side
 
-    def reach() -> Reach:
+    def reach() -> AttentionRange:
         causal_B = None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8))
         factor = query_TNH.shape[-1] ** -0.5 if scale is None else scale
-        return Reach(sequences.cu_seqlens_B1, causal_B, left=side, right=0 if causal else side, scale=factor)
+        return AttentionRange(sequences.cu_seqlens_B1, causal_B, left=side, right=0 if causal else side, scale=factor)
 
     if obstacle is None:
         mixed_TNH = in_compiled_kernel((query_TNH, key_TNH, value_TNH), reach, dropout_rate)
@@ -106,7 +106,7 @@ def attend_packed(
     return packed_kernel(heads, sequences, window=(side, right), scale=scale, dropout_rate=dropout_rate)
 
 
-def in_compiled_kernel(heads: Heads, reach: Callable[[], Reach], dropout_rate: float) -> Tensor | None:
+def in_compiled_kernel(heads: Heads, reach: Callable[[], AttentionRange], dropout_rate: float) -> Tensor | None:
     """The attention output, in the queries' shape; None unless this run has the compiled kernel and it supports them.
 
     Args:
@@ -209,7 +209,7 @@ def _obstacle_of(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> str |
     return _looked_at(query_TNH.device).obstacle
 
 
-def look_at(device: torch.device) -> None:
+def detect_kernels(device: torch.device) -> None:
     """Find out which kernels a device can run; call it before their first use in a compiled graph."""
     if has_kernels(device):
         _gpus[device.index] = _Gpu(_obstacle_of_device(device.index), gpu_attention.is_available(device))
@@ -217,7 +217,7 @@ def look_at(device: torch.device) -> None:
 
 def _looked_at(device: torch.device) -> _Gpu:
     if device.index not in _gpus:
-        look_at(device)
+        detect_kernels(device)
     return _gpus[device.index]
 
 

@@ -21,7 +21,7 @@ from bertkit.models.encoder import TransformerConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HeadShape
 from bertkit.models.layers import PostNormLayer
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
-from bertkit.models.products import by_onednn, linear, states_gradient, weight_gradient
-from bertkit.models.row_blocks import in_whole_blocks
+from bertkit.models.matmul import linear, states_gradient, uses_onednn, weight_gradient
+from bertkit.models.row_blocks import pad_to_row_blocks
 
 LOGIT_BYTES = 2**25
 """Bytes of logits in memory at once. This is as much as the C library's allocator keeps for the next step: larger
@@ -350,8 +350,8 @@ class _Compared(_AgainstTeacher):
 def _for_onednn(states_mE: Tensor, weight_VE: Tensor) -> Tensor:
     """The states in whole blocks of rows, if oneDNN multiplies them: for some odd numbers of rows it takes up to twice
     as long, and it compiles a product for each new number."""
-    if by_onednn(states_mE, weight_VE) or active(states_mE) is not None:
-        return in_whole_blocks(states_mE, states_mE.dtype)
+    if uses_onednn(states_mE, weight_VE) or active(states_mE) is not None:
+        return pad_to_row_blocks(states_mE, states_mE.dtype)
     return states_mE
 
 

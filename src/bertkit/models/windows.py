@@ -25,7 +25,7 @@ from bertkit.models.attention import (
     scaled_scores,
     to_blocks,
 )
-from bertkit.models.eager import eager, never_traced
+from bertkit.models.eager import eager, exclude_from_compile
 from bertkit.models.key_value_cache import through_cache
 from bertkit.models.recorder import Scope
 from bertkit.models.varlen import attend_packed
@@ -101,7 +101,7 @@ def recorded(scope: Scope) -> bool:
     return scope.needs("hook_attn_scores") or scope.needs("hook_pattern") or scope.needs("hook_global_pattern")
 
 
-def attend_near(
+def sliding_window_attention(
     query_TNH: Tensor,
     key_TNH: Tensor,
     value_TNH: Tensor,
@@ -146,7 +146,7 @@ def attend_near(
     )
 
 
-@never_traced
+@exclude_from_compile
 def _attend_near_in_rectangles(
     query_TNH: Tensor,
     key_TNH: Tensor,
@@ -158,7 +158,7 @@ def _attend_near_in_rectangles(
     scope: Scope,
     tokens: GlobalTokens | None,
 ) -> Tensor:
-    """`attend_near` if neither a cache nor the kernel for packed sequences computes it."""
+    """`sliding_window_attention` if neither a cache nor the kernel for packed sequences computes it."""
     if recorded(scope):
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)

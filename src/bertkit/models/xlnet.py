@@ -28,7 +28,6 @@ from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
 from bertkit.models.layers import Activation, FeedForward
-from bertkit.models.memory import check_memory, layer_name, remembered
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import (
     Pairs,
@@ -37,6 +36,7 @@ from bertkit.models.relative_attention import (
     pair_blocks,
     waves,
 )
+from bertkit.models.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.models.word_embedding import WordEmbedding

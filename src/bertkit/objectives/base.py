@@ -119,7 +119,7 @@ class Objective(Settings, ABC):
         """Why it cannot be trained on these data or with this model: one sentence each, with key and remedy."""
         return []
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         """Why it cannot be combined with these objectives (including itself): one sentence each, with key and fix."""
         return []
 

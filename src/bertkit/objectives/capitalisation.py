@@ -54,7 +54,7 @@ class Capitalisation(TokenDetection):
         marked = data.reading.mark_capitals or data.is_tokenised
         return [] if marked else [f"objective.{self.term} needs the case of the text; {_REMEDY}"]
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         return [
             f"objective.{self.term} marks the words of the text, but objective.{each.term} moves them; leave one of"
             " the two out"

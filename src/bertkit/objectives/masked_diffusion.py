@@ -62,7 +62,7 @@ class MaskedDiffusion(TokenPrediction):
     def scoring_rule(self) -> str | None:
         return "original"
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         others = [each.term for each in objectives if each.term in ("masked_lm", "masked_next_token")]
         found = [f"objective.{self.term} and objective.{each} would mask the same tokens; use one" for each in others]
         leaders = [each for each in objectives if isinstance(each, CompanionObjective)]

@@ -37,7 +37,7 @@ class MaskedNextToken(MaskedLM):
     def scoring_rule(self) -> str | None:
         return self.term
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if any(objective.term == MaskedLM.term for objective in objectives):
             return [_BOTH_MASK]
         leaders = [each for each in objectives if isinstance(each, CompanionObjective)]

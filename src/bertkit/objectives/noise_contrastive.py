@@ -93,7 +93,7 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
             return [f"{at} ({self.generator_size:g}) gives no valid cloze model: {error}; use another size"]
         return []
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         at = f"objective.{self.term}"
         errors = []
         if not any(isinstance(each, TwoTowerCloze) for each in objectives):

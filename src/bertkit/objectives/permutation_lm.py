@@ -76,7 +76,7 @@ class PermutationLM(TokenPrediction):
                 ]
         return []
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         others = [each.term for each in objectives if each.term != self.term and each.states != "sequences"]
         return [
             f"objective.{other} needs ordinary token states, but objective.{self.term} computes states of its query"

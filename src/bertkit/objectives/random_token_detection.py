@@ -47,7 +47,7 @@ class RandomTokenDetection(TokenDetection):
         """ELECTRA's head: the model can be loaded as an ELECTRA discriminator."""
         return ("replaced_token",)
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         errors = [
             f"objective.{self.term} and objective.{each.term} would train one head on different tokens; leave one of"
             " them out"

@@ -95,7 +95,7 @@ class ReplacedToken(CompanionObjective, TokenDetection):
             ]
         return []
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         masked_lm = next((objective for objective in objectives if isinstance(objective, MaskedLM)), None)
         if masked_lm is None:
             return [_NEEDS_MASKED_LM]

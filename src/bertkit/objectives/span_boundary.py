@@ -51,7 +51,7 @@ class SpanBoundary(Objective):
     states: ClassVar[States] = "targets"
     rank: ClassVar[int] = MaskedLM.rank + 1
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
             return []
         return [

@@ -41,7 +41,7 @@ class TokenDocument(TokenDetection):
     def draws(self) -> bool:
         return False
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         return [
             f"objective.{self.term} marks the tokens of the text, but objective.{each.term} moves them; leave one of"
             " the two out"

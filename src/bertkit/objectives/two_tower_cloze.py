@@ -37,7 +37,7 @@ class TwoTowerCloze(TokenPrediction):
     def draws(self) -> bool:
         return False
 
-    def errors_beside(self, objectives: Sequence[Objective]) -> list[str]:
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if any(isinstance(each, CompanionObjective) and each.companion == COMPANION for each in objectives):
             return []
         return [

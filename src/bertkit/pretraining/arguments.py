@@ -33,8 +33,8 @@ from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
 from bertkit.pretraining.stages import parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
+from bertkit.recipe.key_aliases import OF_TEXT, expand_key_aliases
 from bertkit.recipe.resolve import Override, load_as, overrides_of, resolve_recipe, with_overrides
-from bertkit.recipe.short_keys import OF_TEXT, long_keys
 from bertkit.recipe.tree import Located
 from bertkit.recipe.unread import Part
 from bertkit.run.directory import RECIPE, RunDirectory
@@ -72,7 +72,7 @@ class PretrainArguments(RunArguments[Recipe]):
     kind: ClassVar[str] = "pretrain"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overrides", long_keys(self.overrides, OF_TEXT))
+        object.__setattr__(self, "overrides", expand_key_aliases(self.overrides, OF_TEXT))
 
     @property
     def named(self) -> str:
@@ -97,7 +97,7 @@ class PretrainArguments(RunArguments[Recipe]):
         name = self.named
         # The command line takes precedence over the settings of the initial model.
         recipe = load_recipe(
-            name, [*starting_from(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
+            name, [*init_overrides(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
         )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
@@ -110,7 +110,7 @@ class PretrainArguments(RunArguments[Recipe]):
         if (path := recipe.tokenizer.path) is not None and (place := Path(path).expanduser()).exists():
             recipe = with_overrides(recipe, [Override("tokenizer.path", str(place.absolute()))])
         recipe = with_overrides(recipe, _full_paths(recipe))
-        recipe = with_longest(recipe, self.overrides)
+        recipe = with_max_length(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         recipe = completed(recipe, self.max_steps)
         stages = stages_of(recipe)
@@ -157,7 +157,7 @@ class PretrainArguments(RunArguments[Recipe]):
         return with_file_hashes(load_as(self.schema, str(run.path / RECIPE)))
 
     def changed(self, recorded: Recipe) -> Recipe:
-        wanted = with_longest(with_overrides(recorded, list(self.overrides)), self.overrides)
+        wanted = with_max_length(with_overrides(recorded, list(self.overrides)), self.overrides)
         wanted = shortened(wanted, self.max_steps)
         return with_file_hashes(wanted, recompute=True)
 
@@ -198,7 +198,7 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     return shortened(recipe, steps)
 
 
-def as_begun(recipe: Recipe, run: RunDirectory) -> Recipe:
+def with_recorded_held_out(recipe: Recipe, run: RunDirectory) -> Recipe:
     """The recipe of a run with the held-out text it started with; early versions counted only documents."""
     if not run.record["steps"]:
         return recipe
@@ -213,7 +213,7 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     return recipe
 
 
-def with_longest(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
+def with_max_length(recipe: AnyRecipe, overrides: Sequence[Override]) -> AnyRecipe:
     """The recipe with all stages limited to the sequence length of the command line (`--max-length`)."""
     longest, key = recipe.data.sequence_length, OF_TEXT["max_length"]
     stages = [stage.model_dump(mode="json") for stage in recipe.optimisation.stages]
@@ -313,7 +313,7 @@ class _ModelNoun(Settings):
     model: AnyEncoderConfig
 
 
-def starting_from(arguments: PretrainArguments) -> list[Override]:
+def init_overrides(arguments: PretrainArguments) -> list[Override]:
     """Overrides that make a recipe start from the model of `--init`: its sizes and its tokenizer.
 
     The recipe's tokenizer is kept if the command line changes it, or if a recipe with `init: '?'` has one; the model

@@ -140,7 +140,7 @@ class HeldOut:
     ) -> dict[str, Any]:
         """Loss, and per term: loss, accuracy and the objective's other metrics, with perplexities where defined."""
         batches = counted(self.batches, progress, "held-out text", unit="batches")
-        with terms.from_the_beginning():
+        with terms.without_carried_state():
             totals = evaluate(model, terms, batches, engine)
         figures: dict[str, Any] = {"loss": terms.total(totals)}
         for term, total in totals.items():

@@ -45,7 +45,7 @@ class ObjectiveTerms(LossTerms[PackedBatch]):
         return {objective.term: outputs[objective.term].loss(objective) for objective in self.objectives}
 
     @contextmanager
-    def from_the_beginning(self) -> Iterator[None]:
+    def without_carried_state(self) -> Iterator[None]:
         """A context for reading other texts from their beginnings; the carried state is restored afterwards."""
         kept, self.carried = self.carried, CarriedState()
         try:

@@ -22,18 +22,18 @@ from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stages import Stage, cannot_share, stages_of
-from bertkit.recipe.hashing import named_and_hashed
+from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
+from bertkit.recipe.hashing import name_and_hash
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
-from bertkit.training.compiled_kernels import attends_by_kernel
+from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
 from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
-from bertkit.training.placement import not_shared
+from bertkit.training.placement import multi_rank_error
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
@@ -70,8 +70,8 @@ def pretraining_plan(
     else:
         vocabulary = PlannedVocabulary(vocab_size)
     stages = stages_of(recipe)
-    if recipe.engine.ranks > 1 and (reason := cannot_share(stages)) is not None:
-        raise not_shared(recipe.engine.ranks, reason)
+    if recipe.engine.ranks > 1 and (reason := multi_rank_obstacle(stages)) is not None:
+        raise multi_rank_error(recipe.engine.ranks, reason)
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, vocabulary.size)
@@ -105,7 +105,7 @@ def pretraining_plan(
         text_bytes=text_bytes,
         optimizer_flops=steps * optimizer_flops,
     )
-    document = named_and_hashed(recipe) | plan_document(engine, cost, vocabulary=vocabulary, teacher=teacher)
+    document = name_and_hash(recipe) | plan_document(engine, cost, vocabulary=vocabulary, teacher=teacher)
     if text_tokens:
         document["text_passes"] = tokens / text_tokens
     return document | ({"steps_estimated": True} if steps_estimated else {})
@@ -136,7 +136,7 @@ def _stretches_of(
             bf16=engine.bf16,
             recomputed=engine.activation_checkpointing,
             device=engine.device,
-            kernels=attends_by_kernel(recipe.engine, engine),
+            kernels=uses_attention_kernel(recipe.engine, engine),
             state_bytes=recipe.optimisation.optimizer.state_bytes,
         )
         yield _Stretch(end - first, sequences * text_length, step), terms

@@ -184,7 +184,7 @@ class Recipe(RecipeHeader):
             errors.append("optimisation.tuned_width needs random initial weights, not init's; leave one of them out")
         errors += self.data.layout.errors(self.data, self.optimisation)
         for objective in self.objectives:
-            errors += objective.errors(self.data, self.model) + objective.errors_beside(self.objectives)
+            errors += objective.errors(self.data, self.model) + objective.combination_errors(self.objectives)
         if not any(objective.weight for objective in self.objectives):
             errors.append("objective: all weights are 0; give one of them a weight above 0")
         if errors:

@@ -14,10 +14,17 @@ from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import MANIFEST, TokenShards
 from bertkit.data.stored_shards import shards_directory
 from bertkit.files import sha256_of
-from bertkit.pretraining.arguments import PretrainArguments, as_begun
+from bertkit.pretraining.arguments import PretrainArguments, with_recorded_held_out
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.trainer import Pretrainer
-from bertkit.pretraining.words import WORDS, check_countable, check_words, count_words, needs_words, tell_other_files
+from bertkit.pretraining.words import (
+    WORDS,
+    check_countable,
+    check_words,
+    count_words,
+    needs_words,
+    warn_of_unexpected_files,
+)
 from bertkit.progress import Progress
 from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
@@ -57,7 +64,7 @@ def run_pretraining(
         StoppedError, DivergedError: see `Trainer.train`.
     """
     run = None if arguments.resume is None else run_of(arguments)
-    recipe = arguments.new_recipe() if run is None else as_begun(resumed_recipe(arguments, run), run)
+    recipe = arguments.new_recipe() if run is None else with_recorded_held_out(resumed_recipe(arguments, run), run)
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     require_ranks(recipe)
@@ -151,5 +158,5 @@ def _words_of(recipe: Recipe, opened: Callable[[], Corpus], progress: Progress) 
     if data.is_tokenised or not (counts or expected):
         return None
     corpus = opened()
-    tell_other_files(expected, corpus, sources=data.sources, name=recipe.name)
+    warn_of_unexpected_files(expected, corpus, sources=data.sources, name=recipe.name)
     return count_words(corpus, progress) if counts else None

@@ -20,7 +20,7 @@ from bertkit.data.samples import Integers, Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
-from bertkit.pretraining.arguments import PretrainArguments, as_begun, fitted
+from bertkit.pretraining.arguments import PretrainArguments, fitted, with_recorded_held_out
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.pretraining.stage_run import StageRun
@@ -117,7 +117,7 @@ def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[
         recipe = request.new_recipe()
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
-    recipe = as_begun(_recipe_on_text(run), run)
+    recipe = with_recorded_held_out(_recipe_on_text(run), run)
     shards = Path(str(run.record.get("shards", "")))
     if shards.is_dir():
         return recipe, TokenShards.open(shards)

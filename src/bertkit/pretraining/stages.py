@@ -124,7 +124,7 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
 
 
-def cannot_share(stages: Sequence[Stage]) -> str | None:
+def multi_rank_obstacle(stages: Sequence[Stage]) -> str | None:
     """Why several ranks cannot share the updates of these stages; None if they can."""
     for stage in stages:
         if isinstance(layout := stage.recipe.data.layout, LaneLayout):

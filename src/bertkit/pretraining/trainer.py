@@ -38,18 +38,18 @@ from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.rates import stage_rates, width_transfer
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun, check_epochs
-from bertkit.pretraining.stages import cannot_share, stages_of
+from bertkit.pretraining.stages import multi_rank_obstacle, stages_of
 from bertkit.pretraining.translated import held_out_translations
-from bertkit.pretraining.words import FOLDER, WORDS, WordsRead, kept_document, mark_name
+from bertkit.pretraining.words import FOLDER, WORDS, WordsRead, kept_document, milestone_name
 from bertkit.progress import Progress
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
-from bertkit.run.figures import draw_curves
+from bertkit.run.plots import draw_curves
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
 from bertkit.training.out_of_memory import MicroBatchMemoryError
-from bertkit.training.placement import refused_optimizer
+from bertkit.training.placement import unshardable_optimizer
 from bertkit.training.rates import ParameterRates
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer import Trainer
@@ -102,15 +102,15 @@ class Pretrainer(Trainer[PackedBatch]):
         self._set_rates(self.current)
         self._last_evaluation: tuple[int, dict[str, Any]] = (-1, {})
 
-    def cannot_share(self) -> str | None:
-        return cannot_share([stage_run.stage for stage_run in self.stages])
+    def multi_rank_obstacle(self) -> str | None:
+        return multi_rank_obstacle([stage_run.stage for stage_run in self.stages])
 
-    def cannot_shard(self) -> str | None:
+    def sharding_obstacle(self) -> str | None:
         if len({stage_run.stage.recipe.model for stage_run in self.stages}) > 1:
             return "optimisation.stages: the model grows, which needs unsharded weights"
         if any(takes_over(stage_run.objectives) for stage_run in self.stages):
             return "optimisation.stages: the model takes over its generator's weights, which needs them unsharded"
-        return refused_optimizer(self.recipe.optimisation.optimizer)
+        return unshardable_optimizer(self.recipe.optimisation.optimizer)
 
     def check_data(self) -> None:
         for stage_run in self.stages:
@@ -284,7 +284,7 @@ class Pretrainer(Trainer[PackedBatch]):
     def _keep_model(self, marks: Sequence[int]) -> None:
         """Save the current model, once for each word mark."""
         for words in marks if self.ranks.is_first else ():
-            directory = self.run.path / FOLDER / mark_name(words)
+            directory = self.run.path / FOLDER / milestone_name(words)
             directory.parent.mkdir(exist_ok=True)
             write_whole(directory, partial(save_model, self.model, self.tokenizer))
             log.info("step %d: the model after %s words is saved in %s", self.step, f"{words:,}", directory)

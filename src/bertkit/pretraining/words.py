@@ -80,7 +80,7 @@ def check_countable(data: DataConfig, engine: EngineConfig) -> None:
         )
 
 
-def tell_other_files(expected: Sequence[str], corpus: Corpus, *, sources: Sequence[str], name: str) -> None:
+def warn_of_unexpected_files(expected: Sequence[str], corpus: Corpus, *, sources: Sequence[str], name: str) -> None:
     """Warn of files that a recipe does not expect, and of missing ones.
 
     Args:
@@ -153,7 +153,7 @@ class WordsRead:
         return {mark: min(step, self.steps) for mark, step in found.items() if CLOSE * mark <= self.before(self.steps)}
 
 
-def mark_name(words: int) -> str:
+def milestone_name(words: int) -> str:
     """The directory name of a saved model: 3M, 250k or 1234 words."""
     for size, letter in ((1_000_000, "M"), (1_000, "k")):
         if words >= size and words % size == 0:
@@ -161,8 +161,8 @@ def mark_name(words: int) -> str:
     return str(words)
 
 
-def words_of_mark(name: str) -> int | None:
-    """The inverse of `mark_name`; None for any other name."""
+def words_of_milestone(name: str) -> int | None:
+    """The inverse of `milestone_name`; None for any other name."""
     number, size = (name[:-1], {"M": 1_000_000, "k": 1_000}[name[-1]]) if name[-1:] in ("M", "k") else (name, 1)
     return int(number) * size if number.isascii() and number.isdigit() else None
 
@@ -171,7 +171,7 @@ def kept_document(read: WordsRead, marks: Sequence[int]) -> dict[str, Any]:
     """The words in results.json: those of the text, those read, and the saved models."""
     steps = read.steps_of(marks)
     models = [
-        {"words": mark, "read": read.before(step), "step": step, "directory": f"{FOLDER}/{mark_name(mark)}"}
+        {"words": mark, "read": read.before(step), "step": step, "directory": f"{FOLDER}/{milestone_name(mark)}"}
         for mark, step in steps.items()
     ]
     not_reached = [mark for mark in marks if mark not in steps]

@@ -20,7 +20,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import point_shapes
-from bertkit.probing.run import ProbeRequest
+from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.state_store import StateStore, collect_states
 
@@ -114,7 +114,7 @@ def width_of(model: HeadedModel, points: Sequence[str]) -> int:
 
 
 def kept_states(
-    request: ProbeRequest,
+    request: ProbeArguments,
     subject: LoadedModel,
     sentences: Sequence[EncodedSentence],
     points: Sequence[str],

@@ -15,7 +15,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import recordable_points
-from bertkit.probing.run import ProbeRequest, ProbeResult
+from bertkit.probing.run import ProbeArguments, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 
 SYMBOLS = {
@@ -32,7 +32,7 @@ SYMBOLS = {
 _LENGTHS = ((5, 3, 2), (7, 4, 4, 2))
 
 
-def list_points(request: ProbeRequest, sentence: str) -> ProbeResult:
+def list_points(request: ProbeArguments, sentence: str) -> ProbeResult:
     """The hook points of a model in forward order, with their sizes for one sentence.
 
     Raises:

@@ -74,7 +74,7 @@ class Report:
 
     def write(self, directory: Path) -> None:
         """Write everything but results.json."""
-        from bertkit.evaluation.figures import save
+        from bertkit.evaluation.plots import save
 
         for finding in self.findings:
             if finding.table:

@@ -31,7 +31,7 @@ from bertkit.tasks.readers.common import Notes
 
 
 @dataclass(frozen=True)
-class ProbeRequest(MeasurementArguments):
+class ProbeArguments(MeasurementArguments):
     """Models and data of a probe, and where it runs.
 
     Attributes:
@@ -99,7 +99,7 @@ class ProbeResult:
 
 
 def run_probe(
-    request: ProbeRequest,
+    request: ProbeArguments,
     settings: ProbeSettings,
     subjects: Sequence[LoadedModel],
     measure: Callable[[], Report],

@@ -28,25 +28,25 @@ ABSENT = _Absent()
 """Placeholder for a key that only one of two recipes has."""
 
 
-def deciding_half(recipe: BaseModel) -> dict[str, Any]:
+def hashed_settings(recipe: BaseModel) -> dict[str, Any]:
     """The settings that determine the result, as JSON data."""
     return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in NOT_DECIDING}
 
 
 def what_hash(recipe: BaseModel) -> str:
-    """SHA-256 in hexadecimal of the canonical JSON (sorted keys, no blanks) of `deciding_half`."""
-    canonical = json.dumps(deciding_half(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """SHA-256 in hexadecimal of the canonical JSON (sorted keys, no blanks) of `hashed_settings`."""
+    canonical = json.dumps(hashed_settings(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def named_and_hashed(recipe: RecipeHeader) -> dict[str, str]:
+def name_and_hash(recipe: RecipeHeader) -> dict[str, str]:
     """The recipe's name and hash, for the document of `--plan`."""
     return {"recipe": recipe.name, "what_hash": what_hash(recipe)}
 
 
 def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, Any]]:
-    """The dotted keys of `deciding_half` that differ, with the first's and the second's value (or ABSENT)."""
-    a, b = deciding_half(first), deciding_half(second)
+    """The dotted keys of `hashed_settings` that differ, with the first's and the second's value (or ABSENT)."""
+    a, b = hashed_settings(first), hashed_settings(second)
     # If only the order of named items differs, the flat forms are equal but the top-level values are not.
     return _unequal(_flat(a), _flat(b)) or _unequal(a, b)
 

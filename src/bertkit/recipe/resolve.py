@@ -23,7 +23,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import open_regular
 from bertkit.recipe.errors import validate
 from bertkit.recipe.find import SUFFIXES, find_recipe, recipe_names, shipped_directory
-from bertkit.recipe.renamed import is_bare_schedule, new_key, schedule_of_name, with_new_keys
+from bertkit.recipe.old_keys import is_bare_schedule, new_key, schedule_of_name, upgrade_keys
 from bertkit.recipe.tree import MAX_CHARACTERS, VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -41,7 +41,7 @@ _OF_RECIPES = frozenset(
         *("objective", "optimisation", "engine", "task", "student", "teacher", "distillation", "method", "init"),
     }
 )
-"""Keys of which every recipe has at least one; renamed.py has the former ones."""
+"""Keys of which every recipe has at least one; old_keys.py has the former ones."""
 
 HEADER = ("name", "kind", "title", "paper", "arxiv")
 DEFAULT_KIND: Final = "pretrain"
@@ -250,13 +250,13 @@ def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
     own = dict(tree.value)
     base_name = own.pop("extends", None)
     if base_name is None:
-        return Located(with_new_keys(own), tree.place)
+        return Located(upgrade_keys(own), tree.place)
     if not isinstance(base_name.value, str):
         raise UsageError(f"{base_name.place}: extends: expected the name of one recipe, got {base_name.plain()!r}")
     base = _with_bases(find_recipe(base_name.value, path), (*chain, real))
     assert isinstance(base.value, dict)
     inherited = {key: value for key, value in base.value.items() if key != "name"}
-    return Located(_merged(inherited, with_new_keys(own, base)), tree.place)
+    return Located(_merged(inherited, upgrade_keys(own, base)), tree.place)
 
 
 def _merged(base: dict[str, Located], own: dict[str, Located]) -> dict[str, Located]:

@@ -15,7 +15,7 @@ import yaml
 
 from bertkit.files import read_json
 from bertkit.models.model_files import CONFIG_FILE
-from bertkit.models.near_models import looks_local
+from bertkit.models.similar_models import is_local_name
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECIPE
@@ -211,7 +211,7 @@ def _cell(text: str) -> str:
 
 
 def _is_path(text: str) -> bool:
-    return looks_local(text) or Path(text).expanduser().is_absolute()
+    return is_local_name(text) or Path(text).expanduser().is_absolute()
 
 
 def _without_paths(value: Any) -> Any:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from bertkit import __version__
-from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plain, svg_of
+from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain, svg_of
 from bertkit.report.gather import ReportedRun, different_settings
 
 _TEMPLATE = "page.html"

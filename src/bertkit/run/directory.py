@@ -245,7 +245,7 @@ class RunDirectory:
         """Record the hashes of the logs and metrics so far, for `runs verify`; called at each checkpoint."""
         self._seal.growing()
 
-    def growing_files_were_cut(self) -> None:
+    def reset_growing_seal(self) -> None:
         """Called after the run went back to an earlier checkpoint and dropped later lines."""
         self._seal.forget()
 

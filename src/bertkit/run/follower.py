@@ -21,7 +21,7 @@ from bertkit.run.metrics import METRICS_FILE
 _NOT_COPIED = {LOCK_FILE, METRICS_FILE, "log.txt"}
 
 
-class FollowedRun(RunDirectory):
+class ReadOnlyRun(RunDirectory):
     """The run that the first rank writes.
 
     Attributes:

@@ -24,7 +24,7 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import cache_directory, read_json, write_text
 from bertkit.json_input import parse_json
 from bertkit.progress import Progress, silent_progress
-from bertkit.ranks import Launch
+from bertkit.ranks import TorchrunEnvironment
 from bertkit.run import NEWEST
 from bertkit.run.checkpoint import LATEST, STATE, checkpoint_errors, checkpoint_name
 from bertkit.run.directory import RECORD
@@ -213,7 +213,7 @@ def _parsed(record: bytes, url: StoreUrl) -> dict[str, Any]:
     return value
 
 
-class RunPlace:
+class RunLocation:
     """Where a command's run is, given as URLs or paths; a context manager that is open while the command runs.
 
     Args:
@@ -248,7 +248,7 @@ class RunPlace:
         self._progress = progress
         self._upload: BackgroundUpload | None = None
         self._stored = source if run_dir is None else target  # a run resumed in place stays there
-        launch = Launch.of_environment()
+        launch = TorchrunEnvironment.of_environment()
         if launch is not None and launch.rank != 0:
             return  # the first rank fetches and uploads
         for stored in (source, target):

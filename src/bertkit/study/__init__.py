@@ -2,6 +2,6 @@
 
 A study file (settings.py, measure_settings.py) becomes a planned study (planned.py): all recipes are loaded
 (study_runs.py) and checked (check.py), and the budget is converted to steps (budget.py). run.py opens the run
-directory; work.py executes the runs, each of which workplace.py and measuring.py train and measure. results.py computes
-choices, spreads, differences and verdicts from the scores; report.py and figures.py present them.
+directory; runner.py executes the runs, each of which context.py and measurer.py train and measure. results.py computes
+choices, spreads, differences and verdicts from the scores; report.py and plots.py present them.
 """

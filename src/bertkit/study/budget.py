@@ -21,7 +21,7 @@ from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.recipe.hashing import deciding_half
+from bertkit.recipe.hashing import hashed_settings
 from bertkit.study.settings import Budget
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
@@ -47,7 +47,7 @@ class StepCost:
 
 def cost_key(recipe: Recipe) -> str:
     """A hash of everything that affects the cost of a step."""
-    half = deciding_half(recipe)
+    half = hashed_settings(recipe)
     optimisation = {key: value for key, value in half.pop("optimisation").items() if key not in _FREE}
     half.pop("seed")
     return hashlib.sha256(json.dumps([half, optimisation], sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,7 @@ from bertkit.errors import BertkitError, DataError, UsageError
 from bertkit.evaluation.blimp import chosen_paradigms
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.inputs import OwnTask
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import files_of
 from bertkit.models.scoring_rules import SCORING_RULES, MaskedNextTokenScoring, QueryStream
 from bertkit.objectives.base import CompanionObjective
@@ -24,7 +24,7 @@ from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.probing.layers.data import check_tasks, read_labelled
 from bertkit.probing.sentence_sources import existing
-from bertkit.recipe.hashing import deciding_half
+from bertkit.recipe.hashing import hashed_settings
 from bertkit.recipe.resolve import Override
 from bertkit.study.measure_settings import (
     BlimpMeasure,
@@ -56,7 +56,7 @@ def check_recipes(study: Study, recipes: dict[str, list[tuple[dict[str, Any], Re
     seen: dict[str, tuple[str, str]] = {}
     for arm, own in recipes.items():
         for setting, recipe in own:
-            key = json.dumps([deciding_half(recipe), study.arms[arm].budget_share], sort_keys=True)
+            key = json.dumps([hashed_settings(recipe), study.arms[arm].budget_share], sort_keys=True)
             if key not in seen:
                 seen[key] = (arm, shown_setting(setting).rstrip(", "))
                 continue
@@ -176,7 +176,7 @@ def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
     spec, task = recipe.specs[0], recipe.task
     if measure.metric is not None and measure.metric not in spec.metrics:
         raise UsageError(f"metric: {spec.name} has no metric {measure.metric!r}; there are: {', '.join(spec.metrics)}")
-    if isinstance(task, OwnTask):
+    if isinstance(task, CustomTask):
         missing: Sequence[str] = [file for file in files_of(task).values() if not Path(file).exists()]
         if missing:
             raise DataError(f"{missing[0]}: no such file")

@@ -1,7 +1,7 @@
 """Measures of a study: scores that are computed for each finished run, with their settings.
 
 Each kind calls the command of the same name. Relative paths start from the study's data folder (`--data-dir`). Sibling
-measuring.py computes the scores.
+measurer.py computes the scores.
 """
 
 from __future__ import annotations

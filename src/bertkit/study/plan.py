@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from bertkit.pretraining.plan import pretraining_plan
-from bertkit.recipe.hashing import named_and_hashed
+from bertkit.recipe.hashing import name_and_hash
 from bertkit.study.budget import StepCost
 from bertkit.study.planned import PlannedStudy
 
@@ -46,4 +46,4 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         }
     summed = ("runs", "steps", "tokens", "flops", "optimizer_flops", "seconds")
     totals = {key: sum(own[key] for own in arms.values()) for key in summed}
-    return {**named_and_hashed(study), **totals, "arms": arms}
+    return {**name_and_hash(study), **totals, "arms": arms}

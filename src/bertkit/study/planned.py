@@ -1,6 +1,6 @@
 """A study whose recipes are all loaded and checked: its runs, their steps, and the hashes of its inputs.
 
-Sibling work.py executes the runs.
+Sibling runner.py executes the runs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertkit.study.curves import mean_of
-from bertkit.study.figures import factor
+from bertkit.study.plots import factor
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import short_key, shown_setting
 

@@ -24,12 +24,12 @@ from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
 from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
-from bertkit.study.figures import draw_figures
+from bertkit.study.context import StudyContext
 from bertkit.study.planned import PlannedStudy
+from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
+from bertkit.study.runner import StudyRunner
 from bertkit.study.settings import KIND, Study, changed_study, load_study
-from bertkit.study.work import StudyWork
-from bertkit.study.workplace import Workplace
 from bertkit.training.run import (
     FinishedRun,
     OnStart,
@@ -130,7 +130,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         identity = identity_of(arguments, study, fingerprints)
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, fingerprints)
-    workplace = Workplace(
+    context = StudyContext(
         study,
         run.path,
         arguments.cache,
@@ -145,7 +145,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         run.write_environment()
         write_json(run.path / COSTS, costs)
         try:
-            results = StudyWork(planned, workplace, costs, progress, on_start).results()
+            results = StudyRunner(planned, context, costs, progress, on_start).results()
             write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
             raise StoppedError("interrupted", f"continue with `bertkit study --resume {run.path}`") from interrupt

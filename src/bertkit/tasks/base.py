@@ -39,7 +39,7 @@ Scores = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Account:
+class EncodedTokenCounts:
     """How many of the examples' tokens are in the sequences.
 
     Attributes:
@@ -128,7 +128,7 @@ class Features:
     starts_S1: NDArray[np.int64]
     example_starts_I1: NDArray[np.int64]
     origin_I: NDArray[np.int64]
-    account: Account
+    account: EncodedTokenCounts
     labelled: bool = False
     example_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     token_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class FeatureWriter:
 
     def finish(
         self,
-        account: Account,
+        account: EncodedTokenCounts,
         example_labels: Mapping[str, NDArray[Any]] | None = None,
         token_labels: Mapping[str, NDArray[Any]] | None = None,
         *,

@@ -24,7 +24,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import ChoiceExample
 
@@ -70,7 +70,7 @@ class Choice(Task):
             dropped += lost
         labelled = bool(examples) and all(example.label is not None for example in examples)
         labels = {LABEL: np.asarray([example.label for example in examples], dtype=np.int64)} if labelled else {}
-        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=labelled)
+        return writer.finish(EncodedTokenCounts(len(examples), 0, 0, cut, dropped), labels, labelled=labelled)
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """(I, C) in float32; minus infinity for endings that an example does not have."""

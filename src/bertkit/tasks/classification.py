@@ -31,7 +31,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings, UnreadKey
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
 from bertkit.tasks.label_ids import label_ids
@@ -137,7 +137,7 @@ class TextTask(Task):
             dropped += lost
         known = all(example.label is not None for example in examples)
         labels = {LABEL: self.label_array(examples)} if known and examples else {}
-        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, labelled=bool(labels))
+        return writer.finish(EncodedTokenCounts(len(examples), 0, 0, cut, dropped), labels, labelled=bool(labels))
 
     def _fitting(self, parts: tuple[Ids, ...], encoder: SequenceEncoder) -> tuple[list[tuple[Ids, ...]], int]:
         """The parts of each sequence of an example, and how many of the example's tokens are in none of them."""

@@ -93,7 +93,7 @@ class SentenceExample:
 Example = TextExample | TaggedExample | QuestionExample | ChoiceExample | SentenceExample
 
 
-def spelt_as(examples: Iterable[Any], names: Iterable[str]) -> list[Any]:
+def match_label_case(examples: Iterable[Any], names: Iterable[str]) -> list[Any]:
     """The examples, with each label that differs only in case from exactly one of these names written like it."""
     exact = frozenset(names)
     alike = Counter(name.casefold() for name in exact)

@@ -31,7 +31,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
 from bertkit.text.word_split import whole_words
@@ -135,7 +135,7 @@ class Span(Task):
             answers_lost += bool(example.answers) and not found
         labels = {START: np.asarray(starts, dtype=np.int64), END: np.asarray(ends, dtype=np.int64)}
         labelled = bool(examples) and all(example.answers or example.impossible for example in examples)
-        account = Account(len(examples), 0, 0, cut, dropped, {"answers": answers_lost})
+        account = EncodedTokenCounts(len(examples), 0, 0, cut, dropped, {"answers": answers_lost})
         return writer.finish(account, labels, labelled=labelled)
 
     def _chunks(

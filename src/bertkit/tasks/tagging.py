@@ -28,7 +28,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import Ids, SequenceEncoder
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.label_ids import label_ids
@@ -108,7 +108,7 @@ class Tagging(Task):
             first += marks.tolist()
             tags += targets.tolist()
         return writer.finish(
-            Account(len(examples), 0, 0, len(cut), dropped),
+            EncodedTokenCounts(len(examples), 0, 0, len(cut), dropped),
             token_labels={FIRST: np.asarray(first, dtype=np.bool_), TAG: np.asarray(tags, dtype=np.int64)},
             labelled=labelled,
         )

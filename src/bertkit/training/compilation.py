@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from bertkit.errors import UsageError
-from bertkit.models.eager import keep_out_of_graphs
+from bertkit.models.eager import disable_compile
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import PostNormLayer, PreNormLayer
 from bertkit.models.modernbert import ModernBertLayer
 from bertkit.models.recorder import Scope
-from bertkit.models.varlen import look_at
+from bertkit.models.varlen import detect_kernels
 from bertkit.models.vocabulary import graphed_cross_entropy, use_graph
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def compile_layers(model: HeadedModel, *, backend: str = "inductor") -> None:
             )
     if backend == "inductor":
         _require_compiler(device)
-    keep_out_of_graphs()
-    look_at(device)
+    disable_compile()
+    detect_kernels(device)
     for each in (model, *model.named_companions().values()):
         layers = list(each.encoder.recomputable_layers())
         for layer in layers:

@@ -17,7 +17,7 @@ _CACHE_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """The environment variables of oneDNN and of torch's own cache in front of it."""
 
 
-def bound_compiled_products() -> None:
+def limit_primitive_cache() -> None:
     """Let oneDNN cache `CACHED_PRIMITIVES` compiled products, unless the environment overrides it.
 
     Effective before the first matrix product of a process. Results are bit-identical.

@@ -3,7 +3,7 @@
 Not from a paper. Compiled kernels round where the operators round and draw the same random numbers, but sum in another
 order. In bf16, where products round far more, they are the default; in single precision, where they gain little, they
 are used if the recipe requests them. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
-single precision use oneDNN if MKL leaves half of the processor unused (models/products.py). Sibling compiled.py limits
+single precision use oneDNN if MKL leaves half of the processor unused (models/matmul.py). Sibling compiled.py limits
 what oneDNN compiles.
 """
 
@@ -19,7 +19,7 @@ import torch
 from bertkit.errors import UsageError
 from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.kernels.loading import Kernels, activated, build
-from bertkit.models.products import products_by_torch
+from bertkit.models.matmul import use_torch_matmul
 from bertkit.native import COMPILERS, CompilerError
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def kernels_in_use(config: EngineConfig, engine: Engine) -> Iterator[None]:
+def use_kernels(config: EngineConfig, engine: Engine) -> Iterator[None]:
     """Compute with the kernels and the products selected by the settings, within the context.
 
     Raises:
         UsageError: `engine.kernels` is compiled, but they are not available.
     """
     plain = config.kernels == "torch"
-    with activated(_wanted(config, engine)), triton_attention_enabled(not plain), products_by_torch(plain):
+    with activated(_wanted(config, engine)), triton_attention_enabled(not plain), use_torch_matmul(plain):
         yield
 
 
-def attends_by_kernel(config: EngineConfig, engine: Engine) -> bool:
+def uses_attention_kernel(config: EngineConfig, engine: Engine) -> bool:
     """Whether a run will compute attention by the compiled kernel, as far as is known without building it."""
     bf16_on_cpu = engine.bf16 and engine.device.type == "cpu" and config.kernels != "torch"
     has_instructions = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()

@@ -183,7 +183,7 @@ def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float
     linear = sum(_map_weights(part) for part in model.encoder.executed_modules()) - on_positions
     products = linear * tokens
     for attention in attentions:
-        pairs = tokens * attention.keys_seen(squared_lengths / tokens)
+        pairs = tokens * attention.keys_per_query(squared_lengths / tokens)
         rows = attention.products_per_pair * pairs + attention.products_per_token * tokens
         products += rows * attention.query.out_features
     return products

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.ranks import Launch
+from bertkit.ranks import TorchrunEnvironment
 from bertkit.training.allocator import keep_freed_memory
-from bertkit.training.compiled import bound_compiled_products
+from bertkit.training.compiled import limit_primitive_cache
 from bertkit.training.config import EngineConfig
 
 _CPU_MICRO_BATCH_TOKENS = 4096
@@ -74,13 +74,13 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
     Raises:
         UsageError: `engine.device` is cuda, but there is none.
     """
-    bound_compiled_products()
+    limit_primitive_cache()
     keep_freed_memory()
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise UsageError("engine.device is cuda, but torch finds no CUDA device; use --device cpu")
     device = torch.device("cuda" if available and config.device != "cpu" else "cpu")
-    launch = Launch.of_environment()
+    launch = TorchrunEnvironment.of_environment()
     if launch is not None and device.type == "cuda":
         if launch.local_rank >= torch.cuda.device_count():
             raise UsageError(

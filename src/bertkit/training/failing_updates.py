@@ -66,7 +66,7 @@ class FailingUpdates:
         return self._settings.spikes is not None
 
     @property
-    def may_be_unsound(self) -> bool:
+    def may_be_nonfinite(self) -> bool:
         """Whether a checkpoint saved now could contain failing weights, and so is none to roll back to."""
         return self.in_a_row > 0 and self.rolls_back
 

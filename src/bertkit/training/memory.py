@@ -80,7 +80,7 @@ def training_memory(
         state_bytes: bytes per parameter in the optimiser.
         recomputed: whether layers keep only their inputs, so that only one layer's intermediates exist at a time.
         device: where it is computed.
-        kernels: whether attention goes through the compiled kernel (`compiled_kernels.attends_by_kernel`).
+        kernels: whether attention goes through the compiled kernel (`compiled_kernels.uses_attention_kernel`).
     """
     models = (model, *model.named_companions().values())
     parameters = count_weights(model)
@@ -145,10 +145,10 @@ def _cells_of_each(
             continue
         if kernels and _in_kernel(attention):
             drawn = int(attention.dropout_rate > 0)
-            cells.append(drawn * attention.heads * attention.keys_seen(sequence_length))
+            cells.append(drawn * attention.heads * attention.keys_per_query(sequence_length))
             continue
         kept = 3 if attention.dropout_rate else int(bf16 or not isinstance(attention, SelfAttention))
-        cells.append(kept * attention.heads * attention.keys_seen(sequence_length))
+        cells.append(kept * attention.heads * attention.keys_per_query(sequence_length))
     return cells
 
 

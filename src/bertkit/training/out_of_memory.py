@@ -30,7 +30,7 @@ REMEDY = (
 )
 
 
-def exhausts_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory was exhausted."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -104,17 +104,17 @@ class Placement:
         self.ranks.from_first(write)
 
 
-def cannot_spread(reason: str) -> UsageError:
+def sharding_error(reason: str) -> UsageError:
     """The error for what `engine.shard` does not support."""
     return UsageError(f"engine.shard: {reason}; leave engine.shard out: each rank then has all weights and moments")
 
 
-def not_shared(ranks: int, reason: str) -> UsageError:
+def multi_rank_error(ranks: int, reason: str) -> UsageError:
     """The error for what several ranks cannot train."""
     return UsageError(f"engine.ranks: {ranks} ranks cannot share an update: {reason}; use one rank")
 
 
-def refused_optimizer(settings: OptimizerConfig) -> str | None:
+def unshardable_optimizer(settings: OptimizerConfig) -> str | None:
     """Why a rule cannot work on sharded parameters; None if it can."""
     if settings.can_shard:
         return None

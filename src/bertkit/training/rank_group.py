@@ -32,7 +32,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from bertkit.errors import BertkitError, UsageError
-from bertkit.ranks import Launch, RankLostError, Ranks
+from bertkit.ranks import RankLostError, Ranks, TorchrunEnvironment
 from bertkit.training.rendezvous import store_of_attempt
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Member:
 
 
 @contextmanager
-def joined(launch: Launch) -> Iterator[RankGroup]:
+def joined(launch: TorchrunEnvironment) -> Iterator[RankGroup]:
     """The group of ranks that torchrun has started, while the context is open.
 
     Raises:
@@ -112,7 +112,7 @@ class RankGroup(Ranks):
         store: shared by these processes.
     """
 
-    def __init__(self, launch: Launch, store: Store) -> None:
+    def __init__(self, launch: TorchrunEnvironment, store: Store) -> None:
         self.rank, self.count = launch.rank, launch.count
         self._store = PrefixStore("bertkit", store)
         self._group: dist.ProcessGroup | None = None

@@ -21,19 +21,19 @@ from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
 from bertkit.hub import model_commits, pin_models
 from bertkit.progress import Progress
-from bertkit.ranks import Launch, RanksNeededError, current
+from bertkit.ranks import RanksNeededError, TorchrunEnvironment, current
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.hashing import require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
-from bertkit.recipe.renamed import new_key
+from bertkit.recipe.old_keys import new_key
 from bertkit.recipe.resolve import Override, base_of
 from bertkit.recipe.unread import Part, UnreadSetting, refuse_unread, unread_settings, warn_unread
 from bertkit.run import NEWEST
+from bertkit.run.copying import run_in_directory
 from bertkit.run.directory import RunDirectory, RunIdentity
-from bertkit.run.elsewhere import continued_in
 from bertkit.run.find import run_of_suite, run_to_resume
 from bertkit.run.finished import Objection, finished_before
-from bertkit.run.follower import FollowedRun
+from bertkit.run.follower import ReadOnlyRun
 from bertkit.run.verify import model_errors
 from bertkit.training.divergence import RolledBackError
 from bertkit.training.trainer import Trainer
@@ -80,7 +80,7 @@ class RunArguments(ABC, Generic[RunRecipe]):
     """The command's name in run.json."""
 
     @property
-    def names_nothing(self) -> bool:
+    def uses_recorded_recipe(self) -> bool:
         """Whether the resumed run's own recipe is used."""
         return self.recipe is None
 
@@ -194,7 +194,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         raise UsageError("--fresh and --resume exclude each other; give --fresh for a new run, or --resume to continue")
 
     def fitting(runs: Sequence[RunDirectory]) -> Sequence[RunDirectory]:
-        if arguments.names_nothing:
+        if arguments.uses_recorded_recipe:
             return runs
         wanted = arguments.requested()
         same = [run for run in runs if run.record["what_hash"] == what_hash(wanted)]
@@ -205,7 +205,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
         run = run_to_resume(
             arguments.resume or NEWEST, arguments.runs_root, arguments.kind, run_dir=arguments.run_dir, fitting=fitting
         )
-        return continued_in(run, arguments.run_dir)
+        return run_in_directory(run, arguments.run_dir)
 
     run = current().led(found, lambda run: run.path, RunDirectory.open)
     pin_models(run.record.get(MODEL_COMMITS, {}))
@@ -215,18 +215,18 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 def new_run(runs_root: Path, identity: RunIdentity, path: Path | None) -> RunDirectory:
     """A new run, created by `RunDirectory.create` on the first rank."""
     return current().led(
-        lambda: RunDirectory.create(runs_root, identity, path), lambda run: run.path.resolve(), FollowedRun
+        lambda: RunDirectory.create(runs_root, identity, path), lambda run: run.path.resolve(), ReadOnlyRun
     )
 
 
 def own_run(run: RunDirectory) -> RunDirectory:
     """The run as this rank writes it: on the first rank, the run itself."""
-    return run if current().is_first or isinstance(run, FollowedRun) else FollowedRun(run.path)
+    return run if current().is_first or isinstance(run, ReadOnlyRun) else ReadOnlyRun(run.path)
 
 
 def path_of(run: RunDirectory) -> Path:
     """The directory of a run on any rank."""
-    return run.leader if isinstance(run, FollowedRun) else run.path
+    return run.leader if isinstance(run, ReadOnlyRun) else run.path
 
 
 def require_ranks(recipe: RecipeHeader) -> None:
@@ -237,7 +237,7 @@ def require_ranks(recipe: RecipeHeader) -> None:
     """
     engine = getattr(recipe, "engine", None)
     wanted = 1 if engine is None else engine.ranks
-    if wanted > 1 and current().count == 1 and Launch.of_environment() is None:
+    if wanted > 1 and current().count == 1 and TorchrunEnvironment.of_environment() is None:
         raise RanksNeededError(wanted)
 
 
@@ -271,7 +271,7 @@ def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> Run
         UsageError: other settings differ, too; the message lists them.
     """
     recorded = arguments.recorded(run)
-    wanted = arguments.changed(recorded) if arguments.names_nothing else arguments.requested()
+    wanted = arguments.changed(recorded) if arguments.uses_recorded_recipe else arguments.requested()
     require_same_result(recorded, wanted, run.path)
     if run.status != "done":
         # A run of an earlier version can have keys that are rejected now.
@@ -412,10 +412,21 @@ def train_run(
             minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
             results = _results(make_trainer, run, progress, minutes_left)
             if results is None:
-                run.growing_files_were_cut()
-        run.update(seconds=round(time.monotonic() - started, 1))
+                run.reset_growing_seal()
+        run.update(seconds=round(time.monotonic() - started, 1), **_with_run_before(run.record))
     run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait until it is done
     return FinishedRun(run, results, (run,))
+
+
+def counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run trained, as in its record."""
+    return {key: record.get(key) or 0 for key in ("steps", "tokens", "flops")}
+
+
+def _with_run_before(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry `with_before`: what a run and the run before it trained together; none if there is no run before."""
+    before = record.get("before")
+    return {} if before is None else {"with_before": {key: own + before[key] for key, own in counts_of(record).items()}}
 
 
 def _results(

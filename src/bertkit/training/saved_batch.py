@@ -1,7 +1,7 @@
 """The batch of an update whose loss or gradient was not finite, saved with the state of the run just before it.
 
 Not from a paper. It is written as a checkpoint (run/checkpoint.py) with the batch next to the weights, so that
-`replay-batch` restores the exact state, and its hashes reveal later changes. Sibling replay.py recomputes it.
+`replay-batch` restores the exact state, and its hashes reveal later changes. Sibling replay_batch.py recomputes it.
 
     nonfinite/step-00000012/     before update 12: weights, optimiser, generators, and batch.safetensors
 """

@@ -34,7 +34,7 @@ from bertkit.ranks import RankLostError, Ranks
 from bertkit.run.checkpoint import Checkpoint, TensorGroups
 from bertkit.run.tensor_stream import TensorStream
 from bertkit.training.clipping import Clipping
-from bertkit.training.placement import Batch, Placement, cannot_spread, weights_digest
+from bertkit.training.placement import Batch, Placement, sharding_error, weights_digest
 
 if TYPE_CHECKING:
     from bertkit.training.rank_group import RankGroup
@@ -93,8 +93,8 @@ class Sharded(Placement):
         Raises:
             UsageError: the model cannot be sharded, or the ranks have different weights.
         """
-        if reason := unspreadable(model):
-            raise cannot_spread(reason)
+        if reason := unshardable_reason(model):
+            raise sharding_error(reason)
         self.ranks.require_same({"weights": weights_digest(dict(model.named_parameters()))})
         self._model, self._pass = model, _Pass(model)
         layers = layers_of(model)
@@ -258,7 +258,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
 
 
-def unspreadable(model: nn.Module) -> str | None:
+def unshardable_reason(model: nn.Module) -> str | None:
     """Why a model's weights cannot be sharded; None if they can."""
     for name, part in model.named_modules():
         if isinstance(part, nn.RNNBase):

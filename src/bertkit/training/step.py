@@ -25,7 +25,7 @@ from bertkit.training.compilation import compile_layers, compile_losses
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.loss_terms import Batch, LossTerms, TermTotal, read_totals
-from bertkit.training.out_of_memory import MicroBatchMemoryError, exhausts_memory
+from bertkit.training.out_of_memory import MicroBatchMemoryError, is_out_of_memory
 from bertkit.training.placement import Placement
 
 
@@ -124,7 +124,7 @@ class Step:
             parts = self._add_gradients(batches, terms, scales, number, train_encoder=train_encoder)
             self.placement.sum_gradients(self.clipping.parameters)
             norm = self.clipping.clip()
-            early = not skip and ranks.count == 1 and judges_by_itself(self.optimizer, norm.device)
+            early = not skip and ranks.count == 1 and supports_found_inf(self.optimizer, norm.device)
             if early:  # the whole update is queued before waiting for its numbers
                 self._apply(
                     learning_rate, unless=not_finite([norm, *(loss.sum for part in parts for loss in part.values())])
@@ -145,7 +145,7 @@ class Step:
 
         Args:
             learning_rate: of groups, before their factor.
-            unless: 1 on the device if nothing must be changed, else 0; for optimisers that `judges_by_itself`.
+            unless: 1 on the device if nothing must be changed, else 0; for optimisers that `supports_found_inf`.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
@@ -182,7 +182,7 @@ class Step:
                 if counts_too:
                     parts.append(part)
         except (RuntimeError, MemoryError) as error:
-            if not exhausts_memory(error):
+            if not is_out_of_memory(error):
                 raise
             exhausted = first_line(error)
             if self.placement.is_sharded:  # the others wait for this rank within the pass, so none can retry
@@ -237,7 +237,7 @@ def _largest(batches: Sequence[Batch]) -> tuple[int, int]:
     return tokens, max((batch.num_items for batch in batches), default=0)
 
 
-def judges_by_itself(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+def supports_found_inf(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
     """Whether an optimiser can skip an update by a flag on the device, without synchronising a GPU."""
     is_fused = isinstance(optimizer, torch.optim.Adam) and all(group["fused"] for group in optimizer.param_groups)
     return is_fused and device.type == "cuda"

@@ -37,7 +37,7 @@ from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
 from bertkit.training.chosen_placement import placement_of
 from bertkit.training.clock import TIMES_FILE, RunClock
-from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
 from bertkit.training.engine import Engine
@@ -49,7 +49,7 @@ from bertkit.training.meters import FlopTotal, Stopwatch, WindowMeter
 from bertkit.training.model_state import restore_weights, write_whole
 from bertkit.training.optimizers import optimizer_tensors, restore_optimizer
 from bertkit.training.out_of_memory import MicroBatchMemoryError, PreparedUpdates
-from bertkit.training.placement import cannot_spread, not_shared
+from bertkit.training.placement import multi_rank_error, sharding_error
 from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
@@ -113,8 +113,8 @@ class Trainer(TrainerHooks[Batch]):
             DataError: there are too few data, or the disk is full.
         """
         self.progress = progress
-        if self.ranks.count > 1 and (reason := self.cannot_share()) is not None:
-            raise not_shared(self.ranks.count, reason)
+        if self.ranks.count > 1 and (reason := self.multi_rank_obstacle()) is not None:
+            raise multi_rank_error(self.ranks.count, reason)
         self.check_data()
         self.start_average()
         torch.manual_seed(self.recipe.seed)
@@ -125,7 +125,7 @@ class Trainer(TrainerHooks[Batch]):
         self._compare_ranks()
         self.log_start()
         with (
-            kernels_in_use(self.recipe.engine, self.engine),
+            use_kernels(self.recipe.engine, self.engine),
             self.timed(),
             self.session(),
             closing(PreparedUpdates(self.batches)) as self._updates,
@@ -291,8 +291,8 @@ class Trainer(TrainerHooks[Batch]):
         Raises:
             UsageError: they are to be sharded over ranks, but cannot be.
         """
-        if self.placement.is_sharded and (reason := self.cannot_shard()) is not None:
-            raise cannot_spread(reason)
+        if self.placement.is_sharded and (reason := self.sharding_obstacle()) is not None:
+            raise sharding_error(reason)
         self.placement.place(model)
 
     @contextmanager
@@ -375,7 +375,7 @@ class Trainer(TrainerHooks[Batch]):
             with self.averaged():
                 self.evaluate()
         self.after_update()
-        if not last and not self.failing.may_be_unsound and self.step % intervals.save_every_steps == 0:
+        if not last and not self.failing.may_be_nonfinite and self.step % intervals.save_every_steps == 0:
             self.failing.last_sound = self.step
             self.flop_total.gather()
             self.save_checkpoint()

@@ -57,11 +57,11 @@ class TrainerHooks(ABC, Generic[Batch]):
     def check_data(self) -> None:
         """Raise DataError if there are too few data."""
 
-    def cannot_share(self) -> str | None:
+    def multi_rank_obstacle(self) -> str | None:
         """Why several ranks cannot compute parts of an update; None if they can."""
         return None
 
-    def cannot_shard(self) -> str | None:
+    def sharding_obstacle(self) -> str | None:
         """Why weights and moments cannot be sharded over ranks; None if they can."""
         return None
 

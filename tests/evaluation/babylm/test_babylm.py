@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.evaluation.babylm.choices import AnsweredItem, BabylmItem, SubsetScore, accuracy, weights_of
+from bertkit.evaluation.babylm.items import BabylmItem, ScoredItem, SubsetScore, accuracy, weights_of
 from bertkit.evaluation.babylm.readers import read_comps, read_entity_tracking, read_ewok, read_wug_past_tense
-from bertkit.evaluation.babylm.reading import partial_r2
+from bertkit.evaluation.babylm.reading_times import partial_r2
 from bertkit.evaluation.babylm.run import average_of, correlations, evaluate_babylm
 from bertkit.evaluation.babylm.tasks import TASKS, find_tasks
 from bertkit.evaluation.run import EvalArguments
@@ -34,9 +34,9 @@ def evaluate(tmp_path: Path, model: HeadedModel, data: Path, **settings: Any) ->
     return done.run.path, done.results
 
 
-def answered(*log_p: float, human: float | None = None) -> AnsweredItem:
+def answered(*log_p: float, human: float | None = None) -> ScoredItem:
     texts = tuple("abcdefg"[: len(log_p)])
-    return AnsweredItem(BabylmItem.whole("subset", texts, human), log_p)
+    return ScoredItem(BabylmItem.whole("subset", texts, human), log_p)
 
 
 def test_a_tie_is_right_officially_shared_in_fairness_and_wrong_in_doubt() -> None:

@@ -10,7 +10,7 @@ import pytest
 from bertkit.evaluation.babylm.checkpoints import OFFICIAL_MARKS, kept_models
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.pseudo_likelihood import score_texts
-from bertkit.pretraining.words import mark_name, words_of_mark
+from bertkit.pretraining.words import milestone_name, words_of_milestone
 from tests.evaluation.babylm.babylm_files import write_evaluation_data
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
@@ -30,9 +30,9 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_models_are_read_back() -> None:
-    assert [words_of_mark(mark_name(words)) for words in OFFICIAL_MARKS] == list(OFFICIAL_MARKS)
+    assert [words_of_milestone(milestone_name(words)) for words in OFFICIAL_MARKS] == list(OFFICIAL_MARKS)
     assert len(OFFICIAL_MARKS) == 19
-    assert [words_of_mark(name) for name in ("250k", "17", "M", "final", "-3M", "")] == [250_000, 17, *[None] * 4]
+    assert [words_of_milestone(name) for name in ("250k", "17", "M", "final", "-3M", "")] == [250_000, 17, *[None] * 4]
 
 
 def test_each_model_is_scored_in_the_order_of_its_words(bertkit, tmp_path: Path) -> None:

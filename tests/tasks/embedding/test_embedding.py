@@ -210,4 +210,4 @@ def test_softmax_has_a_classifier_that_is_not_saved_with_the_model(directory: Pa
     task = Embedding(SoftmaxLoss(), ("spearman",), classes=("x", "y", "z"))
     model = model_of(directory, task, training=False)
     assert f"companions.{MODULE}.weight" in dict(model.named_parameters())
-    assert not any(name.startswith("companions") for name in model.own_state())
+    assert not any(name.startswith("companions") for name in model.own_state_dict())

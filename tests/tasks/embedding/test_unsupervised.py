@@ -91,7 +91,7 @@ def test_simcses_dense_layer_is_trained_and_dropped(directory: Path, encoder: Se
     gradient = model.get_parameter(f"companions.{MODULE}.0.weight").grad
     assert gradient is not None
     assert float(gradient.abs().sum()) > 0
-    assert not any(MODULE in name for name in model.own_state())
+    assert not any(MODULE in name for name in model.own_state_dict())
 
 
 def test_deletion_keeps_order_special_tokens_and_at_least_a_word(encoder: SequenceEncoder) -> None:

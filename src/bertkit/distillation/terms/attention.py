@@ -39,8 +39,8 @@ class Attention(DistillationTerm):
     )
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
-        heads = shapes.heads
-        if heads[0] != heads[1] or not heads[0]:
+        heads, pruned = shapes.heads, bool(shapes.student.pruned or shapes.teacher.pruned)
+        if not all(heads) or (heads[0] != heads[1] and not pruned):
             raise UsageError(
                 f"attention: the student has {heads[0]} heads per layer, the teacher {heads[1]}, but maps are compared"
                 " head by head; use a student with as many heads, or leave the term out"

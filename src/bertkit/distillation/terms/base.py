@@ -25,7 +25,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.products import Linear
+from bertkit.models.matmul import Linear
 from bertkit.settings import Settings, UnreadKey
 
 LinearProjections = nn.ModuleDict

@@ -32,8 +32,8 @@ from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
+    EvaluationResult,
+    measure_or_reuse,
     measurement_identity,
 )
 from bertkit.evaluation.settings import BabylmSettings
@@ -104,7 +104,7 @@ def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
 
 def measure_surprisals(
     arguments: EvalArguments, words: Sequence[WordContexts], path: Path, settings: BabylmSettings, progress: Progress
-) -> Evaluated:
+) -> EvaluationResult:
     """The surprisal of each word in each of its contexts, in nats, as a separate run; a finished run is not repeated.
 
     results.json contains them under `surprisals`, by word.
@@ -141,10 +141,12 @@ def measure_surprisals(
             "surprisals": {each.word: [-next(left).total for _ in each.contexts] for each in words},
         }
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)
 
 
-def official_document(name: str, measured: Mapping[str, tuple[int, Evaluated]], words: Sequence[WordContexts]) -> Any:
+def official_document(
+    name: str, measured: Mapping[str, tuple[int, EvaluationResult]], words: Sequence[WordContexts]
+) -> Any:
     """The contents of AoA_word/surprisal.json.
 
     Args:

@@ -34,11 +34,11 @@ from bertkit.evaluation.babylm.run import evaluate_babylm
 from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
 from bertkit.evaluation.babylm.tasks import places_of
 from bertkit.evaluation.loaded_model import short_name
-from bertkit.evaluation.run import EvalArguments, Evaluated, measure_once
+from bertkit.evaluation.run import EvalArguments, EvaluationResult, measure_or_reuse
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import write_text
 from bertkit.pretraining.words import FOLDER as MODELS
-from bertkit.pretraining.words import mark_name, words_of_mark
+from bertkit.pretraining.words import milestone_name, words_of_milestone
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 
@@ -59,7 +59,7 @@ def kept_models(run: str) -> dict[int, Path]:
     if not (path / RECORD).is_file():
         raise UsageError(f"--checkpoints: {run} is not a run directory; give the run of `bertkit pretrain`")
     folders = sorted(path.joinpath(MODELS).glob("*/config.json"))
-    found = {words: each.parent for each in folders if (words := words_of_mark(each.parent.name)) is not None}
+    found = {words: each.parent for each in folders if (words := words_of_milestone(each.parent.name)) is not None}
     if not found:
         remedy = "train with --set engine.models_at_words=[1000000, 2000000]"
         raise DataError(f"{path / MODELS}: the run has kept no models at given numbers of words; {remedy}")
@@ -68,7 +68,7 @@ def kept_models(run: str) -> dict[int, Path]:
 
 def evaluate_checkpoints(
     arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Score each model that the run has kept, and write what the leaderboard accepts for checkpoints.
 
     Args:
@@ -116,7 +116,7 @@ def evaluate_checkpoints(
             "submission": _write_submission(run.path, short_name(arguments.model), scored, ages),
         }
 
-    return measure_once(identity, arguments, compute)
+    return measure_or_reuse(identity, arguments, compute)
 
 
 def find_acquisition(data: Path | None) -> Path | None:
@@ -135,7 +135,7 @@ class Ages:
         document: the leaderboard's document.
     """
 
-    measured: dict[int, Evaluated]
+    measured: dict[int, EvaluationResult]
     figures: dict[str, Any]
     document: Any
 
@@ -162,10 +162,10 @@ def _acquisition(
 
 def _revision(words: int) -> str:
     """The name of a checkpoint in the official scripts."""
-    return f"chck_{mark_name(words)}"
+    return f"chck_{milestone_name(words)}"
 
 
-def _identity(arguments: EvalArguments, settings: BabylmSettings, scored: Sequence[Evaluated]) -> RunIdentity:
+def _identity(arguments: EvalArguments, settings: BabylmSettings, scored: Sequence[EvaluationResult]) -> RunIdentity:
     chosen = settings.model_dump(mode="json")
     hashes = [each.run.record["what_hash"] for each in scored]
     return RunIdentity.of_measurement(
@@ -193,7 +193,7 @@ def official_shares(results: Mapping[str, Any]) -> dict[str, dict[str, float | N
 
 
 def _write_submission(
-    run: Path, name: str, scored: Mapping[int, Evaluated], ages: Ages | None
+    run: Path, name: str, scored: Mapping[int, EvaluationResult], ages: Ages | None
 ) -> dict[str, Any] | None:
     """Write predictions by checkpoint and the document of their shares; None if no official backend scores this way."""
     first = next(iter(scored.values())).results
@@ -218,7 +218,7 @@ def _write_submission(
         for task, size in FAST_SIZES.items()
         if first["items"].get(task, 0) != size
     }
-    lacking = [mark_name(words) for words in OFFICIAL_MARKS if words not in scored]
+    lacking = [milestone_name(words) for words in OFFICIAL_MARKS if words not in scored]
     if lacking:
         missing["checkpoints"] = f"without {', '.join(lacking)}"
     return {"file": str(file), "complete": not missing, "missing": missing}

@@ -19,7 +19,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm.tasks import places_of
 from bertkit.evaluation.plan import TaskEvaluation
-from bertkit.evaluation.run import EvalArguments, measured_once
+from bertkit.evaluation.run import EvalArguments, single_score
 from bertkit.evaluation.tasks import PREDICTIONS, evaluate_tasks
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
@@ -49,7 +49,7 @@ OFFICIAL: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Finetuned:
+class GlueScores:
     """The results of the tasks.
 
     Attributes:
@@ -83,7 +83,7 @@ def glue_names(wanted: Sequence[str]) -> list[str]:
 
 def finetune_glue(
     arguments: EvalArguments, data: Path | None, wanted: Sequence[str], steps: int | None, progress: Progress
-) -> Finetuned:
+) -> GlueScores:
     """Fine-tune and score; finished tasks are not repeated, and a stopped task continues where it stopped.
 
     Args:
@@ -122,7 +122,7 @@ def finetune_glue(
         (member,) = done.results["runs"][spec.name]
         evaluations = (RunDirectory.open(Path(member["run"])).results or {})["evaluations"]
         last = evaluations[-1]["scores"]["dev"]
-        of_last = {f"{metric}_last_epoch": measured_once(last[metric]) for metric in spec.metrics}
+        of_last = {f"{metric}_last_epoch": single_score(last[metric]) for metric in spec.metrics}
         tasks[name] = {**done.results["tasks"][spec.name], **of_last}
         file = done.run.path / PREDICTIONS / f"{spec.name}-dev.jsonl"
         predictions[name] = {
@@ -135,7 +135,7 @@ def finetune_glue(
     left_out |= {name: "not among the tasks of --finetune" for name in TEXTS if name not in names}
     primary = [tasks[name][find_task(f"{PREFIX}{name}").primary]["mean"] for name in tasks]
     average = sum(primary) / len(primary) if len(primary) == len(TEXTS) else None
-    return Finetuned(tasks, predictions, left_out, average, str(done.run.path))
+    return GlueScores(tasks, predictions, left_out, average, str(done.run.path))
 
 
 def wrong_sizes(predictions: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,7 +1,7 @@
 """Readers of the BabyLM evaluation's files with choices, in the format that the challenge distributes.
 
 github.com/babylm-org/babylm-eval, strict/evaluation_pipeline/sentence_zero_shot/read_files.py: which parts of a record
-are joined, where the scored part begins, and to which subset (UID) it belongs. Reading times are in reading.py.
+are joined, where the scored part begins, and to which subset (UID) it belongs. Reading times are in reading_times.py.
 
 Sources: BLiMP, Warstadt et al. 2020, arXiv:1912.00582; its supplement, Warstadt et al. 2023, BabyLM findings; EWoK,
 Ivanova et al. 2024, arXiv:2405.09605; entity tracking, Kim and Schuster 2023, ACL; COMPS, Misra et al. 2023, EACL;
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.evaluation.babylm.choices import BabylmItem
+from bertkit.evaluation.babylm.items import BabylmItem
 from bertkit.tasks.minimal_pairs import read_paradigms
 from bertkit.tasks.readers.common import field, json_rows, list_in
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.babylm.choices import (
+from bertkit.evaluation.babylm.glue import GlueScores, finetune_glue, glue_names
+from bertkit.evaluation.babylm.items import (
     COUNTS,
-    AnsweredItem,
+    ScoredItem,
     SubsetScore,
     accuracy,
     answer,
@@ -27,9 +28,8 @@ from bertkit.evaluation.babylm.choices import (
     drawn,
     weights_of,
 )
-from bertkit.evaluation.babylm.glue import Finetuned, finetune_glue, glue_names
 from bertkit.evaluation.babylm.published import BASELINES
-from bertkit.evaluation.babylm.reading import read_reading, reading_gains, surprisals
+from bertkit.evaluation.babylm.reading_times import read_reading, reading_gains, surprisals
 from bertkit.evaluation.babylm.submission import (
     BACKENDS,
     choice_predictions,
@@ -43,11 +43,11 @@ from bertkit.evaluation.blimp import NEAR_TIE
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
+    EvaluationResult,
     finished_measurement,
     measure,
-    measured_once,
     measurement_identity,
+    single_score,
 )
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import sha256_of
@@ -85,12 +85,12 @@ class BabylmScores:
     items: dict[str, int] = field(default_factory=dict)
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    finetuned: Finetuned | None = None
+    finetuned: GlueScores | None = None
 
 
 def evaluate_babylm(
     arguments: EvalArguments, data: Path | None, settings: BabylmSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Score the available parts and write the run: results.json, subsets.csv, predictions/TASK.jsonl and submission/.
 
     Args:
@@ -113,7 +113,7 @@ def evaluate_babylm(
     files = {str(file): sha256_of(file) for path in found.values() for file in _files(path)}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
     if (done := finished_measurement(identity, arguments)) is not None:
-        return Evaluated(done, done.results or {})
+        return EvaluationResult(done, done.results or {})
     # The longest part goes first; it continues where it was stopped.
     finetuned = None
     if settings.finetune:
@@ -152,7 +152,7 @@ def _measure(
             return
         gains = reading_gains(words, surprisal_N, previous_N, settings.seed)
         measured.tasks[task.name] = {
-            name: measured_once(value) | {"interval": interval} for name, (value, *interval) in gains.items()
+            name: single_score(value) | {"interval": interval} for name, (value, *interval) in gains.items()
         }
         measured.items[task.name] = len(surprisal_N)
         measured.parts[task.name] = reading_predictions(surprisal_N, previous_N)
@@ -175,10 +175,10 @@ def accuracies(task: BabylmTask, subsets: Mapping[str, SubsetScore]) -> dict[str
     """A task's accuracy under each way of counting ties."""
     weights = weights_of(subsets, task.groups)
     found = {count: accuracy(subsets, weights, count) for count in COUNTS}
-    return {count: measured_once(value) | {"interval": interval} for count, (value, interval) in found.items()}
+    return {count: single_score(value) | {"interval": interval} for count, (value, interval) in found.items()}
 
 
-def correlations(answered: Sequence[AnsweredItem], seed: int) -> dict[str, dict[str, Any]]:
+def correlations(answered: Sequence[ScoredItem], seed: int) -> dict[str, dict[str, Any]]:
     """Spearman's rho of the model's and people's shares for the first text; undefined if either is constant.
 
     `spearman` ranks the shares in single precision like the official code, so many round to 0 or 1 and tie;
@@ -190,13 +190,13 @@ def correlations(answered: Sequence[AnsweredItem], seed: int) -> dict[str, dict[
     for name, model in shares.items():
         value = spearman_value(model, human) if len(human) > 1 else math.nan
         interval = bootstrap_interval(model, human, spearman_value, seed=seed) if math.isfinite(value) else None
-        found[name] = measured_once(value if math.isfinite(value) else None) | {
+        found[name] = single_score(value if math.isfinite(value) else None) | {
             "interval": None if interval is None else list(interval)
         }
     return found
 
 
-def _logit(answered: AnsweredItem) -> float:
+def _logit(answered: ScoredItem) -> float:
     """Log-odds of the first text against the others."""
     first, *others = answered.log_p
     top = max(others)
@@ -282,7 +282,7 @@ def _not_scored(measured: BabylmScores, settings: BabylmSettings) -> dict[str, s
     return {} if settings.only else NOT_SCORED
 
 
-def _finetuned_document(finetuned: Finetuned) -> dict[str, Any]:
+def _finetuned_document(finetuned: GlueScores) -> dict[str, Any]:
     return {
         "run": finetuned.run,
         "average": finetuned.average,
@@ -314,7 +314,7 @@ def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, An
     }
 
 
-def _write_predictions(run: RunDirectory, task: str, answered: Sequence[AnsweredItem]) -> None:
+def _write_predictions(run: RunDirectory, task: str, answered: Sequence[ScoredItem]) -> None:
     """Write one line per item: the scores of its texts, and the number of the chosen one."""
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.evaluation.babylm.choices import AnsweredItem, by_subset
 from bertkit.evaluation.babylm.glue import wrong_sizes
+from bertkit.evaluation.babylm.items import ScoredItem, by_subset
 from bertkit.evaluation.babylm.tasks import READING, TASKS, BabylmTask
 from bertkit.files import write_text
 
@@ -42,7 +42,7 @@ FAST_SIZES = {
 Floats = NDArray[np.float64]
 
 
-def choice_predictions(task: BabylmTask, answered: Sequence[AnsweredItem]) -> dict[str, Any]:
+def choice_predictions(task: BabylmTask, answered: Sequence[ScoredItem]) -> dict[str, Any]:
     """A task's part of the document; ids are numbered within a subset, in the file's order."""
     return {
         name: {"predictions": [_prediction(task, f"{name}_{number}", each) for number, each in enumerate(own)]}
@@ -111,12 +111,12 @@ def _write_tasks(folder: Path, parts: Mapping[str, Mapping[str, Any]], *, fast: 
             _write(folder / name / data / "predictions.json", parts[task.name])
 
 
-def _prediction(task: BabylmTask, name: str, answered: AnsweredItem) -> dict[str, Any]:
+def _prediction(task: BabylmTask, name: str, answered: ScoredItem) -> dict[str, Any]:
     prediction: dict[str, Any] = {"id": name, "pred": answered.choice.answers[answered.chosen]}
     return prediction | ({"prob": first_share(answered)} if task.correlates else {})
 
 
-def first_share(answered: AnsweredItem) -> float:
+def first_share(answered: ScoredItem) -> float:
     """The probability of the first text among the texts of the item, in single precision like the official code."""
     log_p = np.array(answered.log_p, dtype=np.float32)
     share = np.exp(log_p - log_p.max())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm import readers
-from bertkit.evaluation.babylm.choices import BabylmItem
+from bertkit.evaluation.babylm.items import BabylmItem
 
 READING = "reading"
 

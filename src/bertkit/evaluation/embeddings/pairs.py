@@ -20,7 +20,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, with_interval
 from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once, model_source, word_source
-from bertkit.evaluation.run import Evaluated, measured_once
+from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.tasks.readers.common import field, text_in
 from bertkit.tasks.readers.table import table_rows
@@ -32,7 +32,7 @@ _MARKS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false
 
 def evaluate_pairs(
     arguments: VectorArguments, table: Path, settings: VectorSettings, *, columns: Sequence[str] = PAIR_COLUMNS
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure on a table of pairs with labels 0 and 1, and write the run's results.json.
 
     Raises:
@@ -71,7 +71,7 @@ def pair_scores(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> tu
     guesses, references = cosine_N.tolist(), label_N.tolist()
     found = {"average_precision": with_interval(precision(guesses, references), guesses, references, precision)}
     best = best_thresholds(cosine_N, label_N)
-    found |= {name: measured_once(value) for name, (value, _) in best.items()}
+    found |= {name: single_score(value) for name, (value, _) in best.items()}
     return found, {name: threshold for name, (_, threshold) in best.items()}
 
 
@@ -110,7 +110,7 @@ def average_precision(score_N: NDArray[np.float64], label_N: NDArray[np.bool_]) 
 
 def evaluate_triplets(
     arguments: VectorArguments, table: Path, settings: VectorSettings, *, columns: Sequence[str] = TRIPLET_COLUMNS
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure on a table of triplets, and write the run's results.json.
 
     Raises:
@@ -148,7 +148,7 @@ def _evaluate(
     settings: VectorSettings,
     texts: Sequence[str],
     compute: Callable[[VectorSource], dict[str, Any]],
-) -> Evaluated:
+) -> EvaluationResult:
     source = (
         model_source(arguments.model, settings, arguments)
         if arguments.word_vectors is None

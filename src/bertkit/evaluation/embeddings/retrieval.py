@@ -23,7 +23,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure
 from bertkit.evaluation.embeddings.settings import RetrievalSettings
 from bertkit.evaluation.embeddings.sources import VectorSource, model_source, word_source
-from bertkit.evaluation.run import Evaluated
+from bertkit.evaluation.run import EvaluationResult
 from bertkit.files import sha256_of
 from bertkit.inference.vector_types import Floats, normalised
 from bertkit.progress import Progress, silent_progress
@@ -103,7 +103,7 @@ def read_folder(path: Path, split: str) -> RetrievalFolder:
 
 def evaluate_retrieval(
     arguments: VectorArguments, path: Path, settings: RetrievalSettings, *, progress: Progress = silent_progress
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure and write the run's results.json.
 
     Raises:

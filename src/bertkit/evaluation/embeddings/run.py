@@ -14,9 +14,9 @@ from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.embeddings.sources import VectorSource
 from bertkit.evaluation.run import (
     EvalArguments,
-    Evaluated,
-    measure_once,
-    measured_once,
+    EvaluationResult,
+    measure_or_reuse,
+    single_score,
 )
 from bertkit.metrics.base import Additive, MeanOf
 from bertkit.metrics.statistics import Score, bootstrap_interval
@@ -50,7 +50,7 @@ def with_interval(
 ) -> dict[str, Any]:
     """A score as in results.json, with its interval over other examples of the same kind, or None."""
     interval = None if value is None else bootstrap_interval(predictions, references, metric, confidence=CONFIDENCE)
-    return {**measured_once(value), "interval": None if interval is None else list(interval)}
+    return {**single_score(value), "interval": None if interval is None else list(interval)}
 
 
 def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(
     *,
     data: Mapping[str, str],
     compute: Callable[[], dict[str, Any]],
-) -> Evaluated:
+) -> EvaluationResult:
     """Write a run, or return the finished one.
 
     Args:
@@ -93,4 +93,4 @@ def measure(
         found = compute()
         return {"suite": suite, "model": source.name, **found, "notes": source.notes, "confidence": CONFIDENCE}
 
-    return measure_once(identity, arguments, contents)
+    return measure_or_reuse(identity, arguments, contents)

@@ -17,7 +17,7 @@ from bertkit.evaluation.embeddings.run import VectorArguments, measure, with_int
 from bertkit.evaluation.embeddings.settings import StsSettings
 from bertkit.evaluation.embeddings.similarity_sets import ScoredPairs, find_sets, table_pairs
 from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once, model_source, word_source
-from bertkit.evaluation.run import Evaluated, measured_once
+from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.metrics.regression import Pearson, pearson, spearman, spearman_value
 from bertkit.progress import Progress, counted, silent_progress
@@ -34,7 +34,7 @@ def evaluate_sts(
     *,
     columns: Sequence[str] = COLUMNS,
     progress: Progress = silent_progress,
-) -> Evaluated:
+) -> EvaluationResult:
     """Measure and write the run's results.json.
 
     Args:
@@ -91,5 +91,5 @@ def scores_of(pairs: ScoredPairs, source: VectorSource) -> dict[str, Any]:
             spearman_value(cosine_part, score_part)
             for cosine_part, score_part in zip(np.split(cosine_N, ends), np.split(np.array(scores), ends), strict=True)
         ]
-        found["spearman_mean"] = measured_once(float(np.mean(each)) if np.isfinite(each).all() else None)
+        found["spearman_mean"] = single_score(float(np.mean(each)) if np.isfinite(each).all() else None)
     return found

@@ -1,6 +1,6 @@
 """The report of `eval speed`: two tables as CSV, and a figure of scores (or parameters) against milliseconds.
 
-In the style of evaluation/figures.py: grey, distinguished by marker, each point labelled with its model.
+In the style of evaluation/plots.py: grey, distinguished by marker, each point labelled with its model.
 
 Files: tables/speed.csv, tables/compression.csv, figures/pareto.svg, .png and the .csv they are drawn from.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.evaluation.figures import MARKERS, new_figure, plain, save
+from bertkit.evaluation.plots import MARKERS, new_figure, plain, save
 from bertkit.tables import write_csv
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bertkit.evaluation.run import measured_once
+from bertkit.evaluation.run import single_score
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.record import Score
 from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
@@ -111,10 +111,10 @@ def _metrics(timed_model: TimedModel, reference: TimedModel, timings: Timings) -
     """Metrics by name, in the contract's format; timed metrics have one value per round instead of one per seed."""
     size = timed_model.footprint
     found: dict[str, Any] = {
-        "parameters": measured_once(size.parameters),
-        "parameters_without_embeddings": measured_once(size.without_embeddings),
-        "disk_mb": measured_once(size.disk_bytes / _MEGA),
-        **{f"multiply_adds/length={length}": measured_once(n) for length, n in timed_model.multiply_adds.items()},
+        "parameters": single_score(size.parameters),
+        "parameters_without_embeddings": single_score(size.without_embeddings),
+        "disk_mb": single_score(size.disk_bytes / _MEGA),
+        **{f"multiply_adds/length={length}": single_score(n) for length, n in timed_model.multiply_adds.items()},
     }
     for cell, timed in timings.items():
         own, theirs = timed.get(timed_model.label), timed.get(reference.label)
@@ -124,12 +124,12 @@ def _metrics(timed_model: TimedModel, reference: TimedModel, timings: Timings) -
         low, high = (_MILLI * seconds / cell.batch for seconds in own.quartiles)
         summary = summarise(dict(per_sentence))
         found[f"ms_per_sentence/{cell.name}"] = summary | {"quartiles": [low, high]}
-        found[f"sentences_per_second/{cell.name}"] = measured_once(cell.batch / own.median)
+        found[f"sentences_per_second/{cell.name}"] = single_score(cell.batch / own.median)
         if theirs is not None:
-            found[f"speed_up/{cell.name}"] = measured_once(own.times_as_fast_as(theirs))
-    found |= {f"{task}/{score.metric}": measured_once(score.value) for task, score in timed_model.scores.items()}
+            found[f"speed_up/{cell.name}"] = single_score(own.times_as_fast_as(theirs))
+    found |= {f"{task}/{score.metric}": single_score(score.value) for task, score in timed_model.scores.items()}
     kept, _ = retention(timed_model.scores, reference.scores)
-    return found if kept is None else found | {"retention": measured_once(kept)}
+    return found if kept is None else found | {"retention": single_score(kept)}
 
 
 def _described(timed_model: TimedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.run import (
-    Evaluated,
+    EvaluationResult,
     MeasurementArguments,
     begin_measurement,
     measurement_identity,
@@ -32,7 +32,7 @@ def evaluate_speed(
     results: Sequence[str] = (),
     methods: Sequence[str] = (),
     progress: Progress = silent_progress,
-) -> Evaluated:
+) -> EvaluationResult:
     """Time the models and write the run: results.json, tables/, figures/.
 
     Args:
@@ -65,7 +65,7 @@ def evaluate_speed(
             found |= {"machine": _machine(run), "processor_share": share.of_processor}
             write_report(run.path, found)
             run.write_results(found)
-    return Evaluated(run, found)
+    return EvaluationResult(run, found)
 
 
 def _machine(run: RunDirectory) -> dict[str, Any]:

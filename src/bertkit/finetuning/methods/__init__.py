@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bertkit.compression.pruned import Pruned
+from bertkit.compression.pruning import Pruned
 from bertkit.compression.q8bert import Q8Bert
 from bertkit.compression.qbert import QBert
 from bertkit.compression.theseus import Theseus

@@ -30,7 +30,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.models.sentence import pool
-from bertkit.tasks.base import Account, Features, FeatureWriter, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
 from bertkit.training.cost import step_flops
 from bertkit.training.engine import Engine
@@ -130,7 +130,7 @@ def paired(features: Features, pairs_P3: NDArray[np.int64]) -> Features:
             writer.add(ids[place], types[place])
         writer.close(number)
     labels = {TOGETHER: pairs_P3[:, 2].astype(np.float32)}
-    account = Account(len(pairs_P3), 0, 0)
+    account = EncodedTokenCounts(len(pairs_P3), 0, 0)
     found = writer.finish(account, labels, labelled=True)
     # The account is that of the texts: pairs cut nothing more.
     return replace(found, origin_I=pairs_P3[:, 0], account=features.account)

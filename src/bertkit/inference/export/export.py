@@ -111,7 +111,7 @@ def export_model(
         "onnx": _write_onnx,
         "onnx-int8": _write_onnx_int8,
     }
-    with written_aside(to) as staging:
+    with atomic_directory(to) as staging:
         agreement = writers[kind](source, staging)
         agreement.raise_if_different(f"{name}: the export as {kind}")
         record = _record(source, kind, agreement, staging)
@@ -160,7 +160,7 @@ def _recorded(path: Path) -> set[str]:
 
 
 @contextmanager
-def written_aside(to: Path) -> Iterator[Path]:
+def atomic_directory(to: Path) -> Iterator[Path]:
     """A directory to write in; renamed to `to` on success and removed on failure."""
     made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
     to.parent.mkdir(parents=True, exist_ok=True)

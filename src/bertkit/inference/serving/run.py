@@ -16,7 +16,7 @@ from bertkit.inference.serving.app import build_app
 from bertkit.inference.serving.connections import address_of, open_socket, run_server
 from bertkit.inference.serving.served import ServedModel
 from bertkit.inference.serving.settings import ServeSettings
-from bertkit.models.near_models import looks_local
+from bertkit.models.similar_models import is_local_name
 
 _MODEL_DIRECTORY = "model"
 
@@ -98,7 +98,7 @@ def names_of(given: Sequence[str]) -> dict[str, str]:
 
 def _own_name(model: str) -> str:
     path = Path(model).expanduser()
-    if not looks_local(model) and not path.exists():
+    if not is_local_name(model) and not path.exists():
         return model
     path = path.resolve()
     return path.parent.name if path.name == _MODEL_DIRECTORY and path.parent.name else path.name

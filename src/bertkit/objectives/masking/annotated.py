@@ -25,7 +25,7 @@ from bertkit.data.samples import Integers, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.masking.base import Chosen
-from bertkit.objectives.masking.phrases import wholes_by_chance
+from bertkit.objectives.masking.phrases import draw_phrases
 from bertkit.objectives.masking.words import WholeWordMasking
 from bertkit.text.annotated import BEGINS, INSIDE
 from bertkit.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ class AnnotatedSpans(MarkedSpans):
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
         starts_T, inside_T = self.span_tokens(samples)
         words = self.words(samples, vocabulary)
-        return wholes_by_chance(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)
+        return draw_phrases(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)
 
 
 def _not_there(field: str, fields: list[str] | tuple[str, ...], who: str) -> str:

@@ -132,10 +132,10 @@ class Phrases(WholeWordMasking):
         starts_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
         starts_T[finds.start_P] = True
         is_phrase_T = np.cumsum(inside_T[:-1]) > 0
-        return wholes_by_chance(samples, words, starts_T, is_phrase_T, self.phrase_rate, counts_B, draw)
+        return draw_phrases(samples, words, starts_T, is_phrase_T, self.phrase_rate, counts_B, draw)
 
 
-def wholes_by_chance(
+def draw_phrases(
     samples: Samples,
     words: BatchWords,
     starts_T: NDArray[np.bool_],

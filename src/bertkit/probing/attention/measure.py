@@ -25,6 +25,7 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
+from bertkit.models.pruning import HeadNumbers
 from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
@@ -58,9 +59,14 @@ def pattern_points(model: HeadedModel) -> tuple[str, ...]:
     return found
 
 
-def head_names(layers: int, heads: int) -> list[str]:
-    """`layer-head` of all heads, both counted from 1 as in the papers."""
-    return [f"{layer + 1}-{head + 1}" for layer in range(layers) for head in range(heads)]
+def head_names(numbers: HeadNumbers) -> list[str]:
+    """`layer-head` of all heads, both counted from 1 as in the papers; pruned heads keep their numbers."""
+    return [f"{layer}-{head + 1}" for layer, heads in enumerate(numbers, 1) for head in heads]
+
+
+def numbers_from_1(numbers: HeadNumbers) -> list[list[int]]:
+    """The numbers of heads as probes write them, by layer."""
+    return [[head + 1 for head in heads] for heads in numbers]
 
 
 @dataclass(frozen=True, eq=False)

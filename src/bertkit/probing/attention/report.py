@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.evaluation.figures import MARKERS, layer_ticks, legend_below, new_figure, plain
+from bertkit.evaluation.plots import MARKERS, layer_ticks, legend_below, new_figure, plain
+from bertkit.models.pruning import HeadNumbers
 from bertkit.probing.attention.head_distances import plane, within_and_between
 from bertkit.probing.attention.head_patterns import PATTERNS
 from bertkit.probing.attention.head_syntax import DIRECTIONS, FARTHEST, RelationScore
-from bertkit.probing.attention.measure import Floats, HeadProfile, head_names
+from bertkit.probing.attention.measure import Floats, HeadProfile, head_names, numbers_from_1
 from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ _SHADES = ("0.15", "0.95", "0.6", "0.8", "0.45")
 _EVEN = "even"
 
 DEFINITIONS = {
-    "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2",
+    "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2; heads"
+    " of a pruned model have their numbers in the whole model (`head_numbers`); `method.heads` counts from 0",
     "share": "attention to [CLS], [SEP], words of punctuation, the token itself, the previous token and the next token:"
     " mean over all attending tokens, including the first and the last (Clark et al. 2019, section 3); tokens of all"
     " sentences have the same weight",
@@ -89,6 +91,7 @@ class AttentionResults:
     """All measurements.
 
     Attributes:
+        numbers: the heads by layer.
         profile: each head's mean attention.
         divergence_AA: mean divergence of every two heads, in nats.
         divergence_tokens: number of tokens it is averaged over.
@@ -97,6 +100,7 @@ class AttentionResults:
         random: the same for random weights.
     """
 
+    numbers: HeadNumbers
     profile: HeadProfile
     divergence_AA: Floats
     divergence_tokens: int
@@ -113,7 +117,7 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
     """
     profile = results.profile
     layers, heads = profile.values["self"].shape
-    names = head_names(layers, heads)
+    names = head_names(results.numbers)
     counts = f"n = {profile.sentences:,} sentences, {profile.tokens:,} tokens"
     mostly_A = _mostly(profile)
     points_A2, stress = plane(results.divergence_AA)
@@ -139,6 +143,7 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
         "tokens": profile.tokens,
         "layers": layers,
         "heads": heads,
+        "head_numbers": numbers_from_1(results.numbers),
         "by_layer": {name: profile.layer_means(name) for name in profile.values},
         "by_head": profile.values,
         "even": profile.even,

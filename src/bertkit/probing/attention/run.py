@@ -18,7 +18,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import write_text
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pruning import require_equal_heads
+from bertkit.models.pruning import head_numbers, require_equal_heads
 from bertkit.probing.annotated import drawn, hashes_of
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances
@@ -28,7 +28,7 @@ from bertkit.probing.attention.measure import HeadSums, Maps, SpecialTokens, att
 from bertkit.probing.attention.report import DEFINITIONS, AttentionResults, PatternCounts, attention_report
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import existing, is_treebank
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.tasks.encoding import SequenceEncoder
@@ -59,7 +59,7 @@ class AttentionInput:
     trees: list[TreeExample] = field(default_factory=list)
 
 
-def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> ProbeResult:
+def probe_attention(request: ProbeArguments, settings: AttentionSettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:
@@ -68,7 +68,7 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
     """
     subject = request.subject()
     require_equal_heads(subject.model.encoder)
-    layers = len(pattern_points(subject.model))
+    pattern_points(subject.model)
     inputs = read_input(request, settings, subject)
     if not inputs.sentences:
         raise DataError(f"{', '.join(request.data)}: no sentence that the model can read ({inputs.notes})")
@@ -85,13 +85,13 @@ def probe_attention(request: ProbeRequest, settings: AttentionSettings) -> Probe
             pages.append(ViewedSentence([subject.tokenizer.token(int(i)) for i in sentence.ids_T], maps.of(0)))
         if not pages:
             return Report(summary, DEFINITIONS, findings)
-        page = viewer_page(subject.label, layers, summary["heads"], pages)
+        page = viewer_page(subject.label, results.numbers, pages)
         return Report(summary, DEFINITIONS, findings, {"viewer.html": lambda path: write_text(path, page)})
 
     return run_probe(request, settings, [subject], measure_all, data=inputs.hashes)
 
 
-def read_input(request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel) -> AttentionInput:
+def read_input(request: ProbeArguments, settings: AttentionSettings, subject: LoadedModel) -> AttentionInput:
     """The sentences, with their trees if all sources are treebanks."""
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     if not request.data or not all(map(is_treebank, request.data)):
@@ -105,7 +105,7 @@ def read_input(request: ProbeRequest, settings: AttentionSettings, subject: Load
 
 
 def measure(
-    request: ProbeRequest, settings: AttentionSettings, subject: LoadedModel, inputs: AttentionInput, engine: Engine
+    request: ProbeArguments, settings: AttentionSettings, subject: LoadedModel, inputs: AttentionInput, engine: Engine
 ) -> AttentionResults:
     """Run all passes over the sentences."""
     tokens = sum(sentence.ids_T.size for sentence in inputs.sentences)
@@ -128,8 +128,11 @@ def measure(
                 _add_trees(random, maps, inputs.trees)
                 done += len(maps.sentences)
                 meter.update(done)
+    profile = sums.profile()
+    layers, heads = profile.values["self"].shape
     return AttentionResults(
-        sums.profile(),
+        head_numbers(subject.model.encoder, layers=layers, heads=heads),
+        profile,
         distances.means(),
         distances.tokens,
         _patterns(subject, settings, inputs, engine),

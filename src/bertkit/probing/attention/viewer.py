@@ -16,6 +16,9 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
+from bertkit.models.pruning import HeadNumbers
+from bertkit.probing.attention.measure import numbers_from_1
+
 _STEPS = 255
 _TEMPLATE = "viewer.html"
 
@@ -33,17 +36,18 @@ class ViewedSentence:
     maps_Ann: Tensor
 
 
-def viewer_page(title: str, layers: int, heads: int, sentences: Sequence[ViewedSentence]) -> str:
+def viewer_page(title: str, numbers: HeadNumbers, sentences: Sequence[ViewedSentence]) -> str:
     """The page.
 
     Args:
         title: the model's name.
-        layers, heads: number of layers, and of heads per layer.
+        numbers: the heads by layer, equally many in each.
         sentences: at least one.
     """
     data = {
-        "layers": layers,
-        "heads": heads,
+        "layers": len(numbers),
+        "heads": len(numbers[0]),
+        "numbers": numbers_from_1(numbers),
         "sentences": [{"tokens": list(each.tokens), "maps": _packed(each.maps_Ann)} for each in sentences],
     }
     # No token may close the script element.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
+from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
 from bertkit.probing.attribution.explanations import GRADIENT_METHODS, ROLLOUT, Floats
 from bertkit.probing.attribution.identifiability import MAPS
 from bertkit.probing.attribution.measure import FARTHEST, GROUPS, OFFSETS, Contributions

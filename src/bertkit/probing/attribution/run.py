@@ -31,7 +31,7 @@ from bertkit.probing.attribution.report import (
     prediction_summary,
 )
 from bertkit.probing.report import Finding, Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 
 _LEAST_SENTENCES = 10
@@ -47,7 +47,7 @@ class AttributionInput:
     left_out: dict[str, Any] | None = None
 
 
-def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> ProbeResult:
+def probe_attribution(request: ProbeArguments, settings: AttributionSettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:
@@ -93,7 +93,7 @@ def probe_attribution(request: ProbeRequest, settings: AttributionSettings) -> P
     return run_probe(request, settings, [subject], measure, data=inputs.hashes or {})
 
 
-def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:
+def _read_input(request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:
     layer_points(subject.model)  # rejects a family without layers before a run is created
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
@@ -113,7 +113,7 @@ def _read_input(request: ProbeRequest, settings: AttributionSettings, subject: L
 
 
 def _jacobians(
-    request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
+    request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
 ) -> Contributions:
     engine = request.engine()
     model = subject.model.to(engine.device).eval()
@@ -130,7 +130,7 @@ def _jacobians(
 
 
 def _identifiability(
-    request: ProbeRequest, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
+    request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
 ) -> Identifiability:
     engine = request.engine()
     states = token_states(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.scoring_rules import EncodedTexts, MaskedRule, Original, ScoringRule, WithinWordLeftToRight
+from bertkit.models.scoring_rules import EncodedTexts, MaskedRule, ScoringRule, SingleMaskRule, WithinWordLeftToRight
 from bertkit.models.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
@@ -70,7 +70,7 @@ class _Text:
 
 def blank_rule(rule: type[ScoringRule]) -> type[ScoringRule]:
     """The rule for words in blanks, for a model whose texts are scored by the given rule."""
-    return WithinWordLeftToRight if rule is Original else rule
+    return WithinWordLeftToRight if rule is SingleMaskRule else rule
 
 
 def score_blanks(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertkit.evaluation.blimp import Outcome
-from bertkit.evaluation.figures import MARKERS, new_figure, plain
+from bertkit.evaluation.plots import MARKERS, new_figure, plain
 from bertkit.probing.behaviour.measure import SENSITIVITY, DiagnosticScores, accuracy, preference
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.text.tokenizer import Tokenizer

@@ -21,12 +21,12 @@ from bertkit.probing.behaviour import BehaviourSettings
 from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, score_blanks, score_diagnostic
 from bertkit.probing.behaviour.report import DEFINITIONS, diagnostic_findings, diagnostic_summary, pair_findings
 from bertkit.probing.report import Finding, Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
 from bertkit.tasks.diagnostics import Diagnostic, diagnostic_files, read_diagnostic
 from bertkit.tasks.minimal_pairs import BELOW, Paradigm
 
 
-def probe_behaviour(request: ProbeRequest, settings: BehaviourSettings) -> ProbeResult:
+def probe_behaviour(request: ProbeArguments, settings: BehaviourSettings) -> ProbeResult:
     """Score and write a run.
 
     Raises:
@@ -103,7 +103,7 @@ def _scored(
     diagnostic: Diagnostic,
     rule: type[ScoringRule],
     settings: BehaviourSettings,
-    request: ProbeRequest,
+    request: ProbeArguments,
 ) -> DiagnosticScores:
     """Each completion is scored once."""
     completions = dict.fromkeys(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.evaluation.figures import layer_ticks, lines, new_figure, plain
+from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
 from bertkit.probing.contextuality.measure import RANDOM_SETS, Floats, LayerFigures, Occurrences
 from bertkit.probing.report import Finding, Table
 

@@ -26,11 +26,11 @@ from bertkit.probing.contextuality.measure import (
 )
 from bertkit.probing.contextuality.report import DEFINITIONS, ContextualityScores, write_word2vec
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import TextEncoder
 
 
-def probe_contextuality(request: ProbeRequest, settings: ContextualitySettings) -> ProbeResult:
+def probe_contextuality(request: ProbeArguments, settings: ContextualitySettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:

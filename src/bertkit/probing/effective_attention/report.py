@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.probing.attention.measure import SpecialTokens
+from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
+from bertkit.models.pruning import head_numbers
+from bertkit.probing.attention.measure import SpecialTokens, head_names
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.sentences import EncodedSentence
@@ -85,11 +86,10 @@ class TextResult:
 
 @dataclass(frozen=True)
 class ExampleMaps:
-    """The layer and head in which raw and effective attention of a text differ most, with both maps."""
+    """The head, as layer-head, in which raw and effective attention of a text differ most, with both maps."""
 
     tokens: Sequence[str]
-    layer: int
-    head: int
+    head: str
     raw_nn: Floats
     effective_nn: Floats
 
@@ -101,9 +101,11 @@ class ExampleMaps:
         if not width < text.ids_T.size <= max(_EXAMPLE_TOKENS, width + 16):
             return None
         correlation_LN = torch.stack([correlations(each) for each in layers]).numpy()
-        layer, head = divmod(int(np.nanargmin(correlation_LN)), correlation_LN.shape[1])
+        layer, head = divmod(place := int(np.nanargmin(correlation_LN)), correlation_LN.shape[1])
         maps = (layers[layer].raw_Nnn[head].numpy(), layers[layer].effective_Nnn[head].numpy())
-        return cls([subject.tokenizer.token(int(i)) for i in text.ids_T], layer, head, *maps)
+        depth, heads = correlation_LN.shape
+        name = head_names(head_numbers(subject.model.encoder, layers=depth, heads=heads))[place]
+        return cls([subject.tokenizer.token(int(i)) for i in text.ids_T], name, *maps)
 
 
 def effective_report(
@@ -224,7 +226,7 @@ def _draw_kinds(title: str, table: Table) -> Figure:
 
 def _example(label: str, example: ExampleMaps) -> Finding:
     tokens, raw_nn, effective_nn = example.tokens, example.raw_nn, example.effective_nn
-    head = f"head {example.layer + 1}-{example.head + 1}"
+    head = f"head {example.head}"
     sentence = (
         f"Example: {head} of {label} on a text of {len(tokens)} tokens has raw attention from {raw_nn.min():.2f} to"
         f" {raw_nn.max():.2f} and effective attention from {effective_nn.min():.2f} to {effective_nn.max():.2f}."

@@ -16,13 +16,13 @@ from bertkit.probing.effective_attention import EffectiveAttentionSettings
 from bertkit.probing.effective_attention.measure import layer_attention, output_maps
 from bertkit.probing.effective_attention.report import DEFINITIONS, ExampleMaps, TextResult, effective_report
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
-def probe_effective_attention(request: ProbeRequest, settings: EffectiveAttentionSettings) -> ProbeResult:
+def probe_effective_attention(request: ProbeArguments, settings: EffectiveAttentionSettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.compression.head_importance import Floats
-from bertkit.evaluation.figures import heat_map, lines, new_figure, plain
+from bertkit.compression.head_importance import Floats, Int64s
+from bertkit.evaluation.plots import heat_map, lines, new_figure, plain
 from bertkit.metrics.regression import spearman_value
-from bertkit.probing.attention.measure import head_names
+from bertkit.models.pruning import HeadNumbers
+from bertkit.probing.attention.measure import head_names, numbers_from_1
 from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ TOLERANCE = 0.05
 _RANDOM = "random_"
 
 DEFINITIONS = {
+    "head": "layers and heads are counted from 1; heads of a pruned model have their numbers in the whole model"
+    " (`head_numbers`); `method.heads` counts from 0",
     "importance": "I_h = mean over examples x of |dL(x)/dxi_h| at xi = 1, with xi_h a factor on head h's output (Michel"
     " et al. 2019, section 4.1); the absolute value is taken per example, so the batch size has no effect",
     "importance_normalised": "I_h divided by the L2 norm of I over its layer; heads are ranked by it unless"
@@ -65,6 +68,7 @@ class HeadResults:
         ranked_LN: the one of the two that determines the order.
         worse_without_LN: how much worse the score is without each head.
         worse_alone_LN: how much worse it is with only this head in its layer.
+        numbers: the heads by layer.
         counts: number of heads removed after each pruning step.
         curves: scores after each step, by pruning order.
     """
@@ -80,6 +84,7 @@ class HeadResults:
     ranked_LN: Floats
     worse_without_LN: Floats
     worse_alone_LN: Floats
+    numbers: HeadNumbers
     counts: Sequence[int]
     curves: Mapping[str, Sequence[float]]
 
@@ -100,6 +105,12 @@ class HeadResults:
             return 0
         bad = np.flatnonzero(~(worse <= TOLERANCE * worse[-1]))
         return self.counts[int(bad[0]) - 1] if bad.size and bad[0] else 0
+
+    def best_left(self) -> Int64s:
+        """The number, from 1, of each layer's head whose score is best if it is the only one left."""
+        best_L1 = self.worse_alone_LN.argmin(axis=1)[:, None]
+        found: Int64s = np.take_along_axis(np.array(self.numbers), best_L1, axis=1)[:, 0] + 1
+        return found
 
     def rank_correlation(self) -> float | None:
         """Spearman's correlation of ranked importance and score lost without each head; None if one is constant."""
@@ -124,12 +135,13 @@ def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
         "examples": results.examples[0],
         "score_examples": results.examples[1],
         "score": results.before,
+        "head_numbers": numbers_from_1(results.numbers),
         "importance": results.importance_LN,
         "importance_normalised": results.normalised_LN,
         "worse_without": results.worse_without_LN,
         "heads_not_missed": int((results.worse_without_LN <= 0).sum()),
         "importance_and_ablation_spearman": results.rank_correlation(),
-        "best_head_left": results.worse_alone_LN.argmin(axis=1) + 1,
+        "best_head_left": results.best_left(),
         "worse_with_best_head_left": results.worse_alone_LN.min(axis=1),
         "pruned": list(results.counts),
         "pruning": dict(results.curves),
@@ -140,7 +152,7 @@ def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
 
 def _heads(results: HeadResults) -> Finding:
     worse, alone = results.worse_without_LN, results.worse_alone_LN
-    names = head_names(*worse.shape)
+    names = head_names(results.numbers)
     spearman = results.rank_correlation()
     correlation = "not defined" if spearman is None else f"{spearman:.2f}"
     sentence = (
@@ -151,7 +163,7 @@ def _heads(results: HeadResults) -> Finding:
         f" rank correlation of importance and ablation is {correlation}."
     )
     rank_A = np.argsort(np.argsort(-results.ranked_LN.ravel(), kind="stable")) + 1
-    layer_A, head_A = (place.ravel() + 1 for place in np.indices(worse.shape))
+    layer_A, head_A = np.indices(worse.shape)[0].ravel() + 1, np.ravel(results.numbers) + 1
     table = {
         "layer": layer_A,
         "head": head_A,
@@ -168,7 +180,7 @@ def _heads(results: HeadResults) -> Finding:
 
 
 def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
-    layers, heads = int(table["layer"][-1]), int(table["head"][-1])
+    layers, heads = int(table["layer"][-1]), int(np.max(table["head"]))
     width, height = max(9.0, 3 * (0.42 * heads + 1.2)), max(3.0, 0.36 * layers + 1.7)
     figure, axes = new_figure(title, panels=3, width=width, height=height)
     panels = {
@@ -177,8 +189,10 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
         "alone_worse_by": "worse by, with only this head in its layer",
     }
     for axis, (column, heading) in zip(axes, panels.items(), strict=True):
-        values_LN = np.reshape(table[column], (layers, heads))
-        least, most = float(np.nanmin(values_LN)), float(np.nanmax(values_LN))
+        # Pruned heads have no cell.
+        values_LN = np.ma.masked_all((layers, heads))
+        values_LN[np.subtract(table["layer"], 1), np.subtract(table["head"], 1)] = table[column]
+        least, most = float(np.nanmin(table[column])), float(np.nanmax(table[column]))
         largest = max(abs(least), abs(most))
         heat_map(
             axis,
@@ -205,7 +219,7 @@ def _one_left(results: HeadResults) -> Finding:
     )
     table = {
         "layer": range(1, len(least_L) + 1),
-        "best_head": worse.argmin(axis=1) + 1,
+        "best_head": results.best_left(),
         "score": results.scores(least_L),
         "worse_by": least_L,
         "worse_by_with_worst_head": worse.max(axis=1),

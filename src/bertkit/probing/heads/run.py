@@ -18,14 +18,14 @@ import numpy as np
 from bertkit.compression.head_importance import (
     Heads,
     Measure,
-    each_alone_in_its_layer,
+    ablate_all_but_one,
+    ablate_each_head,
     gated_score,
     head_importance,
-    least_first,
+    least_important_first,
     normalised_by_layer,
     pruned_counts,
     pruning_curve,
-    without_each,
 )
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
@@ -36,13 +36,14 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.pruning import head_numbers
 from bertkit.models.scoring_rules import QueryStream, check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss
 from bertkit.probing.heads.report import DEFINITIONS, HeadResults, heads_report
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import Split
@@ -68,7 +69,7 @@ class ScoredModel:
     summary: Mapping[str, Any]
 
 
-def probe_heads(request: ProbeRequest, settings: HeadsSettings) -> ProbeResult:
+def probe_heads(request: ProbeArguments, settings: HeadsSettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:
@@ -93,7 +94,7 @@ def probe_heads(request: ProbeRequest, settings: HeadsSettings) -> ProbeResult:
     return run_probe(request, settings, [scored.subject], measure, data=scored.data)
 
 
-def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: ScoredModel, heads: Heads) -> HeadResults:
+def measure_heads(request: ProbeArguments, settings: HeadsSettings, scored: ScoredModel, heads: Heads) -> HeadResults:
     """Importance, ablations and pruning curves."""
     train, test = scored.train, scored.test
     size = heads.shape[0] * heads.per_layer
@@ -104,13 +105,13 @@ def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: Scored
     ranked_LN = normalised_LN if settings.normalise == "layer" else importance_LN
     before = gated_score(test, heads, heads.all_on())
     with request.progress("ablation", size, "heads") as meter:
-        without_LN = without_each(test, heads, done=meter.update)
+        without_LN = ablate_each_head(test, heads, done=meter.update)
     with request.progress("one head left", size, "heads") as meter:
-        alone_LN = each_alone_in_its_layer(test, heads, done=meter.update)
+        alone_LN = ablate_all_but_one(test, heads, done=meter.update)
     draw = Draw(settings.seed, settings.kind)
     orders = {
-        "importance": least_first(ranked_LN),
-        "oracle": least_first(test.loss_of_score(before, without_LN)),
+        "importance": least_important_first(ranked_LN),
+        "oracle": least_important_first(test.loss_of_score(before, without_LN)),
         **{
             f"random_{number}": draw.permuted("order", np.arange(size), size=size, epoch=number)
             for number in range(1, settings.random_orders + 1)
@@ -133,12 +134,13 @@ def measure_heads(request: ProbeRequest, settings: HeadsSettings, scored: Scored
         ranked_LN=ranked_LN,
         worse_without_LN=test.loss_of_score(before, without_LN),
         worse_alone_LN=test.loss_of_score(before, alone_LN),
+        numbers=head_numbers(scored.subject.model.encoder, layers=heads.shape[0], heads=heads.per_layer),
         counts=counts,
         curves=curves,
     )
 
 
-def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
+def _words(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Score on words of a text."""
     rule = choose_rule(subject.model, source=subject.name)
     check_distribution(rule, source=subject.name)
@@ -165,7 +167,7 @@ def _words(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel)
     return ScoredModel(subject, train, test, f"{words} of text", parts.hashes, summary)
 
 
-def _halves(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
+def _halves(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Score a sentence embedder on retrieving sentences by halves."""
     parts = _two_parts(request, settings, subject)
     sentence_model = load_sentence_model(subject.directory)
@@ -187,7 +189,7 @@ class _Parts:
     left_out: dict[str, Any]
 
 
-def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> _Parts:
+def _two_parts(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel) -> _Parts:
     """The drawn sentences: some for scores, the others for importance."""
     texts = request.texts(most=settings.sentences + settings.score_sentences, seed=settings.seed, unique=True)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
@@ -205,7 +207,7 @@ def _two_parts(request: ProbeRequest, settings: HeadsSettings, subject: LoadedMo
     return _Parts(train, test, texts.hashes, left_out(encoder.notes))
 
 
-def _task(request: ProbeRequest, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
+def _task(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Score on the task that the model was fine-tuned on."""
     name = subject.name
     directory = encoder_directory(find_model(name, offline=request.offline))

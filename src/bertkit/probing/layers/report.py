@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.evaluation.figures import MARKERS, layer_ticks, lines, new_figure, plain
+from bertkit.evaluation.plots import MARKERS, layer_ticks, lines, new_figure, plain
 from bertkit.probing.layers.data import LayerTask
 from bertkit.probing.layers.measure import Code, Floats, centre_of_gravity, divergence_from_uniform, expected_layer
 from bertkit.probing.report import Finding, Table, table_of

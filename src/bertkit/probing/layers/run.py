@@ -30,7 +30,7 @@ from bertkit.probing.layers.data import LayerTask, Pair, check_tasks, chosen_tas
 from bertkit.probing.layers.measure import Floats, Items, LinearProbe, accuracy, control_labels, online_code
 from bertkit.probing.layers.report import DEFINITIONS, LayerScore, LayersScores, TaskResult
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import existing
 from bertkit.probing.sentences import TextEncoder
 from bertkit.probing.state_store import StateStore
@@ -50,7 +50,7 @@ class AnnotatedFile:
         return sum(len(sentence.words) for sentence, _ in self.pairs[:sentences])
 
 
-def probe_layers(request: ProbeRequest, settings: LayersSettings) -> ProbeResult:
+def probe_layers(request: ProbeArguments, settings: LayersSettings) -> ProbeResult:
     """Train on annotated files, test on one further file for each or on a held-out fifth of each, and write a run.
 
     Raises:
@@ -113,7 +113,7 @@ class _Measurement:
 
     def __init__(
         self,
-        request: ProbeRequest,
+        request: ProbeArguments,
         settings: LayersSettings,
         subject: LoadedModel,
         points: Sequence[str],

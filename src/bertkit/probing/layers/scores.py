@@ -11,12 +11,12 @@ from bertkit.probing.annotated import check_store, kept_states, width_of
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.measure import LinearProbe, accuracy
 from bertkit.probing.layers.run import read_files
-from bertkit.probing.run import ProbeRequest
+from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentence_sources import existing
 from bertkit.probing.sentences import TextEncoder
 
 
-def layer_scores(request: ProbeRequest, settings: LayersSettings) -> dict[str, list[float]]:
+def layer_scores(request: ProbeArguments, settings: LayersSettings) -> dict[str, list[float]]:
     """Each task's score by layer, the embeddings first: conlleval's F1 for chunks, else accuracy.
 
     Uses the same probes on the same sentences as `probe_layers`. Nothing is written except temporary states.

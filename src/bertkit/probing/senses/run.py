@@ -28,7 +28,7 @@ from bertkit.probing.annotated import (
     width_of,
 )
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.senses import Candidates, SensesSettings
 from bertkit.probing.senses.measure import (
     FrequentSenses,
@@ -83,7 +83,7 @@ def group_of(mark: SenseMark, word: str, candidates: Candidates) -> str:
     return mark.lemma if candidates == "lemma" else f"{mark.lemma}/{mark.pos}"
 
 
-def probe_senses(request: ProbeRequest, settings: SensesSettings) -> ProbeResult:
+def probe_senses(request: ProbeArguments, settings: SensesSettings) -> ProbeResult:
     """Disambiguate the words of test files, or of a held-out fifth of the one file's sentences, and write a run.
 
     Raises:

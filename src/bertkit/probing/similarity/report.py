@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.evaluation.figures import heat_map, new_figure
 from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.evaluation.plots import heat_map, new_figure
 from bertkit.probing.report import Finding, table_of
 from bertkit.probing.similarity.measure import Floats, Similarities
 

@@ -20,7 +20,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import drawn
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import CutInto, EncodedSentence, TextEncoder
 from bertkit.probing.similarity import SimilaritySettings
 from bertkit.probing.similarity.measure import similarities
@@ -52,7 +52,7 @@ class CommonWords:
     available: int
 
 
-def probe_similarity(request: ProbeRequest, settings: SimilaritySettings) -> ProbeResult:
+def probe_similarity(request: ProbeArguments, settings: SimilaritySettings) -> ProbeResult:
     """Measure and write a run.
 
     Raises:

@@ -29,7 +29,7 @@ from bertkit.probing.annotated import (
     width_of,
 )
 from bertkit.probing.report import Report
-from bertkit.probing.run import ProbeRequest, ProbeResult, left_out, run_probe
+from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import existing, is_treebank
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
@@ -53,7 +53,7 @@ _HELD_OUT = 0.1
 
 
 @dataclass(frozen=True)
-class Bank:
+class TreebankSplits:
     """The sentences with their trees: those for training, those that decide when to stop, those for testing."""
 
     pairs: Sequence[tuple[TreeExample, EncodedSentence]]
@@ -77,7 +77,7 @@ class Bank:
         return [Treebank(states[a:b], self.trees[a:b]) for a, b in pairwise(ends)]
 
 
-def probe_structure(request: ProbeRequest, settings: StructureSettings) -> ProbeResult:
+def probe_structure(request: ProbeArguments, settings: StructureSettings) -> ProbeResult:
     """Train on a treebank, test on another one or on a held-out fifth, and write a run.
 
     Raises:
@@ -111,7 +111,7 @@ def probe_structure(request: ProbeRequest, settings: StructureSettings) -> Probe
 
 def _bank(
     subject: LoadedModel, settings: StructureSettings, path: Path, test_path: Path | None = None
-) -> tuple[Bank, TextEncoder]:
+) -> tuple[TreebankSplits, TextEncoder]:
     examples = read_trees(path)
     others = None if test_path is None else read_trees(test_path)
     draw = Draw(settings.seed, settings.kind)
@@ -126,11 +126,15 @@ def _bank(
     order = np.argsort(draw.uniform("stop", sample=np.arange(len(train_pairs))), kind="stable").tolist()
     pairs = [*(train_pairs[number] for number in order), *test_pairs]
     trees = [GoldTree.of(example.heads, np.array([tag != "PUNCT" for tag in example.tags])) for example, _ in pairs]
-    return Bank(pairs, trees, len(train_pairs) - held_out, held_out), encoder
+    return TreebankSplits(pairs, trees, len(train_pairs) - held_out, held_out), encoder
 
 
 def _measure(
-    request: ProbeRequest, settings: StructureSettings, subject: LoadedModel, points: Sequence[str], bank: Bank
+    request: ProbeArguments,
+    settings: StructureSettings,
+    subject: LoadedModel,
+    points: Sequence[str],
+    bank: TreebankSplits,
 ) -> StructureScores:
     ranks = sorted(set(settings.ranks or _powers(settings.rank)))
     test_trees = [tree for _, tree in bank.test]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bertkit.tasks.augmentation.base import Augmentation, Surroundings
+from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext
 from bertkit.tasks.augmentation.cache import augmented_examples
 from bertkit.tasks.augmentation.masked_lm import MaskedLMWords
 from bertkit.tasks.augmentation.masking import Masking
@@ -17,8 +17,8 @@ AnyAugmentation = Annotated[Masking | MaskedLMWords, Field(discriminator="name")
 __all__ = [
     "AnyAugmentation",
     "Augmentation",
+    "AugmentationContext",
     "MaskedLMWords",
     "Masking",
-    "Surroundings",
     "augmented_examples",
 ]

@@ -30,7 +30,7 @@ Variant = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class AugmentationContext:
     """The environment of an augmentation.
 
     Attributes:
@@ -71,7 +71,7 @@ class Augmentation(Settings, ABC):
             yield UnreadKey("labels", "the student has no loss on labels", "give distillation.labels a weight")
 
     @abstractmethod
-    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> Augmenter:
+    def augmenter(self, examples: Sequence[TextExample], surroundings: AugmentationContext) -> Augmenter:
         """Load everything that the method needs.
 
         Args:
@@ -85,7 +85,9 @@ class Augmentation(Settings, ABC):
     def reads(self, *, offline: bool) -> dict[str, str]:
         """The sha256 of each file or model that is read, by the setting that names it."""
 
-    def augmented(self, examples: Sequence[TextExample], surroundings: Surroundings | None = None) -> list[TextExample]:
+    def augmented(
+        self, examples: Sequence[TextExample], surroundings: AugmentationContext | None = None
+    ) -> list[TextExample]:
         """The examples in order, each followed by its copies; `cache.augmented_examples` stores them on disk.
 
         A copy's id is the example's, a slash and the copy's number from 1; a copy that is equal to its example or to
@@ -94,7 +96,7 @@ class Augmentation(Settings, ABC):
         Raises:
             DataError: a file or a model is invalid.
         """
-        augmenter = self.augmenter(examples, surroundings or Surroundings())
+        augmenter = self.augmenter(examples, surroundings or AugmentationContext())
         return self.with_copies(examples, augmenter.variants(examples))
 
     def with_copies(self, examples: Sequence[TextExample], variants: Sequence[Sequence[Variant]]) -> list[TextExample]:

@@ -18,7 +18,7 @@ from bertkit.errors import DataError
 from bertkit.files import read_json, sha256_of, write_json, write_text
 from bertkit.json_input import parse_json
 from bertkit.progress import Progress, silent_progress
-from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, settings_of
+from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext, Augmenter, settings_of
 from bertkit.tasks.examples import MaskedText, TextExample
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def augmented_examples(
     augmentation: Augmentation,
     *,
     cache: Path,
-    surroundings: Surroundings | None = None,
+    surroundings: AugmentationContext | None = None,
     progress: Progress | None = None,
     block_examples: int = BLOCK_EXAMPLES,
 ) -> list[TextExample]:
@@ -52,7 +52,7 @@ def augmented_examples(
     Raises:
         DataError: a file or a model is invalid, or the cached file is damaged and cannot be removed.
     """
-    surroundings = surroundings or Surroundings()
+    surroundings = surroundings or AugmentationContext()
     identity = augmented_identity(examples, augmentation, surroundings)
     directory = cache / "augmented" / identity[:32]
     path = directory / EXAMPLES_FILE
@@ -101,7 +101,9 @@ def augmented_examples(
     return found
 
 
-def augmented_identity(examples: Sequence[TextExample], augmentation: Augmentation, surroundings: Surroundings) -> str:
+def augmented_identity(
+    examples: Sequence[TextExample], augmentation: Augmentation, surroundings: AugmentationContext
+) -> str:
     """sha256 (hex) of everything that determines the result."""
     digest = hashlib.sha256()
     record = {

@@ -37,9 +37,9 @@ from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.settings import UnreadKey
-from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext, Augmenter, Variant, address, content_hash
 from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS
-from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.augmentation.words import WordSplitText
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.text.lexicon import read_lexicon
@@ -97,7 +97,7 @@ class MaskedLMWords(Augmentation):
         if self.word_vectors is None:
             yield UnreadKey("vector_words", "augmentation.word_vectors names no file", "give word_vectors")
 
-    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskedLMAugmenter:
+    def augmenter(self, examples: Sequence[TextExample], surroundings: AugmentationContext) -> MaskedLMAugmenter:
         directory = self._directory(offline=surroundings.offline)
         model, _ = load_model(directory)
         if _HEAD not in model.head_names:
@@ -160,7 +160,7 @@ class MaskedLMAugmenter(Augmenter):
 
     def candidates(self, texts: Sequence[str]) -> list[Candidates]:
         """The candidates for each text's words; words that are not replaced are left out."""
-        cuts = [CutText.of(text).words for text in texts]
+        cuts = [WordSplitText.of(text).words for text in texts]
         chosen = [[number for number, word in enumerate(words) if self._may_change(word)] for words in cuts]
         proposed = self.proposer.propose(cuts, chosen)
         found: list[Candidates] = []
@@ -190,7 +190,7 @@ class MaskedLMAugmenter(Augmenter):
 
     def _altered(self, text: str, side: int, candidates: Candidates, example: int) -> list[str]:
         """N copies of one text of an example."""
-        cut, copies = CutText.of(text), self.settings.copies
+        cut, copies = WordSplitText.of(text), self.settings.copies
         numbers = list(candidates)
         if not numbers:
             return [text] * copies

@@ -25,9 +25,9 @@ from pydantic import Field, model_validator
 
 from bertkit.data.random import Draw
 from bertkit.settings import UnreadKey
-from bertkit.tasks.augmentation.base import Augmentation, Augmenter, Surroundings, Variant, address, content_hash
+from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext, Augmenter, Variant, address, content_hash
 from bertkit.tasks.augmentation.word_classes import WordClasses, count_words, learnt_classes, read_tags
-from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.augmentation.words import WordSplitText
 from bertkit.tasks.examples import TextExample
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Masking(Augmentation):
             raise ValueError(f"mask and same_tag add up to {self.mask + self.same_tag:g}; their sum may be at most 1")
         return self
 
-    def augmenter(self, examples: Sequence[TextExample], surroundings: Surroundings) -> MaskingAugmenter:
+    def augmenter(self, examples: Sequence[TextExample], surroundings: AugmentationContext) -> MaskingAugmenter:
         texts = [text for example in examples for text in (example.text, example.text_pair) if text is not None]
         class_of: dict[str, str] = {}
         if self.tags is not None and self.same_tag > 0:
@@ -134,7 +134,7 @@ class MaskingAugmenter(Augmenter):
             copies: C.
             example: the number that determines its draws.
         """
-        cut, settings = CutText.of(text), self.settings
+        cut, settings = WordSplitText.of(text), self.settings
         words = cut.words
         if not words:
             return [text] * copies

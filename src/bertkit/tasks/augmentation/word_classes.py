@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.tasks.augmentation.words import CutText
+from bertkit.tasks.augmentation.words import WordSplitText
 from bertkit.tasks.readers.columns import CONLLU_FIELDS, UPOS, WORD
 from bertkit.text.lines import read_lines
 
@@ -105,7 +105,7 @@ class WordClasses:
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """How often each word occurs."""
-    return Counter(chain.from_iterable(CutText.of(text).words for text in texts))
+    return Counter(chain.from_iterable(WordSplitText.of(text).words for text in texts))
 
 
 def read_tags(path: Path) -> dict[str, str]:
@@ -145,7 +145,7 @@ def learnt_classes(texts: Sequence[str]) -> dict[str, str]:
     Returns:
         A class's number, as text, by word.
     """
-    sentences = [CutText.of(text).words for text in texts]
+    sentences = [WordSplitText.of(text).words for text in texts]
     counts = Counter(chain.from_iterable(sentences))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     words = [word for word in ranked[:KNOWN_WORDS] if counts[word] >= LEAST_COUNT]

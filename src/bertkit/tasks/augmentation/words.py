@@ -17,7 +17,7 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class CutText:
+class WordSplitText:
     """A text and the positions of its words.
 
     Attributes:
@@ -29,7 +29,7 @@ class CutText:
     spans: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, text: str) -> CutText:
+    def of(cls, text: str) -> WordSplitText:
         return cls(text, tuple(match.span() for match in _WORD.finditer(text)))
 
     @property

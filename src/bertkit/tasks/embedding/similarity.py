@@ -26,7 +26,7 @@ _ROWS = 512
 """Number of anchors that are compared with all positives at once."""
 
 
-class ComparedBy(Enum):
+class PairEvaluation(Enum):
     """How examples are evaluated."""
 
     SCORES = "scores"
@@ -34,16 +34,16 @@ class ComparedBy(Enum):
     PAIRS = "pairs"
 
 
-def compared(examples: Sequence[SentenceExample]) -> ComparedBy | None:
+def compared(examples: Sequence[SentenceExample]) -> PairEvaluation | None:
     """How these examples are evaluated; None for single texts and for pairs with classes."""
     counts = {len(each.texts) for each in examples}
     if min(counts, default=0) > 2:
-        return ComparedBy.TRIPLETS
+        return PairEvaluation.TRIPLETS
     if counts != {2}:
         return None
     if all(isinstance(each.label, int | float) for each in examples):
-        return ComparedBy.SCORES
-    return ComparedBy.PAIRS if all(each.label is None for each in examples) else None
+        return PairEvaluation.SCORES
+    return PairEvaluation.PAIRS if all(each.label is None for each in examples) else None
 
 
 def reference(example: SentenceExample) -> Any:
@@ -61,13 +61,13 @@ def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any
         outputs: the vectors of each example's texts, (A, E).
     """
     kind = compared(examples)
-    if kind is ComparedBy.PAIRS:
+    if kind is PairEvaluation.PAIRS:
         return _nearest_of_all(examples, outputs)
     found = []
     for example, vectors_AE in zip(examples, outputs, strict=True):
         normal_AE = _normal(vectors_AE)
         cosines = (normal_AE[1:] @ normal_AE[0]).tolist()
-        if kind is ComparedBy.TRIPLETS:
+        if kind is PairEvaluation.TRIPLETS:
             best = int(np.argmax(cosines))
             # If a negative is equally near, the positive does not win.
             wins = best == 0 and cosines.count(cosines[0]) == 1

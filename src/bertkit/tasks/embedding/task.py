@@ -31,13 +31,13 @@ from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.sentence import PoolingMode, pool
 from bertkit.models.sentence_files import write_sentence_files
-from bertkit.tasks.base import Account, Features, FeatureWriter, Prediction, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
 from bertkit.tasks.embedding.losses.tsdae import predicted_tokens
-from bertkit.tasks.embedding.similarity import ACCURACY, ComparedBy, compared, predicted, reference
+from bertkit.tasks.embedding.similarity import ACCURACY, PairEvaluation, compared, predicted, reference
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.tasks.label_ids import label_ids
@@ -48,10 +48,10 @@ MODULE = "loss"
 """The name of the companion that the loss trains with the model and that is dropped after training."""
 
 
-METRICS_OF: Mapping[ComparedBy | None, tuple[str, ...]] = {
-    ComparedBy.SCORES: ("spearman", "pearson"),
-    ComparedBy.TRIPLETS: (ACCURACY,),
-    ComparedBy.PAIRS: (ACCURACY,),
+METRICS_OF: Mapping[PairEvaluation | None, tuple[str, ...]] = {
+    PairEvaluation.SCORES: ("spearman", "pearson"),
+    PairEvaluation.TRIPLETS: (ACCURACY,),
+    PairEvaluation.PAIRS: (ACCURACY,),
 }
 """The scores for each way of evaluating examples."""
 
@@ -129,7 +129,7 @@ class Embedding(Task):
             labels[LABEL] = target
         words = {WORD: words_of_tokens(texts, encoder)} if self.objective.rebuilds_text else None
         labelled = self.metrics == METRICS_OF.get(compared(examples))
-        return writer.finish(Account(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
+        return writer.finish(EncodedTokenCounts(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
         """Check that the loss can be computed for these examples.

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.text.file_format import delimiter_in_words, delimiter_of
 from bertkit.text.lines import MAX_LINE_BYTES
 
@@ -32,9 +32,9 @@ def rows_of_lines(
     place: str,
     *,
     tabs: bool,
-    reading: TableReading | None = None,
+    reading: TableReadOptions | None = None,
     quoted: bool | None = None,
-    left_out: LeftOut | None = None,
+    left_out: SkippedRows | None = None,
 ) -> RowsOrBad:
     """The rows of CSV or TSV by the columns named in the first line.
 
@@ -50,8 +50,8 @@ def rows_of_lines(
         DataError: a delimiter that is not in the first line, or a column named twice; and for a row that is not left
             out, unbalanced quotes, or a number of fields that differs from the first line's.
     """
-    reading = reading or TableReading()
-    left_out = left_out or LeftOut(skip_bad=False)
+    reading = reading or TableReadOptions()
+    left_out = left_out or SkippedRows(skip_bad=False)
     first = next(lines, None)
     if first is None:
         return
@@ -106,7 +106,9 @@ def _plain_fields(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]
     return ((number, line.split(delimiter) if line else []) for number, line in lines)
 
 
-def _csv_fields(lines: Lines, place: str, delimiter: str, left_out: LeftOut) -> Iterator[tuple[int, list[str] | None]]:
+def _csv_fields(
+    lines: Lines, place: str, delimiter: str, left_out: SkippedRows
+) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of CSV with the number of their first line; blank lines have no field, a bad row is None.
 
     An unclosed quote extends a field over all lines up to the next quote, or to the end. Only the line that it is in is

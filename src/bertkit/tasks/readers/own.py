@@ -16,7 +16,7 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, Split, TaggedExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
-from bertkit.tasks.readers.reading import NO_LABEL_REASON, LeftOut, TableReading
+from bertkit.tasks.readers.read_options import NO_LABEL_REASON, SkippedRows, TableReadOptions
 from bertkit.tasks.readers.sentences import read_sentences
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in
@@ -27,7 +27,7 @@ _WORDS = ("words", "tokens")
 _TAGS = ("tags", "ner_tags")
 
 
-def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReading | None = None) -> Split:
+def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReadOptions | None = None) -> Split:
     """Read one split of a user's data.
 
     - classification, regression, multi_label: a table (`read_texts`).
@@ -41,8 +41,8 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
         UsageError: an unknown kind, a file ending that the kind does not support, or settings that it does not use.
         DataError: the file is invalid; the message names the place.
     """
-    columns, reading = columns or Columns(), reading or TableReading()
-    readers: dict[str, Callable[[Path, Columns, TableReading], Split]] = {
+    columns, reading = columns or Columns(), reading or TableReadOptions()
+    readers: dict[str, Callable[[Path, Columns, TableReadOptions], Split]] = {
         "tagging": _read_tagged,
         "span": _read_spans,
         "choice": _read_choices,
@@ -55,13 +55,13 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     return read_texts(path, kind, columns, reading)
 
 
-def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
+def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions | None = None) -> Split:
     """As `read_own`, with the labels if every row has one, otherwise without.
 
     Raises:
         UsageError, DataError: as `read_own`; an invalid label is an error.
     """
-    reading = reading or TableReading()
+    reading = reading or TableReadOptions()
     without = columns.model_copy(update={"label": None})
     column = columns.label
     if column is None or kind in ("span", "embedding") or not _has_column(path, kind, columns, reading):
@@ -76,12 +76,12 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
     return replace(whole, notes=notes, named=named)
 
 
-def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReading) -> bool:
+def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions) -> bool:
     """Whether any row of a table has a label; CoNLL columns always contain the tags."""
     assert columns.label is not None
     if kind == "tagging" and _bare(path).suffix != ".jsonl":
         return True
-    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
     names = _preferred(columns.label, "label", _TAGS) if kind == "tagging" else (columns.label,)
     return any(name in row for _, row in rows if row is not None for name in names)
 
@@ -90,7 +90,7 @@ def _bare(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in COMPRESSIONS else path
 
 
-def _read_spans(path: Path, columns: Columns, reading: TableReading) -> Split:
+def _read_spans(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     reading.only(path)
     _refuse_group(path, columns, "questions about one context")
     return read_squad(path, encoding=reading.encoding)
@@ -104,7 +104,7 @@ def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
         )
 
 
-def _read_tagged(path: Path, columns: Columns, reading: TableReading) -> Split:
+def _read_tagged(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     bare = _bare(path)
     if bare.suffix == ".jsonl":
         return _read_tagged_objects(path, columns, reading)
@@ -115,7 +115,7 @@ def _read_tagged(path: Path, columns: Columns, reading: TableReading) -> Split:
     return (read_conllu if bare.suffix == ".conllu" else read_conll)(path, encoding=reading.encoding)
 
 
-def _read_tagged_objects(path: Path, columns: Columns, reading: TableReading) -> Split:
+def _read_tagged_objects(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     """JSON Lines of `{"words": [...], "tags": [...]}`, or `tokens` and `ner_tags`, or as `columns` names them.
 
     A field `document` (a name or number) groups sentences; they must be consecutive.
@@ -168,7 +168,7 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
     )
 
 
-def _read_choices(path: Path, columns: Columns, reading: TableReading) -> Split:
+def _read_choices(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     def example(record: dict[str, Any], name: str, where: str) -> ChoiceExample:
         given = [field(record, each, where) for each in columns.endings]
         endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(columns.endings)}")

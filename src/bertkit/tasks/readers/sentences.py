@@ -13,14 +13,14 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import SentenceExample, Split
 from bertkit.tasks.readers.common import Notes, field, kind_of, number_in, numbered_lines, text_in
-from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, rows_or_bad
 from bertkit.text.lines import COMPRESSIONS
 
 BLANK = "blank lines (left out)"
 
 
-def read_sentences(path: Path, columns: Columns, reading: TableReading) -> Split:
+def read_sentences(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     """Read `.txt` (one text per line) or a table.
 
     A label column with the default name may be absent; negatives may be columns of texts or of lists. All examples must
@@ -74,12 +74,12 @@ def _label(value: Any, where: str) -> str | float | tuple[float, ...]:
         return label_name(value, where)
 
 
-def _has_column(path: Path, name: str | None, reading: TableReading) -> bool:
-    rows = rows_or_bad(path, reading, LeftOut(skip_bad=reading.skip_bad_rows))
+def _has_column(path: Path, name: str | None, reading: TableReadOptions) -> bool:
+    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
     return any(name in row for _, row in rows if row is not None)
 
 
-def _lines(path: Path, reading: TableReading) -> Split:
+def _lines(path: Path, reading: TableReadOptions) -> Split:
     notes = Notes()
     examples = []
     for number, line in numbered_lines(path, reading.encoding):

@@ -1,6 +1,6 @@
 """A user's own table: CSV, TSV, JSON Lines or Parquet with columns of texts and a column of labels.
 
-The file's ending gives the format; delimited.py splits CSV and TSV into fields, reading.py has the settings.
+The file's ending gives the format; delimited.py splits CSV and TSV into fields, read_options.py has the settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bertkit.tasks.readers.common import (
     text_in,
 )
 from bertkit.tasks.readers.delimited import Lines, RowsOrBad, is_quoted, rows_of_lines
-from bertkit.tasks.readers.reading import LeftOut, TableReading
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.text.lines import COMPRESSIONS
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Columns(Settings):
         return None if self.label == type(self).model_fields["label"].default else self.label
 
 
-def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReading | None = None) -> Split:
+def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions | None = None) -> Split:
     """Read texts or pairs with labels (classification), scores (regression) or sets of labels (multi-label).
 
     Labels are strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list if the format has lists.
@@ -86,7 +86,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReading |
         DataError: a missing column (near names given), an empty text, a score that is not a finite number, a wrong
             field count, or a file without rows.
     """
-    reading = reading or TableReading()
+    reading = reading or TableReadOptions()
     notes, tabs = Notes(), _kind(path) == ".tsv"
 
     def example(record: dict[str, Any], name: str, where: str) -> TextExample:
@@ -108,7 +108,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReading |
 def read_rows(
     path: Path,
     columns: Columns,
-    reading: TableReading,
+    reading: TableReadOptions,
     example: Callable[[dict[str, Any], str, str], Labelled],
     notes: Notes,
 ) -> Split:
@@ -125,7 +125,7 @@ def read_rows(
         UsageError: an unknown file ending.
         DataError: an invalid row that is not left out, or too many that are.
     """
-    left_out = LeftOut(skip_bad=reading.skip_bad_rows)
+    left_out = SkippedRows(skip_bad=reading.skip_bad_rows)
     rows: list[tuple[str, Labelled, str]] = []
     for number, (where, record) in enumerate(rows_or_bad(path, reading, left_out)):
         if record is None:
@@ -147,7 +147,7 @@ def _label_of(example: TextExample | TaggedExample | ChoiceExample | SentenceExa
     return example.tags if isinstance(example, TaggedExample) else example.label
 
 
-def _group(record: dict[str, Any], column: str, where: str, reading: TableReading) -> str:
+def _group(record: dict[str, Any], column: str, where: str, reading: TableReadOptions) -> str:
     """The row's group; if it has none, its place, so that it is alone in its group."""
     value = field(record, column, where)
     return where if value is None or reading.is_missing(value) or not str(value).strip() else str(value).strip()
@@ -168,11 +168,11 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         UsageError: an unknown file ending.
         DataError: unreadable, no header, a column named twice, or a row whose number of fields differs from the header.
     """
-    rows = rows_or_bad(path, TableReading(), LeftOut(skip_bad=False))
+    rows = rows_or_bad(path, TableReadOptions(), SkippedRows(skip_bad=False))
     return ((where, record) for where, record in rows if record is not None)
 
 
-def rows_or_bad(path: Path, reading: TableReading, left_out: LeftOut) -> RowsOrBad:
+def rows_or_bad(path: Path, reading: TableReadOptions, left_out: SkippedRows) -> RowsOrBad:
     """The rows of a table, as `table_rows`; a bad row that is left out is noted and is None here.
 
     Args:
@@ -203,7 +203,7 @@ def rows_or_bad(path: Path, reading: TableReading, left_out: LeftOut) -> RowsOrB
     )
 
 
-def _table_lines(path: Path, reading: TableReading, errors: str) -> Lines:
+def _table_lines(path: Path, reading: TableReadOptions, errors: str) -> Lines:
     """The lines of a CSV or TSV; if the first one contains carriage returns, these end lines, as on the first Macs."""
     lines = numbered_lines(path, reading.encoding, errors)
     first = next(lines, None)
@@ -216,7 +216,7 @@ def _table_lines(path: Path, reading: TableReading, errors: str) -> Lines:
     yield from enumerate(parts, start=1)
 
 
-def _objects(lines: Lines, path: Path, left_out: LeftOut) -> RowsOrBad:
+def _objects(lines: Lines, path: Path, left_out: SkippedRows) -> RowsOrBad:
     """The objects of JSON Lines; blank lines are skipped."""
     for number, line in lines:
         if not line or line.isspace():
@@ -255,7 +255,7 @@ def _parquet_rows(path: Path) -> RowsOrBad:
         raise DataError(f"{path}: not a readable Parquet file: {first_line(fault)}") from fault
 
 
-def is_absent(value: Any, kind: Kind, reading: TableReading) -> bool:
+def is_absent(value: Any, kind: Kind, reading: TableReadOptions) -> bool:
     """Whether the row has no label: nothing, NaN (as data frames write it), or a value that marks a missing one.
 
     An empty cell of a multi-label column means that no label applies.

@@ -26,7 +26,7 @@ _KEYS = {
 _OF_EVERY_SCHEDULE = ("peak", "warmup_steps", "warmup_share")
 
 
-def with_new_keys(own: dict[str, Located], base: Located | None = None) -> dict[str, Located]:
+def upgrade_keys(own: dict[str, Located], base: Located | None = None) -> dict[str, Located]:
     """The settings of one file with the present keys.
 
     Args:

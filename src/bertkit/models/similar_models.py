@@ -17,7 +17,7 @@ _MARKS = (RECORD, "config.json", "modules.json")
 _MOST = 3
 
 
-def looks_local(model: str) -> bool:
+def is_local_name(model: str) -> bool:
     """Whether a name can only be a path: it begins like one, has more parts than a Hub id, or is below a directory of
     runs or models."""
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
@@ -26,7 +26,7 @@ def looks_local(model: str) -> bool:
     return bool(slash) and (parent == os.environ.get("BERTKIT_RUNS", "runs") or bool(_children(Path(parent))))
 
 
-def near_models(path: Path) -> str:
+def similar_models(path: Path) -> str:
     """Runs and models similar to a path that does not exist, as the end of an error message."""
     near = close_names(path)
     if near:

@@ -23,7 +23,7 @@ _TRAINING = ("finetune", "distill", "pretrain")
 log = logging.getLogger(__name__)
 
 
-def continued_in(run: RunDirectory, directory: Path | None) -> RunDirectory:
+def run_in_directory(run: RunDirectory, directory: Path | None) -> RunDirectory:
     """The run itself, or a copy of it in another directory.
 
     Args:

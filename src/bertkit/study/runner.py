@@ -14,22 +14,22 @@ from typing import Any
 from bertkit.errors import StoppedError
 from bertkit.jobs.job import Job
 from bertkit.progress import Progress
+from bertkit.study.context import StudyContext, carry_out_job
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.results import ChosenSetting, choose, study_results
 from bertkit.study.study_runs import StudyRun, candidates_of
-from bertkit.study.workplace import Workplace, carry_out_job
 from bertkit.training.run import OnStart
 from bertkit.training.run_jobs import run_jobs, until
 
 log = logging.getLogger(__name__)
 
 
-class StudyWork:
+class StudyRunner:
     """All runs of one study.
 
     Args:
         planned: the study.
-        workplace: trains and measures its runs.
+        context: trains and measures its runs.
         costs: result of `PlannedStudy.costs`.
         progress: the display.
         on_start: called with the directory of each run before its training starts.
@@ -38,12 +38,12 @@ class StudyWork:
     def __init__(
         self,
         planned: PlannedStudy,
-        workplace: Workplace,
+        context: StudyContext,
         costs: Mapping[str, Any],
         progress: Progress,
         on_start: OnStart,
     ) -> None:
-        self.planned, self.workplace, self.costs = planned, workplace, costs
+        self.planned, self.context, self.costs = planned, context, costs
         self.progress, self.on_start, self.engine = progress, on_start, planned.study.engine
         self.runs = planned.runs()
 
@@ -76,7 +76,7 @@ class StudyWork:
         """The scores of a finished run, with its directory."""
         document = self._scores(study_run)
         assert document is not None
-        return {**document, "run": str(self.workplace.run_of(study_run).relative_to(self.workplace.directory))}
+        return {**document, "run": str(self.context.run_of(study_run).relative_to(self.context.directory))}
 
     def _carry_out(self, study_runs: Sequence[StudyRun]) -> None:
         """Train and measure the unfinished runs."""
@@ -87,26 +87,26 @@ class StudyWork:
         ]
         try:
             if self.engine.is_parallel:
-                minutes, directory = self.workplace.minutes_left(), self.workplace.directory
+                minutes, directory = self.context.minutes_left(), self.context.directory
                 run_jobs(self.engine, self._jobs(left), directory, minutes_left=minutes)
                 return
             for study_run, steps in left:
-                if self.workplace.minutes_left() == 0:
+                if self.context.minutes_left() == 0:
                     raise StoppedError("stopped by the time limit between two runs")
                 self._announce(study_run, steps)
-                self.workplace.carry_out(study_run, steps, progress=self.progress, on_start=self.on_start)
+                self.context.carry_out(study_run, steps, progress=self.progress, on_start=self.on_start)
         except StoppedError as stopped:
-            remedy = f"continue with `bertkit study --resume {self.workplace.directory}`"
+            remedy = f"continue with `bertkit study --resume {self.context.directory}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
     def _jobs(self, left: Sequence[tuple[StudyRun, int]]) -> Iterator[Job]:
         for study_run, steps in left:
             self._announce(study_run, steps)
-            moment = until(self.workplace.minutes_left())
-            yield Job(study_run.name, partial(carry_out_job, self.workplace, study_run, steps, moment))
+            moment = until(self.context.minutes_left())
+            yield Job(study_run.name, partial(carry_out_job, self.context, study_run, steps, moment))
 
     def _scores(self, study_run: StudyRun) -> dict[str, Any] | None:
-        return self.workplace.scores_of(study_run)
+        return self.context.scores_of(study_run)
 
     def _announce(self, study_run: StudyRun, steps: int) -> None:
         number = self.runs.index(study_run) + 1
@@ -121,12 +121,12 @@ class StudyWork:
         training = sum(scores["training_seconds"] for _, scores in timed) / sum(
             study_run.share for study_run, _ in timed
         )
-        measured = sum(len(self.workplace.measures_of(study_run)) for study_run, _ in timed)
+        measured = sum(len(self.context.measures_of(study_run)) for study_run, _ in timed)
         measuring = sum(scores["measuring_seconds"] for _, scores in timed) / measured
         names = {study_run.name for study_run, _ in done}
         rest = [study_run for study_run in self.runs if study_run.name not in names]
         left = sum(
-            study_run.share * training + len(self.workplace.measures_of(study_run)) * measuring for study_run in rest
+            study_run.share * training + len(self.context.measures_of(study_run)) * measuring for study_run in rest
         )
         return f", {_duration(left / self.engine.jobs)} left"
 

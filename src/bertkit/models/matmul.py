@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from bertkit.models.row_blocks import goes_in_blocks, linear_in_blocks
+from bertkit.models.row_blocks import linear_in_blocks, uses_row_blocks
 
 LEAST_SIDE = 256
 LEAST_WEIGHTS = 1 << 20
@@ -51,7 +51,7 @@ _torch_alone = False
 
 
 @contextmanager
-def products_by_torch(wanted: bool = True) -> Iterator[None]:
+def use_torch_matmul(wanted: bool = True) -> Iterator[None]:
     """Within this context torch chooses the library, if `wanted`."""
     global _torch_alone
     before = _torch_alone
@@ -104,16 +104,16 @@ def float32_library() -> str:
 
 def linear(states: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
     """states W^T + b, like `torch.nn.functional.linear`: (..., D) to (..., F)."""
-    if goes_in_blocks(states, weight_FD):
+    if uses_row_blocks(states, weight_FD):
         return linear_in_blocks(states, weight_FD, bias_F)
-    if not by_onednn(states, weight_FD):
+    if not uses_onednn(states, weight_FD):
         return functional.linear(states, weight_FD, bias_F)
     rows_RD = states.reshape(-1, states.shape[-1])
     rows_RF: Tensor = _Linear.apply(rows_RD, weight_FD, bias_F)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
     return rows_RF if states.ndim == 2 else rows_RF.view(*states.shape[:-1], -1)
 
 
-def by_onednn(states: Tensor, weight_FD: Tensor) -> bool:
+def uses_onednn(states: Tensor, weight_FD: Tensor) -> bool:
     """Whether `linear` uses oneDNN for these tensors."""
     return weight_FD.dtype is torch.float32 and _is_by_onednn(states, *weight_FD.shape)
 
@@ -136,7 +136,7 @@ def _is_by_onednn(states: Tensor, outputs: int, inputs: int) -> bool:
 
 def states_gradient(gradient_RF: Tensor, weight_FD: Tensor) -> Tensor:
     """gradient W, (R, D): the gradient of `linear` with respect to its states."""
-    if not by_onednn(gradient_RF, weight_FD.t()):
+    if not uses_onednn(gradient_RF, weight_FD.t()):
         return gradient_RF @ weight_FD
     return _states_gradient(gradient_RF, weight_FD)
 

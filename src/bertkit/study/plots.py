@@ -1,7 +1,7 @@
 """Figures of a study: the scores of every arm with every seed, the scores of the candidates by setting, and scores by
 FLOPs with the power law through the best of them.
 
-In the style of evaluation/figures.py. The CSV file that a figure is drawn from is written next to it.
+In the style of evaluation/plots.py. The CSV file that a figure is drawn from is written next to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.evaluation.figures import DASHES, MARKERS, SHADES, new_figure, plain, save
+from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain, save
 from bertkit.study.settings import Study
 from bertkit.tables import write_csv
 

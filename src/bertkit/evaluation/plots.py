@@ -1,6 +1,6 @@
 """Figures of evaluations and probes in one style, readable in greyscale; equal results give identical files.
 
-Sibling run/figures.py draws training curves. Lines differ by marker and dash, never by colour alone; heat maps are grey
+Sibling run/plots.py draws training curves. Lines differ by marker and dash, never by colour alone; heat maps are grey
 and show their numbers if there is room. Callers give units and n in labels and titles. matplotlib is only imported when
 a figure is made.
 """
@@ -114,7 +114,7 @@ def heat_map(
     """Draw a grey heat map, darker is higher, rows from the top. Returns the image, for a colour bar.
 
     Args:
-        values: (rows, columns).
+        values: (rows, columns); masked cells are left out.
         rows, columns: their names.
         low, high: limits of the scale.
         numbers: format of a cell's value if the map is small; no values if empty.
@@ -124,7 +124,7 @@ def heat_map(
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
     if numbers and max(len(rows), len(columns)) <= _MOST_NUMBERS:
-        for (row, column), value in np.ndenumerate(values):
+        for (row, column), value in np.ma.ndenumerate(values):
             share = (value - low) / ((high - low) or 1)
             colour = "white" if share > _DARK else "black"
             text = numbers.format(value).replace("0.", ".", 1) if abs(value) < 1 else numbers.format(value)

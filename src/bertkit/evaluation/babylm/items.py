@@ -56,7 +56,7 @@ class BabylmItem:
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweredItem:
+class ScoredItem:
     """An item with the log-probability of each of its texts, in nats."""
 
     choice: BabylmItem
@@ -101,16 +101,16 @@ class SubsetScore:
     near_ties: int
 
     @classmethod
-    def of(cls, answered: Sequence[AnsweredItem]) -> SubsetScore:
+    def of(cls, answered: Sequence[ScoredItem]) -> SubsetScore:
         credits = [each.credit() for each in answered]
         shares = {name: math.fsum(each[k] for each in credits) / len(credits) for k, name in enumerate(COUNTS)}
         ties = sum(each.chosen == 0 and each.tied > 1 for each in answered)
         return cls(len(answered), shares, ties, sum(each.is_near_tie for each in answered))
 
 
-def by_subset(answered: Iterable[AnsweredItem]) -> dict[str, list[AnsweredItem]]:
+def by_subset(answered: Iterable[ScoredItem]) -> dict[str, list[ScoredItem]]:
     """The items of each subset, in order of occurrence."""
-    found: dict[str, list[AnsweredItem]] = {}
+    found: dict[str, list[ScoredItem]] = {}
     for each in answered:
         found.setdefault(each.choice.subset, []).append(each)
     return found
@@ -161,7 +161,7 @@ def drawn(choices: Sequence[BabylmItem], count: int | None, seed: int) -> list[B
 
 def answer(
     loaded: LoadedModel, choices: Sequence[BabylmItem], rule: str, engine: Engine, progress: Progress
-) -> list[AnsweredItem]:
+) -> list[ScoredItem]:
     """Score all texts of all items.
 
     Raises:
@@ -179,4 +179,4 @@ def answer(
             progress=progress,
         )
     )
-    return [AnsweredItem(choice, tuple(each.total for each in islice(scores, len(choice.texts)))) for choice in choices]
+    return [ScoredItem(choice, tuple(each.total for each in islice(scores, len(choice.texts)))) for choice in choices]

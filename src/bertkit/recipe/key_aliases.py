@@ -1,7 +1,7 @@
 """Short names of the settings that are changed most often, the same for every command that trains.
 
 Not from a paper. `--lr`, `--epochs`, `--batch` and `--max-length`, `--set lr=...` and `--grid lr=...` mean the long
-keys, and give an identical recipe. Sibling renamed.py has the keys of earlier versions.
+keys, and give an identical recipe. Sibling old_keys.py has the keys of earlier versions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ OF_TEXT: Mapping[str, str] = MappingProxyType({**_SHARED, "max_length": "data.se
 """For a recipe on text."""
 
 
-def long_keys(overrides: Sequence[Override], keys: Mapping[str, str]) -> list[Override]:
+def expand_key_aliases(overrides: Sequence[Override], keys: Mapping[str, str]) -> list[Override]:
     """The overrides with `lr` replaced by `optimisation.schedule.peak`, and so on."""
     return [replace(each, key=keys.get(each.key, each.key)) for each in overrides]

@@ -13,8 +13,8 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import TextExample
-from bertkit.tasks.readers import Columns, TableReading, read_own
-from bertkit.tasks.readers.reading import BAD_ROWS, NO_LABEL
+from bertkit.tasks.readers import Columns, TableReadOptions, read_own
+from bertkit.tasks.readers.read_options import BAD_ROWS, NO_LABEL
 from bertkit.text.file_format import FileFormat
 
 ROWS = [("a, b; c", "pos"), ('say "hi"', "neg"), ("caf\u00e9 \u2019s", "pos"), ("two\nlines\tand a tab", "neg")]
@@ -31,7 +31,7 @@ def write(path: Path, delimiter: str = ",", encoding: str = "utf-8", rows: Any =
 
 
 def read(path: Path, **settings: Any) -> list[tuple[str, Any]]:
-    found = read_own(path, "classification", reading=TableReading(**settings)).examples
+    found = read_own(path, "classification", reading=TableReadOptions(**settings)).examples
     return [(each.text, each.label) for each in found if isinstance(each, TextExample)]
 
 
@@ -50,11 +50,11 @@ def test_a_delimiter_that_is_given_is_taken(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", "^")
     assert read(path, delimiter="^") == ROWS
     (tmp_path / "one.csv").write_text("text\na b\n")
-    reading = TableReading(delimiter=",")
+    reading = TableReadOptions(delimiter=",")
     assert len(read_own(tmp_path / "one.csv", "classification", Columns(label=None), reading).examples) == 1
     tabs = write(tmp_path / "tabs.csv", "\t")
     assert read(tabs, delimiter="tab") == ROWS
-    assert TableReading(delimiter="tab") == TableReading(delimiter="\t")
+    assert TableReadOptions(delimiter="tab") == TableReadOptions(delimiter="\t")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_bad_rows_are_left_out_counted_and_listed(tmp_path: Path) -> None:
     path.write_bytes("\n".join(lines).encode() + b"\ni\xff,y\n")
     with pytest.raises(DataError, match="not valid UTF-8"):
         read(path)
-    found = read_own(path, "classification", reading=TableReading(skip_bad_rows=True))
+    found = read_own(path, "classification", reading=TableReadOptions(skip_bad_rows=True))
     assert [each.text for each in found.examples if isinstance(each, TextExample)] == list("aefgh")
     assert [each.id for each in found.examples] == ["0", "4", "5", "6", "7"], "rows keep their numbers"
     assert found.notes == {BAD_ROWS: 4}
@@ -211,7 +211,7 @@ def test_of_an_unclosed_quote_one_line_is_left_out(tmp_path: Path, end: str) -> 
     path.write_text('text,label\na,x\n"b,y\nc,x\nd,"y\ne,x\n' + end)
     with pytest.raises(DataError, match="line 3: not valid CSV"):
         read(path)
-    found = read_own(path, "classification", reading=TableReading(skip_bad_rows=True))
+    found = read_own(path, "classification", reading=TableReadOptions(skip_bad_rows=True))
     texts = [each.text for each in found.examples if isinstance(each, TextExample)]
     assert texts == ["a", "c", "e", *end[:1]]
     assert [row.place.rpartition(" ")[2] for row in found.skipped] == ["3", "5"]
@@ -231,7 +231,7 @@ def test_bad_lines_of_json_are_left_out(tmp_path: Path) -> None:
     path.write_text('{"text": "a", "label": 1}\n{"text"\n{"text": "b"}\n{"text": "c", "label": 2}\n')
     with pytest.raises(DataError, match="line 2, column"):
         read(path)
-    found = read_own(path, "classification", reading=TableReading(skip_bad_rows=True))
+    found = read_own(path, "classification", reading=TableReadOptions(skip_bad_rows=True))
     assert [each.id for each in found.examples] == ["0", "3"]
     assert [row.place.rpartition(" ")[2] for row in found.skipped] == ["2", "3"]
 
@@ -250,11 +250,11 @@ def test_settings_without_effect_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.conll"
     path.write_text("a O\n\nb O\n")
     with pytest.raises(UsageError, match=r"--delimiter \(reading.delimiter\): has no effect on mine.conll"):
-        read_own(path, "tagging", reading=TableReading(delimiter=";"))
+        read_own(path, "tagging", reading=TableReadOptions(delimiter=";"))
     with pytest.raises(UsageError, match=r"--group g .*: mine.conll has no columns; .* sentences of one document stay"):
         read_own(path, "tagging", Columns(group="g"))
     path.write_bytes("caf\u00e9 O\n".encode("latin-1"))
-    found = read_own(path, "tagging", reading=TableReading(encoding="latin-1"))
+    found = read_own(path, "tagging", reading=TableReadOptions(encoding="latin-1"))
     assert found.examples[0].words == ("caf\u00e9",)  # type: ignore[union-attr]
 
 

@@ -1,6 +1,6 @@
 """Figures of a fine-tuned model: its learning curve, and which labels are confused.
 
-In the style of evaluation/figures.py. Drawn from a run's metrics.jsonl and results.json, which fine-tuning writes; the
+In the style of evaluation/plots.py. Drawn from a run's metrics.jsonl and results.json, which fine-tuning writes; the
 CSV file that a figure is drawn from is next to it.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.evaluation.figures import heat_map, lines, new_figure, plain, save
+from bertkit.evaluation.plots import heat_map, lines, new_figure, plain, save
 from bertkit.run.metrics import METRICS_FILE, metrics_by_step
 from bertkit.tables import write_csv
 

@@ -36,15 +36,15 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.pruning import (
     HeadChoice,
-    cubic_share,
+    cubic_sparsity,
     keep_layers,
     prunable_attentions,
     prunable_maps,
     prune_heads,
     pruned_heads,
     restore_heads,
-    smallest_to_zero,
     sparsity,
+    zero_smallest_weights,
 )
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import Features
@@ -186,7 +186,7 @@ class Pruned(Method):
             return
         ramp_steps, every = math.ceil(self.magnitude_ramp * steps), self.magnitude_every_steps
         grows = step == ramp_steps or (step < ramp_steps and step % every == 0)
-        share = cubic_share(self.magnitude, step, ramp_steps=ramp_steps, every_steps=every)
+        share = cubic_sparsity(self.magnitude, step, ramp_steps=ramp_steps, every_steps=every)
         self._set_zeros(model, share if grows else None)
 
     def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Pruned(Method):
             if kept is not None:
                 part.weight.masked_fill_(~kept, 0.0)
             if share is not None:
-                smallest_to_zero(part.weight, share)
+                zero_smallest_weights(part.weight, share)
             part.register_buffer(_KEPT, part.weight != 0, persistent=False)
 
     def _kept_layers(self, depth: int) -> list[int] | None:

@@ -22,7 +22,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.run.housekeeping import free_parts
-from bertkit.study.measuring import Measurer
+from bertkit.study.measurer import Measurer
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe
 from bertkit.training.run import OnStart, deadline_after
@@ -32,7 +32,7 @@ RUNS, MEASURED, SCORES = "runs", "measured", "scores.json"
 
 
 @dataclass(frozen=True)
-class Workplace:
+class StudyContext:
     """Where and how the runs of a study are trained and measured.
 
     Attributes:
@@ -147,9 +147,9 @@ class Workplace:
                 _free_part(path.parent)
 
 
-def carry_out_job(workplace: Workplace, study_run: StudyRun, steps: int, moment: float | None) -> dict[str, str]:
-    """`Workplace.carry_out` on a worker, up to a moment of `until`; returns the hash of its outputs."""
-    here = replace(workplace, deadline=deadline_after(minutes_until(moment)))
+def carry_out_job(context: StudyContext, study_run: StudyRun, steps: int, moment: float | None) -> dict[str, str]:
+    """`StudyContext.carry_out` on a worker, up to a moment of `until`; returns the hash of its outputs."""
+    here = replace(context, deadline=deadline_after(minutes_until(moment)))
     here.carry_out(study_run, steps, progress=silent_progress)
     return hashes([here.scores_file(study_run)])
 

@@ -1,8 +1,8 @@
 """Train a run again from its own recipe, and compare the results: `bertkit runs replay`.
 
 Not from a paper (contract: `runs replay`). Another process trains in a directory of its own, with as many threads as
-the run had; its metrics are compared line by line as they are written, then its model. Siblings: replay.py recomputes
-one saved batch, run/verify.py checks hashes and computes nothing.
+the run had; its metrics are compared line by line as they are written, then its model. Siblings: replay_batch.py
+recomputes one saved batch, run/verify.py checks hashes and computes nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class MetricsComparison:
         return bool(before == again)
 
 
-def settled_lines(
+def final_metrics(
     lines: Sequence[Mapping[str, Any]],
     made: Sequence[Mapping[str, Any]],
     expected: Sequence[Mapping[str, Any]] = (),
@@ -206,7 +206,7 @@ def _check(run: RunDirectory) -> None:
 def _lines(run: RunDirectory, steps: int | None) -> list[Mapping[str, Any]]:
     lines: list[Mapping[str, Any]] = list(read_metrics(run.metrics))
     if run.record["status"] in ("running", "stopped"):
-        lines = settled_lines(lines, read_roll_backs(run.path / DIVERGENCE_FILE))
+        lines = final_metrics(lines, read_roll_backs(run.path / DIVERGENCE_FILE))
     chosen = [line for line in lines if steps is None or line["step"] <= steps]
     if not chosen:
         first = f"; the first are of step {lines[0]['step']}: give --steps {lines[0]['step']} or more" if lines else ""
@@ -263,7 +263,7 @@ def _lines_so_far(
         return lines
     # If it rolled back between the two reads, the lines may be of either pass.
     unchanged = made == read_roll_backs(directory / DIVERGENCE_FILE)
-    return settled_lines(lines, made, expected) if unchanged else ()
+    return final_metrics(lines, made, expected) if unchanged else ()
 
 
 def _check_inputs(run: RunDirectory, again: RunDirectory) -> None:

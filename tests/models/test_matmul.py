@@ -13,27 +13,27 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models import products
+from bertkit.models import matmul
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.products import (
+from bertkit.models.matmul import (
     LEAST_ROWS,
     LEAST_SIDE,
     LEAST_WEIGHTS,
     Linear,
-    by_onednn,
     float32_library,
     has_onednn,
     linear,
-    products_by_torch,
     states_gradient,
+    use_torch_matmul,
+    uses_onednn,
     weight_gradient,
 )
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.training.compiled_kernels import kernels_in_use
+from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.engine import resolve_engine
 from bertkit.training.engine_config import EngineConfig
 
@@ -47,7 +47,7 @@ ROWS = 43
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of this file, also on processors on which MKL is equally fast."""
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: True)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -77,7 +77,7 @@ def test_results_and_gradients_are_torchs(inputs: int, outputs: int, with_bias: 
 
     expected = by(functional.linear, states, weight, given)
     for states_as, weight_as, given_as in zip(*map(layouts, (states, weight, given)), strict=True):
-        assert by_onednn(states_as, weight_as)
+        assert uses_onednn(states_as, weight_as)
         torch.testing.assert_close(by(linear, states_as, weight_as, given_as), expected, atol=2e-5, rtol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_gradient_that_is_one_number_everywhere() -> None:
 
 def test_states_of_three_dimensions_are_rows() -> None:
     states, map_ = drawn(3, 17, WIDE), Linear(WIDE, NARROW)
-    assert by_onednn(states, map_.weight)
+    assert uses_onednn(states, map_.weight)
     torch.testing.assert_close(map_(states), functional.linear(states, map_.weight, map_.bias), atol=1e-5, rtol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_derivatives_of_derivatives_are_torchs() -> None:
         return list(torch.autograd.grad(first, weights, directions))
 
     found = second()
-    with products_by_torch():
+    with use_torch_matmul():
         expected = second()
     for own, other in zip(found, expected, strict=True):
         assert float((own - other).norm()) < 1e-5 * float(other.norm())
@@ -163,10 +163,10 @@ def test_few_rows_and_small_maps_are_torchs_to_the_bit() -> None:
         (LEAST_ROWS, (64, words[1] - 1)),
     ):
         states, map_ = drawn(rows, inputs), Linear(inputs, outputs)
-        assert not by_onednn(states, map_.weight)
+        assert not uses_onednn(states, map_.weight)
         assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
     for inputs, outputs in (sides, words):
-        assert by_onednn(drawn(LEAST_ROWS, inputs), drawn(outputs, inputs))
+        assert uses_onednn(drawn(LEAST_ROWS, inputs), drawn(outputs, inputs))
 
 
 def test_sizes_that_do_not_fit_are_told_as_torch_tells_them() -> None:
@@ -177,37 +177,37 @@ def test_sizes_that_do_not_fit_are_told_as_torch_tells_them() -> None:
 def test_torchs_own_switch_is_obeyed() -> None:
     states, map_ = drawn(ROWS, WIDE), Linear(WIDE, NARROW)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not by_onednn(states, map_.weight)
-    assert by_onednn(states, map_.weight)
+        assert not uses_onednn(states, map_.weight)
+    assert uses_onednn(states, map_.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_are_torchs(dtype: torch.dtype) -> None:
     states, weight = drawn(ROWS, WIDE).to(dtype), drawn(NARROW, WIDE, seed=1).to(dtype)
-    assert not by_onednn(states, weight)
+    assert not uses_onednn(states, weight)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not by_onednn(states.float(), weight.float())
+        assert not uses_onednn(states.float(), weight.float())
         assert linear(states.float(), weight.float()).dtype is torch.bfloat16
 
 
 def test_the_setting_torch_leaves_them_to_torch() -> None:
     states, map_ = drawn(ROWS, WIDE), Linear(WIDE, NARROW)
     config = EngineConfig(kernels="torch", device="cpu", precision="fp32")
-    with kernels_in_use(config, resolve_engine(config)):
-        assert not by_onednn(states, map_.weight)
+    with use_kernels(config, resolve_engine(config)):
+        assert not uses_onednn(states, map_.weight)
         assert float32_library() == "torch"
         assert torch.equal(map_(states), functional.linear(states, map_.weight, map_.bias))
     assert float32_library() == "oneDNN"
-    assert by_onednn(states, map_.weight)
-    with products_by_torch(False):
-        assert by_onednn(states, map_.weight)
+    assert uses_onednn(states, map_.weight)
+    with use_torch_matmul(False):
+        assert uses_onednn(states, map_.weight)
 
 
 def test_only_amds_processors_with_avx_512_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    rule = products.onednn_is_faster.__wrapped__
+    rule = matmul.onednn_is_faster.__wrapped__
     for is_amd, has_avx512, expected in ((True, True, True), (True, False, False), (False, True, False)):
-        monkeypatch.setattr(products, "_is_amd", lambda found=is_amd: found)
+        monkeypatch.setattr(matmul, "_is_amd", lambda found=is_amd: found)
         monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda found=has_avx512: found)
         assert rule() is (expected and torch.backends.mkl.is_available())
 
@@ -220,9 +220,9 @@ def test_it_is_torchs_linear_map_in_all_else() -> None:
     assert str(own) == str(plain)
     for name, value in plain.state_dict().items():
         assert torch.equal(own.state_dict()[name], value)
-    assert products.is_plain_linear(own)
-    assert products.is_plain_linear(plain)
-    assert not products.is_plain_linear(nn.Bilinear(2, 2, 2))
+    assert matmul.is_plain_linear(own)
+    assert matmul.is_plain_linear(plain)
+    assert not matmul.is_plain_linear(nn.Bilinear(2, 2, 2))
 
 
 SIZES: dict[str, Any] = {
@@ -250,7 +250,7 @@ def test_a_whole_model_trains_alike(config: EncoderConfig) -> None:
 
     def numbers(*, by_torch: bool) -> list[Tensor]:
         torch.manual_seed(1)
-        with products_by_torch(by_torch):
+        with use_torch_matmul(by_torch):
             states_MD = model.encoder.forward_tokens(batch, index_M)
             loss, _ = model.projection("masked_lm", states_MD).cross_entropy(label_M)
         return [loss, *torch.autograd.grad(loss, parameters, allow_unused=True)]  # type: ignore[list-item]  # None: unused

@@ -27,7 +27,7 @@ SKIP_HINT = "; --skip-bad-rows of `finetune`, `predict` and `eval` leaves such r
 BAD_ROWS = "bad rows (left out)"
 
 
-class TableReading(FileFormat):
+class TableReadOptions(FileFormat):
     """How a user's files are read."""
 
     quoted: bool | None = Field(
@@ -64,7 +64,7 @@ class TableReading(FileFormat):
                 )
 
 
-class LeftOut:
+class SkippedRows:
     """The rows of one file that are left out: bad ones if this is allowed, and those without a label.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertkit.evaluation.figures import heat_map, layer_ticks, lines, new_figure, plain, save, svg_of
+from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain, save, svg_of
 
 
 def draw(directory: Path) -> list[Path]:

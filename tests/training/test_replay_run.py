@@ -14,7 +14,7 @@ import pytest
 from bertkit.errors import StoppedError
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
-from bertkit.training.rerun import Difference, MetricsComparison, Rerun, rerun, settled_lines
+from bertkit.training.replay_run import Difference, MetricsComparison, Rerun, final_metrics, rerun
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_recipe
 
@@ -192,11 +192,11 @@ def test_updates_that_a_roll_back_replaced_are_not_compared(
         (final[:3], [once, twice]),
         (final[:7], [once, twice]),
     ]
-    monkeypatch.setattr("bertkit.training.rerun._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("bertkit.training.replay_run._POLL_SECONDS", 0.0)
 
     def replayed(name: str, last: list[dict[str, Any]], steps: int | None = None) -> Rerun:
         retrained = Retrained(run, tmp_path / name, [*made_states, (last, [once, twice])])
-        monkeypatch.setattr("bertkit.training.rerun.subprocess.Popen", retrained)
+        monkeypatch.setattr("bertkit.training.replay_run.subprocess.Popen", retrained)
         return rerun(run, tmp_path / name, steps=steps, tolerance=0.01)
 
     assert replayed("same", final).steps == 8
@@ -207,7 +207,7 @@ def test_updates_that_a_roll_back_replaced_are_not_compared(
 
 def test_a_run_that_was_killed_while_it_rolled_back_is_compared_up_to_there() -> None:
     lines = [{"step": step} for step in range(1, 6)]
-    assert settled_lines(lines, [rolled_back(6, to=2)]) == lines[:2]
-    assert settled_lines([*lines, {"step": 6}], [rolled_back(6, to=2)]) == [*lines, {"step": 6}]
+    assert final_metrics(lines, [rolled_back(6, to=2)]) == lines[:2]
+    assert final_metrics([*lines, {"step": 6}], [rolled_back(6, to=2)]) == [*lines, {"step": 6}]
     # The repetition did not roll back at step 4, so it will not.
-    assert settled_lines(lines, [], [rolled_back(4, to=2)]) == lines
+    assert final_metrics(lines, [], [rolled_back(4, to=2)]) == lines

@@ -20,7 +20,7 @@ import typer
 
 from bertkit.cli.console import console
 from bertkit.errors import BertkitError, StoppedError
-from bertkit.ranks import Launch, Ranks, RanksNeededError, acting
+from bertkit.ranks import Ranks, RanksNeededError, TorchrunEnvironment, use_ranks
 from bertkit.run import NEWEST
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def trained(request: Request, train: Callable[[Request], FinishedRun]) -> Finish
     Raises:
         typer.Exit: other processes did the work and ended with this exit code.
     """
-    launch = Launch.of_environment()
+    launch = TorchrunEnvironment.of_environment()
     if launch is None:
         try:
             return train(request)
@@ -56,9 +56,9 @@ def trained(request: Request, train: Callable[[Request], FinishedRun]) -> Finish
         raise typer.Exit(start_ranks(count))
     from bertkit.training.rank_group import joined
 
-    console.speak_for(launch.rank)
+    console.set_rank(launch.rank)
     try:
-        with joined(launch) as ranks, acting(ranks):
+        with joined(launch) as ranks, use_ranks(ranks):
             finished = train(_restarted(request, launch, ranks))
     except BertkitError as error:
         if launch.rank == 0 and _EXIT_FILE in os.environ:
@@ -67,7 +67,7 @@ def trained(request: Request, train: Callable[[Request], FinishedRun]) -> Finish
     return finished if launch.rank == 0 else None
 
 
-def _restarted(request: Request, launch: Launch, ranks: Ranks) -> Request:
+def _restarted(request: Request, launch: TorchrunEnvironment, ranks: Ranks) -> Request:
     """The request; after a restart by torchrun, changed to resume the run."""
     if launch.restart == 0 or request.resume is not None or not ranks.from_first(lambda: _has_begun(request)):
         return request

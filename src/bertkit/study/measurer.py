@@ -21,7 +21,7 @@ from bertkit.finetuning.run import finetune
 from bertkit.pretraining.recipe import Recipe
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.scores import layer_scores
-from bertkit.probing.run import ProbeRequest
+from bertkit.probing.run import ProbeArguments
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RESULTS, RunDirectory
@@ -126,7 +126,7 @@ class Measurer:
         settings = LayersSettings(
             tasks=[measure.task], sentences=measure.sentences, test_sentences=measure.test_sentences
         )
-        request = ProbeRequest(
+        request = ProbeArguments(
             models=[str(run.path)],
             data=[measure.data],
             test_data=[] if measure.test_data is None else [measure.test_data],

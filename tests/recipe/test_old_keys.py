@@ -10,7 +10,7 @@ import pytest
 from tests.overrides import parsed
 
 from bertkit.finetuning.recipe import changed, load_finetune_recipe, resolved
-from bertkit.recipe import renamed
+from bertkit.recipe import old_keys
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.resolve import resolve_recipe
 from bertkit.training.config import OptimisationConfig
@@ -38,7 +38,7 @@ def optimisation_of(directory: Path, text: str, *overrides: str, name: str = "x"
 
 
 def test_old_keys_are_the_new_ones_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    renamed._log_renamed.cache_clear()
+    old_keys._log_renamed.cache_clear()
     with caplog.at_level(logging.INFO):
         assert optimisation_of(tmp_path, OLD) == optimisation_of(tmp_path, NEW)
         optimisation_of(tmp_path, OLD)
