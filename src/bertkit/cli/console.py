@@ -90,11 +90,6 @@ class Console:
         self._rich: rich.console.Console | None = None
 
     @property
-    def verbosity(self) -> int:
-        """-1 quiet, 0 normal, 1 and more verbose."""
-        return self._verbosity
-
-    @property
     def is_terminal(self) -> bool:
         """Whether stderr is a terminal; only then are bars and colours shown."""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

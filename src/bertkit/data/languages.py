@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 LANGUAGES = "languages"
 """The manifest's entry: for each language its name, first document, and the document after its last."""
-Integers = NDArray[np.int64]
 
 
 def smoothed(shares_L: Sequence[float] | NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:

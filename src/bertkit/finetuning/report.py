@@ -20,7 +20,6 @@ from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Sent
 
 MISTAKES = 20
 """Number of most confident mistakes that are listed."""
-_DIGITS = 6
 
 
 def split_report(task: Task, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:

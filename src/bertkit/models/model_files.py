@@ -152,13 +152,12 @@ _PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
 _NOT_WANTED = ["onnx/*", "openvino/*", "coreml/*", "checkpoint-*/*", "runs/*"]
 
 
-def find_model(model: str, *, revision: str | None = None, offline: bool = False) -> Path:
+def find_model(model: str, *, offline: bool = False) -> Path:
     """The directory of a model.
 
     Args:
         model: a model directory, a run directory, either of them on a store (`s3://BUCKET/KEY`), or a Hub id, which may
             include a revision: `ORG/NAME@main`.
-        revision: a branch, tag or commit on the Hub; overrides the one in `model`.
         offline: use only the local cache.
 
     Raises:
@@ -175,16 +174,15 @@ def find_model(model: str, *, revision: str | None = None, offline: bool = False
         raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
     if is_local_name(model):
         raise DataError(f"{model}: does not exist; {similar_models(path)}")
-    name, named_revision = model_revision(model)
+    name, revision = model_revision(model)
     try:
-        directory = _fetched(name, revision or named_revision, offline=is_offline(offline))
+        directory = _fetched(name, revision, offline=is_offline(offline))
     except DataError as error:
         near = close_names(path)
         if not near:
             raise
         raise DataError(f"{error}; similar names on disk: {', '.join(near)}") from error
-    if revision is None:
-        note_model(model, directory)
+    note_model(model, directory)
     return directory
 
 

@@ -335,7 +335,7 @@ class RunDirectory:
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write the run.json of the run in a directory, with its hash."""
-    write_self_hashed(path / RECORD, record, private=True)
+    write_self_hashed(path / RECORD, record)
 
 
 def record_errors(record: Mapping[str, Any]) -> list[str]:

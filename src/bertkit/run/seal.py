@@ -41,9 +41,9 @@ def grows(name: str) -> bool:
     return name in _GROWING or name.startswith(_GROWING_FOLDER)
 
 
-def write_self_hashed(path: Path, value: Mapping[str, Any], *, private: bool = False) -> None:
-    """Write a JSON object together with its hash."""
-    write_text(path, _with_hash(value), private=private)
+def write_self_hashed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object together with its hash; others cannot read the file."""
+    write_text(path, _with_hash(value), private=True)
 
 
 def self_hash_error(path: Path, value: Mapping[str, Any]) -> str | None:
@@ -97,7 +97,7 @@ class RunSeal:
         links = {name: os.readlink(self._run / name) for name in _links(self._run)} if whole else {}
         runs = [path.relative_to(self._run).as_posix() for path in runs_within(self._run)] if whole else []
         value = {"format": FORMAT, "whole": whole, "files": dict(files), "links": links, "runs": runs}
-        write_self_hashed(self._run / SEAL, value, private=True)
+        write_self_hashed(self._run / SEAL, value)
 
     def _names(self) -> list[str]:
         return [name for name in file_names(self._run) if not hashed_elsewhere(name)]

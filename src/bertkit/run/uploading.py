@@ -91,11 +91,6 @@ class UploadTable:
         self._files = {name: FileState(*state) for name, state in known.get("files", {}).items()}
         self._records: list[str] = known.get("records", [])
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was ever uploaded from here."""
-        return not self._files
-
     def has(self, name: str, state: FileState) -> bool:
         """Whether exactly this state of a file is on the store."""
         return self._files.get(name) == state

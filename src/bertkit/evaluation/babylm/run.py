@@ -9,7 +9,6 @@ rule there, and its official name to submission.BACKENDS.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +58,6 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv
 from bertkit.training.engine import Engine
-
-log = logging.getLogger(__name__)
 
 SUITE = "babylm"
 AVERAGED = ("blimp", "blimp_supplement", "ewok", "entity_tracking", "comps")

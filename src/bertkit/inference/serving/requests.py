@@ -6,7 +6,7 @@ are never converted, and unknown fields are refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -73,6 +73,3 @@ class FillRequest(_Body):
         description="A text, or a list of texts, with the model's mask token in place of words."
     )
     top: int = Field(5, ge=1, le=1_000, description="Number of tokens per mask.")
-
-
-Document = dict[str, Any]

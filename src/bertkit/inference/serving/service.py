@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ from bertkit.inference.serving.metrics import ServerMetrics
 from bertkit.inference.serving.requests import EmbeddingRequest, FillRequest, PredictRequest, RerankRequest
 from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, cosine
 from bertkit.inference.serving.settings import ServeSettings
-
-Result = TypeVar("Result")
 
 _WRITTEN_APART = 1 << 15
 """Answers with at least this many numbers are written as JSON by a thread, so that other requests need not wait."""

@@ -31,7 +31,6 @@ from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
 
 Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 Place = tuple[int, int]
 """The index of a sentence, and of a word in the sentence."""
 

@@ -17,7 +17,6 @@ Shapes: R masked copies of sentences, M candidates, V vocabulary, W words.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,8 +45,6 @@ from bertkit.text.lexicon import read_lexicon
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
-
-log = logging.getLogger(__name__)
 
 _HEAD = "masked_lm"
 _A_TO_Z = re.compile("[a-z]+", re.IGNORECASE | re.ASCII)

@@ -97,11 +97,6 @@ class WordClasses:
         own = self._class_of.get(word)
         return None if own is None else own.another(word, share)
 
-    def class_of(self, word: str) -> tuple[str, ...]:
-        """The words of a word's class, including itself; empty if it has no class."""
-        own = self._class_of.get(word)
-        return () if own is None else own.words
-
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """How often each word occurs."""
