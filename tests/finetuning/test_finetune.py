@@ -195,6 +195,8 @@ def test_a_resume_that_decides_otherwise_is_refused(place: Place) -> None:
     stopped(place, 2, run_dir=run_dir)
     with pytest.raises(UsageError, match=r"optimisation\.schedule\.peak: the run has 0\.006, now 0\.001"):
         place.run("lr=1e-3", resume=str(run_dir))
+    with pytest.raises(UsageError, match=r"optimisation\.steps: the run has null, now 100"):
+        place.run("optimisation.steps=100", resume=str(run_dir))
 
 
 def test_labels_of_a_checkpoint_are_matched_by_name(place: Place, finished: FinishedRun) -> None:

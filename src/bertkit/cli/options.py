@@ -373,13 +373,15 @@ class Training(Common):
         if self.as_json:
             result(plan, as_json=True)
             return
-        parameters = plan["parameters"]
+        total, backbone = plan["parameters"]["total"], plan["parameters"]["backbone"]
+        # An embedder has neither heads nor the family's pooler, which the backbone as published includes.
+        without = f" ({backbone:,} without heads)" if backbone < total else ""
         at_most = "at most " if plan.get("vocabulary", {}).get("at_most") else ""
         terms = sorted(plan["memory_terms_mb"].items(), key=lambda term: -term[1])
         parts = ", ".join(f"{name.replace('_', ' ')} {megabytes:,.0f}" for name, megabytes in terms if megabytes >= 0.5)
         rows = {
             "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
-            "parameters": f"{at_most}{parameters['total']:,} ({parameters['backbone']:,} without heads)",
+            "parameters": f"{at_most}{total:,}{without}",
             "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
             "tokens": f"{plan['tokens']:,}{_passes(plan)}",
             "FLOPs": flops_in_words(plan),

@@ -64,12 +64,17 @@ def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> No
     """
     differing = differing_keys(recorded, wanted)
     if differing:
-        lines = [f"  {key}: the run has {old!r}, now {new!r}" for key, old, new in differing]
+        lines = [f"  {key}: the run has {_as_written(old)}, now {_as_written(new)}" for key, old, new in differing]
         raise UsageError(
             f"{run}: cannot resume with a recipe that gives another result:\n"
             + "\n".join(lines)
             + "\nundo these, or start a new run without --resume"
         )
+
+
+def _as_written(value: Any) -> str:
+    """A value as a recipe has it: null, true and false, everything else as Python shows it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _unequal(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
