@@ -67,7 +67,7 @@ class TaskTrainer:
         data = TrainingData(self.task, prepared.train.features, engine, directory)
         with use_torch_matmul(recipe.engine.kernels == "torch"):
             self.model = recipe.method.prepare(self.new_model(seed), seed, data)
-        for name, module in self.task.modules(self.model, seed).items():
+        for name, module in self.task.modules(self.model, seed, prepared.model_directory).items():
             self.model.companions[name] = module
 
     @property

@@ -8,7 +8,8 @@ objectives/pondering.py is the loss term that penalises steps.
 
 Choices where paper and code differ: norms precede the sub-layers, as in the code; in the paper's formulas they follow
 them. A halted token's state continues to be updated, and others attend to the updated state, as in the code and the
-paper's appendix; according to section 2.2 it is copied.
+paper's appendix; according to section 2.2 it is copied. Positions have the paper's wavelengths; the code's are slightly
+longer.
 
 Shapes: T packed tokens of one side, S source tokens, U target tokens, D width.
 """

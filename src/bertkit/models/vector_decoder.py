@@ -3,12 +3,14 @@
 Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: embeddings, self-attention and feed-forward layers are the
 encoder's own, used causally; each layer has a cross-attention whose only key is the vector. A softmax over one key is
 1, so cross-attention is the projected value, and queries and keys have no influence. The released code has weights for
-both, which never change.
+both, which never change. As there, the vocabulary head begins as the one of the initial model's checkpoint.
 
 Shapes: T packed tokens of the texts to reconstruct, B texts, M predicted tokens, D width, N heads, H head width.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +22,13 @@ from bertkit.models.dropout import Dropout, dropout
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HeadShape
+from bertkit.models.hub import load_model
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+
+_HEAD = "masked_lm"
 
 
 class VectorAttention(nn.Module):
@@ -61,7 +66,7 @@ class VectorDecoder(nn.Module):
         super().__init__()
         encoder, config = model.encoder, model.encoder.config
         fits = isinstance(encoder, BertStack) and all(isinstance(layer, PostNormLayer) for layer in encoder.layers)
-        plan = model.plans.get("masked_lm")
+        plan = model.plans.get(_HEAD)
         if not fits or plan is None or not isinstance(config, TransformerConfig):
             raise UsageError(
                 f"embedding.loss: tsdae decodes with BERT's layers, but {config.model_type!r} has others; use a family"
@@ -82,6 +87,14 @@ class VectorDecoder(nn.Module):
             if isinstance(part, nn.Linear):
                 nn.init.normal_(part.weight, std=config.initializer_range)
                 nn.init.zeros_(part.bias)
+
+    def take_head_of(self, directory: Path) -> None:
+        """Copy the masked-LM head of a checkpoint; if it has none, the head keeps its weights."""
+        model, report = load_model(directory, heads=(_HEAD,), new=(_HEAD,), is_trained=True)
+        names = model.hub_form().hub_names(model.state_dict())
+        drawn = set(report.newly_initialised)
+        if not any(name.startswith(f"{_HEAD}.") and hub_name in drawn for name, hub_name in names.items()):
+            self.head.load_state_dict(model.get_submodule(_HEAD).state_dict())
 
     def forward(self, model: HeadedModel, vectors_BD: Tensor, batch: PackedBatch) -> VocabularyProjection:
         """The logits of each token's next token, (T, V), not yet computed.

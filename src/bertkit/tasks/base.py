@@ -19,6 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -306,9 +307,15 @@ class Task(ABC):
         """Keys of config.json that describe how to read the outputs; none for most tasks."""
         return {}
 
-    def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
+    def modules(self, model: HeadedModel, seed: int, directory: Path | None = None) -> dict[str, nn.Module]:
         """Modules that the loss trains along with the model and that are dropped after training, by companion name;
-        none for most tasks."""
+        none for most tasks.
+
+        Args:
+            model: with the task's head.
+            seed: of their weights.
+            directory: of the initial model, which may contain weights for them; None: all are drawn.
+        """
         return {}
 
     def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:

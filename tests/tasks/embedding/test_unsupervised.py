@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
@@ -43,7 +44,7 @@ def texts(count: int) -> list[SentenceExample]:
 
 def model_of(directory: Path, task: Embedding) -> HeadedModel:
     model, _ = load_model(directory, heads=(task.head,), new=(task.head,))
-    for name, module in task.modules(model, 0).items():
+    for name, module in task.modules(model, 0, directory).items():
         model.companions[name] = module
     return model
 
@@ -140,7 +141,8 @@ def test_each_token_but_the_first_is_predicted(directory: Path, encoder: Sequenc
 def test_the_decoder_is_that_of_sentence_transformers(
     directory: Path, encoder: SequenceEncoder, tmp_path: Path
 ) -> None:
-    """With equal weights, value and gradient of its loss are those of its DenoisingAutoEncoderLoss."""
+    """With equal cross-attention, value and gradient of its loss are those of its DenoisingAutoEncoderLoss, whose
+    vocabulary head is the checkpoint's."""
     library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
     from sentence_transformers.sentence_transformer import losses as oracle
 
@@ -158,11 +160,6 @@ def test_the_decoder_is_that_of_sentence_transformers(
             layer.crossattention.self.value.load_state_dict(cross.value.state_dict())
             layer.crossattention.output.dense.load_state_dict(cross.output.state_dict())
             layer.crossattention.output.LayerNorm.load_state_dict(cross.norm.state_dict())
-        head = loss.decoder.cls.predictions
-        head.transform.dense.load_state_dict(own.head.get_submodule("dense").state_dict())
-        head.transform.LayerNorm.load_state_dict(own.head.get_submodule("norm").state_dict())
-        head.bias.copy_(own.head.get_parameter("bias"))
-        head.decoder.bias.copy_(own.head.get_parameter("bias"))
     examples = texts(7)
     items = np.arange(7)
     features = task.encode(examples, encoder)
@@ -184,6 +181,21 @@ def test_the_decoder_is_that_of_sentence_transformers(
     value.backward()
     weight = loss.decoder.bert.encoder.layer[0].crossattention.self.value.weight
     torch.testing.assert_close(own.cross[0].get_parameter("value.weight").grad, weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_vocabulary_head_is_that_of_the_checkpoint_if_it_has_one(directory: Path, tmp_path: Path) -> None:
+    task = Embedding(TsdaeLoss(), ("spearman",), pooling=("cls",))
+    model, _ = load_model(directory, heads=(task.head,), new=(task.head,))
+    headless = write_model(tmp_path / "headless", heads=())
+    drawn, own, without = (task.modules(model, 0, each)[MODULE].state_dict() for each in (None, directory, headless))
+    file = load_file(directory / "model.safetensors")
+    for name, hub_name in (("dense", "transform.dense"), ("norm", "transform.LayerNorm")):
+        for leaf in ("weight", "bias"):
+            assert torch.equal(own[f"head.{name}.{leaf}"], file[f"cls.predictions.{hub_name}.{leaf}"])
+    assert torch.equal(own["head.bias"], file["cls.predictions.bias"])
+    assert not torch.equal(own["head.dense.weight"], drawn["head.dense.weight"])
+    assert all(torch.equal(own[name], drawn[name]) for name in own if not name.startswith("head."))
+    assert all(torch.equal(without[name], drawn[name]) for name in drawn)
 
 
 def test_tsdae_refuses_other_layers_and_several_vectors(directory: Path) -> None:

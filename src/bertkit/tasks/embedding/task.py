@@ -193,8 +193,9 @@ class Embedding(Task):
             )
         return scaled
 
-    def modules(self, model: HeadedModel, seed: int) -> dict[str, nn.Module]:
-        """The module that the loss trains along with the encoder, initialised from the seed like torch's layers.
+    def modules(self, model: HeadedModel, seed: int, directory: Path | None = None) -> dict[str, nn.Module]:
+        """The module that the loss trains along with the encoder, initialised from the seed like torch's layers, apart
+        from what the initial model's directory has for it.
 
         Raises:
             UsageError: Matryoshka's widths do not fit.
@@ -205,7 +206,11 @@ class Embedding(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.objective.module(width, len(self.classes_of_loss), model)
-        return {} if module is None else {MODULE: module}
+        if module is None:
+            return {}
+        if directory is not None:
+            self.objective.take_weights_of(directory, module)
+        return {MODULE: module}
 
     def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
         return without_words(batch, items, self.objective, Draw(seed, "tsdae"), epoch)

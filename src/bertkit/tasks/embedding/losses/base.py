@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -94,6 +95,14 @@ class EmbeddingLoss(Settings):
             UsageError: the module does not fit the model.
         """
         return None
+
+    def take_weights_of(self, directory: Path, module: nn.Module) -> None:
+        """Replace weights of the module by those that the initial model has for it; for most losses it has none.
+
+        Args:
+            directory: of the initial model.
+            module: from `module`.
+        """
 
     @abstractmethod
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:

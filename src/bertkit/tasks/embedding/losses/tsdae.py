@@ -4,13 +4,15 @@ Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: 60% of the words are delet
 that shares the encoder's layers (models/vector_decoder.py) predicts each token of the whole text from those before it
 and the vector. The deleted words are redrawn in every epoch.
 
-The vocabulary head is newly initialised; the released DenoisingAutoEncoderLoss.py uses that of a masked language model.
+As in the released DenoisingAutoEncoderLoss.py, the vocabulary head begins as that of the masked language model in the
+initial model's directory; if there is none, it is newly initialised.
 
 Shapes: I examples, S longest text, E width of the vectors.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -44,6 +46,10 @@ class TsdaeLoss(EmbeddingLoss):
         if width != model.encoder.width:
             raise UsageError("embedding.pooling: tsdae decodes from one vector of the encoder's width; name one mode")
         return VectorDecoder(model)
+
+    def take_weights_of(self, directory: Path, module: nn.Module) -> None:
+        assert isinstance(module, VectorDecoder)
+        module.take_head_of(directory)
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         assert isinstance(module, VectorDecoder)
