@@ -325,6 +325,14 @@ def test_what_does_not_fit_is_told_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
+def test_states_alone_have_no_accuracy_to_warn_of(classroom: Classroom, tmp_path: Path) -> None:
+    for objective, is_told in (("{hidden_states: {projection: fit}}", False), ("soft_targets", True)):
+        size = job(classroom, tmp_path / "run", f"objective=[{objective}]").stages[-1].held_out_size
+        assert ("accuracy" in size.in_words) == is_told
+        assert size.suffices != is_told
+        assert f"in {size.sequences} sequences" in size.in_words
+
+
 def test_attention_of_pruned_layers_is_refused_before_anything_is_done(classroom: Classroom, tmp_path: Path) -> None:
     model, _ = load_model(classroom.teacher)
     prune_heads(model, {3: [0, 2]})

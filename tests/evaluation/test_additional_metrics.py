@@ -102,6 +102,16 @@ def test_a_script_is_reported_beside_the_tasks_own_metrics(
     assert found.results["looks"][-1]["scores"]["dev"]["errors"] == with_more["errors"]["mean"]
 
 
+@pytest.mark.parametrize("line", ["import evaluate, datasets", "import math, os.path; import datasets as datasets"])
+def test_a_script_may_import_several_modules_on_a_line(line: str, tmp_path: Path) -> None:
+    text = SCRIPT.format(dtype="string", extra="").replace("import datasets", f"'''\nimport the rest\n'''\n{line}")
+    (tmp_path / "errors.py").write_text(text)
+    assert load_metric(str(tmp_path / "errors.py")).compute(["a", "b"], ["a", "c"])["errors"] == 1
+    (tmp_path / "lacking.py").write_text(f"import json, not_there.part\n{text}")
+    with pytest.raises(DataError, match="not_there"):
+        load_metric(str(tmp_path / "lacking.py"))
+
+
 def test_additional_metrics_do_not_decide_the_result(own_task: CustomTask, base: Path, tmp_path: Path) -> None:
     plain = FinetuneRecipe(name="r", task=own_task, model=str(base))
     recipe = FinetuneRecipe(name="r", task=own_task, model=str(base), metrics=(script(tmp_path / "errors.py"),))

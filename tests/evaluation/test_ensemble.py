@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,25 @@ def test_runs_of_several_tasks_are_averaged_task_by_task(place: Place, moods: Fi
     mixed = place.ensemble(several.run, moods.run)
     assert mixed.results["tasks"].keys() == {"mood"}
     assert len(mixed.results["runs"]["mood"]) == 5
+
+
+def test_folds_are_averaged_on_the_test_split_that_they_share(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    test = str(write_table(tmp_path / "test.csv", reviews(9, 5)))
+    task = CustomTask(name="folds", train=place.mood.train, test=test, columns=place.mood.columns, split={"folds": 3})
+    folds = place.suite(task, 'data.predict=["test"]', "optimisation.max_steps=4", seeds=[0])
+    evaluated = place.ensemble(folds.run)
+    assert evaluated.results["examples"] == {"folds/test": 9}
+    assert len(evaluated.results["runs"]["folds"]) == 3
+    assert "left out, because the runs are of different folds: folds dev" in caplog.text
+    members = [said(run, "folds-test.jsonl") for run in folds.runs]
+    for line, *own in zip(said(evaluated.run, "folds-test.jsonl"), *members, strict=True):
+        assert line["scores"]["good"] == pytest.approx(np.mean([each["scores"]["good"] for each in own]))
+    (folds.runs[0].path / "predictions" / "folds-test.jsonl").unlink()
+    with pytest.raises(DataError, match="folds dev: the runs are of different folds"):
+        place.ensemble(*folds.runs)
 
 
 def test_other_tasks_and_other_examples_are_refused_by_name(

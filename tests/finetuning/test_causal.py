@@ -21,7 +21,7 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.delimiters import DELIMITERS
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.text.tokenizer_files import load_tokenizer, open_template
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_table
 
 SMALL: dict[str, Any] = {
@@ -76,6 +76,16 @@ def test_three_tokens_frame_texts_and_pairs_and_all_ids_stay() -> None:
     assert CausalFinetuning(delimiters=False).framed(old) is old
     assert CausalFinetuning().framed(tiny_tokenizer()) is not None
     assert DELIMITERS[0] not in CausalFinetuning().framed(tiny_tokenizer()).backend.get_vocab()
+
+
+def test_a_text_that_only_has_a_start_is_ended_for_its_classifier() -> None:
+    old = tiny_tokenizer()
+    old.backend.post_processor = open_template(old)
+    new = CausalFinetuning().framed(old)
+    encoder = SequenceEncoder(new, max_tokens=20)
+    assert encoder.sequence([7, 8], [9], example="0")[0] == [old.cls_id, 7, 8, old.sep_id, 9, old.sep_id]
+    assert old.backend.encode("a").ids[-1] != old.sep_id
+    assert CausalFinetuning(delimiters=False).framed(old) is old
 
 
 def test_a_longer_vocabulary_keeps_every_weight_to_the_bit() -> None:

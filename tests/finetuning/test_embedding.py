@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import bertkit
 from bertkit.errors import DataError, StoppedError, UsageError
@@ -17,12 +19,14 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
+from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.settings import EmbeddingSettings
+from bertkit.tasks.embedding.task import MODULE
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -309,6 +313,16 @@ def test_training_texts_alone_are_cut_as_simcses_code_cuts_them(place: Embedding
     assert json.loads((run.run.model / "sentence_bert_config.json").read_text())["max_seq_length"] == 24
     with pytest.raises(UsageError, match=r"train_max_length is 24, which is not below data\.max_length \(24\)"):
         place.run("embedding.train_max_length=24", "embedding.largest_score=5")
+
+
+def test_tsdae_begins_with_the_vocabulary_head_of_the_initial_model(place: EmbeddingPlace, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a fine film\na dull film\n", encoding="utf-8")
+    task = CustomTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev="stsb")
+    settings = ("embedding.loss={name: tsdae}", "embedding.pooling=cls")
+    recipe = place.request(*settings, task=task, data_dir=str(glue(tmp_path / "glue", place))).requested()
+    model = TaskTrainer(recipe, prepare(recipe), seed=0).model
+    initial = load_file(place.model / "model.safetensors")["cls.predictions.transform.dense.weight"]
+    assert torch.equal(model.companions[MODULE].get_parameter("head.dense.weight"), initial)
 
 
 @pytest.mark.parametrize("loss", ["simcse", "tsdae"])

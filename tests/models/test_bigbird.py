@@ -161,6 +161,21 @@ def test_a_roberta_goes_on_as_a_bigbird_with_repeated_positions() -> None:
     assert torch.equal(new[40:], old[2:12])
 
 
+def test_another_activation_than_the_initial_models_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {**config_sizes(), "max_position_embeddings": 22, "type_vocab_size": 1, "hidden_act": "gelu"}
+    roberta = HeadedModel(RobertaConfig(**sizes).build(97, pad_id=1), ("masked_lm",))
+    roberta.initialise(3)
+    own = {"hidden_act": "gelu_new", "max_position_embeddings": 50, "hidden_dropout_prob": 0.3}
+    converted(roberta, BigBirdConfig(**{**sizes, **own}))
+    assert "hidden_act 'gelu' (recipe: 'gelu_new'), layer_norm_eps 1e-05 (recipe: 1e-12); with the" in caplog.text
+    caplog.clear()
+    converted(roberta, converted_config(roberta.encoder.config, BigBirdConfig(**{**sizes, **own})))
+    converted(roberta, RobertaConfig(**{**sizes, "hidden_dropout_prob": 0.3}))
+    assert not caplog.text
+    converted(roberta, RobertaConfig(**{**sizes, "hidden_act": "relu"}))
+    assert "hidden_act 'gelu' (recipe: 'relu'); with" in caplog.text
+
+
 def test_what_its_draws_forbid_is_refused() -> None:
     model = HeadedModel(BigBirdConfig(**config_sizes()).build(97), ("masked_lm",))
     with pytest.raises(UsageError, match="depend on its number"):

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from bertkit.errors import DataError
+from bertkit.models.calibrated import CalibratedLinear, InputRange
+from bertkit.models.quantised import quantise
 from bertkit.models.recorder import Recorder
 from bertkit.probing.effective_attention.measure import (
     ATTENDED,
@@ -127,3 +129,19 @@ def test_values_that_are_no_numbers_are_refused() -> None:
         model.encoder.layers[1].attention.value.bias.fill_(float("inf"))
     with pytest.raises(DataError, match=r"blocks\.1\.attn\.hook_v are not numbers"):
         list(layer_attention(model, encoded()[:1]))
+
+
+def test_maps_of_a_calibrated_model_are_those_of_its_weights() -> None:
+    """Unit vectors are far outside the input range of a map that quantises its input to it."""
+    model = tiny_model(tiny_tokenizer())
+    whole = output_maps(model, 2)
+    ranges = {
+        name: InputRange(torch.full((part.in_features,), -0.1), torch.full((part.in_features,), 0.1))
+        for name, part in model.encoder.named_modules(prefix="encoder")
+        if isinstance(part, torch.nn.Linear)
+    }
+    quantise(model, ranges)
+    assert isinstance(model.get_submodule("encoder.layers.0.attention.output"), CalibratedLinear)
+    for found, wanted in zip(output_maps(model, 2), whole, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0.02 * wanted.abs().max().item())
+    assert isinstance(model.get_submodule("encoder.layers.0.attention.output"), CalibratedLinear)

@@ -149,6 +149,42 @@ def test_the_card_names_library_and_task(tmp_path: Path, config: dict[str, objec
     assert "license" not in found
 
 
+@pytest.mark.parametrize(
+    ("architecture", "recipe", "task", "call"),
+    [
+        ("BertForMaskedLM", {}, "fill-mask", 'model.fill("The <m> returns a list.")'),
+        ("BertForSequenceClassification", {"task": "sst2"}, "text-classification", 'model.predict(["A text."])'),
+        ("BertForSequenceClassification", {"task": "mrpc"}, "text-classification", 'model.predict([("A text.", "'),
+        (
+            "BertForSequenceClassification",
+            {"task": {"train": "/home/me/mine.csv", "columns": {"text": "a", "text_pair": "b"}}},
+            "text-classification",
+            'model.predict([("A text.", "',
+        ),
+        ("GPT2LMHeadModel", {}, "text-generation", 'model.generate("'),
+        ("T5ForConditionalGeneration", {"objective": [{"seq2seq_lm": {}}]}, "translation", 'model.generate("'),
+        ("T5ForConditionalGeneration", {"objective": [{"span_corruption": {}}]}, None, None),
+        ("ElectraForPreTraining", {}, None, None),
+    ],
+)
+def test_the_card_calls_the_model_as_its_task_requires(
+    run: RunDirectory, architecture: str, recipe: dict[str, object], task: str | None, call: str | None
+) -> None:
+    written = {"kind": "finetune" if "task" in recipe else "pretrain", "name": "n", "model": "org/base", **recipe}
+    (run.path / "recipe.yaml").write_text(yaml.safe_dump({**written, "title": "", "paper": None}))
+    (run.path / "results.json").write_text(json.dumps({"splits": {}, "examples": {"train": 4200, "dev": 11}}))
+    (run.model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
+    (run.model / "tokenizer_config.json").write_text('{"mask_token": "<m>"}')
+    card = model_card(run.model, "me/it", ReportedRun.of(run))
+    assert metadata(card).get("pipeline_tag") == task
+    assert (f'bertkit.load("me/it")\n{call}' if call else 'bertkit.load("me/it")\n```') in card
+    assert "| examples | train 4,200, dev 11 |" in card
+    assert "title:" not in card
+    assert "paper:" not in card
+    if isinstance(recipe.get("task"), dict):
+        assert "fine-tuned on mine.csv." in card
+
+
 def test_text_of_a_run_stays_text_in_the_card(run: RunDirectory) -> None:
     (run.path / "results.json").write_text(json.dumps({"a|b<img>": 1.0}))
     card = model_card(run.model, "me/it", ReportedRun.of(run))

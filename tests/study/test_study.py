@@ -24,6 +24,7 @@ from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.study import context as study_context
 from bertkit.study.measurer import Measurer, MeasureResult
+from bertkit.study.plan import study_plan
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -301,6 +302,34 @@ def test_the_command_plans_and_shows_its_results(home: Path, bertkit, monkeypatc
     done = bertkit("study", "--resume", home / "straight")
     assert done.code == 0
     assert "undecided: it is worse (a test)" in done.stderr or "ed: it is worse (a test)" in done.stderr
+
+
+def test_a_plan_on_shards_has_the_steps_of_the_study(place: Path, bertkit) -> None:
+    shards = bertkit("tokenize", "text.txt", "--out", "shards", "--train", "wordpiece", "--vocab-size", "200")
+    assert shards.code == 0, shards.stderr
+    given = arguments(place, "unused", "budget={tokens: 3000, steps: null}", sources=[str(place / "shards")])
+    planned = _planned(given)
+    costs = planned.costs({}, silent_progress)
+    plan = study_plan(planned)
+    assert not plan["full_sequences"]
+    assert plan["steps"] == sum(planned.steps(study_run, costs) for study_run in planned.runs())
+    text = study_plan(_planned(arguments(place, "unused", "budget={tokens: 3000, steps: null}")))
+    assert text["full_sequences"]
+    assert text["steps"] < plan["steps"], "sequences are shorter than assumed"
+    told = bertkit("study", "small.yaml", "--data", "text.txt", "--plan")
+    assert "sequences   taken as full" in told.stdout
+
+
+def test_a_finished_study_is_not_repeated_in_its_directory(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    before = times_of(sorted((home / "straight").rglob("*")))
+    again = run_study(arguments(home, "straight"), progress=silent_progress)
+    assert again.results == results(home, "straight")
+    assert "finished already" in caplog.text
+    assert "another --run-dir runs it again" in caplog.text
+    assert times_of(sorted((home / "straight").rglob("*"))) == before
+    with pytest.raises(UsageError, match="straight"):
+        run_study(arguments(home, "straight", "seeds=[3, 4]"), progress=silent_progress)
 
 
 def test_a_plan_is_refused_where_the_study_would_be(home: Path, bertkit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,11 @@ def _print_ensemble(results: dict[str, Any]) -> None:
     """The ensemble next to its runs."""
     rows: list[tuple[object, ...]] = []
     for task, table in results["tasks"].items():
+        splits = [name.rpartition("/")[2] for name in results["examples"] if name.rpartition("/")[0] == task]
+        only = "" if any(split.startswith("dev") for split in splits) else f" ({splits[0]})"
         for metric, summary in table.items():
             alone = [each["scores"].get(metric) for each in results["runs"][task]]
             known = [value for value in alone if value is not None]
             least, most = (min(known), max(known)) if known else (None, None)
-            rows.append((task, metric, figure(summary["mean"]), figure(least), figure(most), len(alone)))
+            rows.append((f"{task}{only}", metric, figure(summary["mean"]), figure(least), figure(most), len(alone)))
     console.table(("task", "metric", "ensemble", "worst run", "best run", "runs"), rows)

@@ -111,10 +111,12 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         for arm, own in plan["arms"].items()
     ]
     console.table(("arm", "candidates", "scored runs", "steps per run", "total FLOPs"), rows)
+    lengths = "taken as full; the study measures its text, and shorter ones give cheaper steps"
     for name, value in {
         "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
         "runs": f"{plan['runs']:,}",
         "steps": f"about {plan['steps']:,}",
+        "sequences": lengths if plan["full_sequences"] else "measured on the text",
         "FLOPs": flops_in_words(plan),
         "time here": f"{duration(plan['seconds'])}, plus the time for the measures",
     }.items():

@@ -66,7 +66,7 @@ class Pruned(Method):
     heads: int | float | dict[int, tuple[int, ...]] | None = Field(
         None,
         description="Heads to remove, the least important ones: a share of all heads or a number of heads; or"
-        " {layer: [heads]}, counted from 0 as in the model to start from.",
+        " {layer: [heads]}, both counted from 0 (probes count from 1), heads as in the unpruned model.",
     )
     examples: int | None = Field(
         None,

@@ -32,7 +32,7 @@ from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
 from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model
-from bertkit.models.pruning import keep_layers, prune_heads, pruned_heads, saved_heads
+from bertkit.models.pruning import keep_layers, prune_like, saved_heads
 from bertkit.models.quantised import QUANTISATION
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
-    _prune_like(smaller, model)
+    prune_like(smaller, model)
     # In this family, the keys for BERT's sizes in config.json have other names.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
@@ -231,16 +231,10 @@ def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
     config = model.encoder.config
     new = HeadedModel(config.build(model.encoder.vocab_size, pad_id=_pad_id(model)), heads, labels=model.labels)
-    _prune_like(new, model)
+    prune_like(new, model)
     new.extras = dict(model.extras)
     new.initialise(seed)
     return new
-
-
-def _prune_like(whole: HeadedModel, model: HeadedModel) -> None:
-    """Remove the heads that were pruned from another model."""
-    if gone := pruned_heads(model.encoder):
-        prune_heads(whole, gone)
 
 
 @torch.no_grad()

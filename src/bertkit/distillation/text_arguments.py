@@ -148,7 +148,8 @@ def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles) -> None:
         length = stage.recipe.data.sequence_length
         if length > teacher.config.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
-                f"data.sequence_length is {length}, but the teacher reads at most {teacher.config.max_tokens} tokens; lower it"
+                f"data.sequence_length is {length}, but the teacher reads at most {teacher.config.max_tokens} tokens;"
+                " lower it"
             )
 
 

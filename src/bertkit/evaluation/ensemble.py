@@ -32,6 +32,7 @@ from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_result
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import load_examples
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.finetuning.trainer import by_name
@@ -70,7 +71,7 @@ class EnsembleArguments:
 
 
 def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
-    """Average, score and write every task and split that all runs predicted.
+    """Average, score and write every task and split that all runs predicted, except the different dev parts of folds.
 
     Raises:
         UsageError: no run, or a kind of task whose saved predictions cannot be averaged.
@@ -79,7 +80,7 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
     if not arguments.runs:
         raise UsageError("give the runs whose predictions to average: bertkit eval ensemble RUN RUN RUN")
     saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
-    parts = [_AveragedSplit.read(saved, key, offline=arguments.offline) for key in common_keys(saved)]
+    parts = _averaged_splits(saved, offline=arguments.offline)
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
     run = RunDirectory.create(
@@ -120,6 +121,31 @@ def members_of(run: RunDirectory) -> list[RunDirectory]:
     return [
         RunDirectory.open(run_of_suite(run.path, each["run"])) for each in suite["runs"] if each["setting"] == setting
     ]
+
+
+def _averaged_splits(saved: Sequence[SavedRun], *, offline: bool) -> list[_AveragedSplit]:
+    """All splits that can be averaged: folds of a file have different dev parts, but the same test split.
+
+    Raises:
+        DataError: there are none, or a split's predictions cannot be averaged.
+    """
+    keys = common_keys(saved)
+    shared = [key for key in keys if len({_fold_of(each.recipes[key[0]]) for each in saved}) == 1 or key[1] != "dev"]
+    if not shared:
+        task = keys[0][0]
+        raise DataError(
+            f"{task} dev: the runs are of different folds, so each predicted other examples; ensembles of folds need a"
+            " split that all of them predicted: fine-tune with --test FILE"
+        )
+    if left_out := [" ".join(key) for key in keys if key not in shared]:
+        log.info("left out, because the runs are of different folds: %s", ", ".join(left_out))
+    return [_AveragedSplit.read(saved, key, offline=offline) for key in shared]
+
+
+def _fold_of(recipe: FinetuneRecipe) -> int | None:
+    """The fold whose examples are dev; None if dev is no fold."""
+    split = recipe.task.split if isinstance(recipe.task, CustomTask) else None
+    return None if split is None else split.fold
 
 
 def common_keys(saved: Sequence[SavedRun]) -> list[Key]:

@@ -124,7 +124,7 @@ def heat_map(
     axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
     if numbers and max(len(rows), len(columns)) <= _MOST_NUMBERS:
-        for (row, column), value in np.ma.ndenumerate(values):
+        for (row, column), value in np.ma.ndenumerate(values):  # type: ignore[no-untyped-call]  # numpy has no types
             share = (value - low) / ((high - low) or 1)
             colour = "white" if share > _DARK else "black"
             text = numbers.format(value).replace("0.", ".", 1) if abs(value) < 1 else numbers.format(value)

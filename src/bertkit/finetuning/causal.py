@@ -21,7 +21,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.text.delimiters import has_delimiters, with_delimiters
+from bertkit.text.delimiters import has_delimiters, with_closing_separator, with_delimiters
 from bertkit.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class CausalFinetuning(Settings):
         """The tokenizer with the three tokens added, unless it has its own special tokens around a text."""
         if not self.delimiters or has_delimiters(tokenizer):
             return tokenizer
-        own = SequenceEncoder(tokenizer, max_tokens=64).single.special_tokens
-        if own:
-            log.info("causal.delimiters: the vocabulary's own special tokens around texts are used in place of GPT's")
-            return tokenizer
-        return with_delimiters(tokenizer)
+        own = SequenceEncoder(tokenizer, max_tokens=64).single
+        if not own.special_tokens:
+            return with_delimiters(tokenizer)
+        log.info("causal.delimiters: the vocabulary's own special tokens around texts are used in place of GPT's")
+        return tokenizer if own.frames[-1] else with_closing_separator(tokenizer)
 
 
 def next_token_targets(batch: PackedBatch) -> tuple[Tensor, Tensor]:

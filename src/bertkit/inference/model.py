@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.generation.run import generate
 from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.documents import Item, documents
@@ -31,6 +31,7 @@ from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 from bertkit.tasks.catalogue import Kind
+from bertkit.tasks.encoding import Template
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
@@ -107,7 +108,10 @@ class Model:
         several = list(_several(inputs, "predict"))
         kind = self.kind
         rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
-        return list(examples_of(rows, kind, self._predictor.columns))
+        try:
+            return list(examples_of(rows, kind, self._predictor.columns))
+        except MissingColumnError as error:  # a table has columns, a mapping has fields
+            raise DataError(str(error).replace("no column", "no field", 1)) from error
 
     def documents(
         self, examples: Iterable[Item], *, top: int | None = None, independent: bool = False
@@ -211,6 +215,23 @@ class Model:
         """The number of tokens of each text, without special tokens; nothing is cut."""
         lengths: list[int] = self._tokenizer.encode_plain(list(texts))[1].tolist() if texts else []
         return lengths
+
+    @cached_property
+    def special_tokens(self) -> tuple[int, int]:
+        """The number of special tokens in a sequence of one text, and in one of two."""
+        one, two = (Template.of(self._tokenizer.backend, texts) for texts in (1, 2))
+        return one.special_tokens, two.special_tokens
+
+    @property
+    def longest_example(self) -> int | None:
+        """The number of tokens to which `predict` cuts an example; None if it reads a long one in several windows.
+
+        Raises:
+            DataError: the model has no fine-tuned head.
+        """
+        settings = getattr(self._predictor.task, "settings", None)
+        in_windows = self.kind in ("tagging", "span") or getattr(settings, "window_stride", None)
+        return None if in_windows else self._predictor.encoder.max_tokens
 
     def can_fill(self) -> bool:
         """Whether the model fills masks: it has a trained masked-LM head."""

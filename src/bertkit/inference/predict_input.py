@@ -237,18 +237,19 @@ def examples_of(
         rows: each with its position.
         kind: of the model's task.
         columns: the names of the columns.
-        left_out: collects bad rows; None: the first one is raised.
+        left_out: collects bad rows; None: the rows are from no file, and the first bad one is raised without hints on
+            options of the command line.
 
     Raises:
         DataError: a field is missing (similar names are given) or of the wrong type.
     """
-    left_out = left_out or SkippedRows(skip_bad=False)
     makers: dict[str, Callable[..., Example | RawText | None]] = {
         "tagging": _tagged,
-        "span": _asked,
+        "span": _asked if left_out is None else _asked_in_file,
         "choice": _chosen,
     }
     make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
+    left_out = left_out or SkippedRows(skip_bad=False, hint="")
     for number, (where, row) in enumerate(rows):
         name = str(number) if row is None else id_of(row, number)
         try:
@@ -307,14 +308,18 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
         question = columns.question
         context = string_of(row, columns.text_pair or columns.first(row, "context", "text"), where)
     else:
-        if columns.text is None and "question" not in row:
-            raise DataError(
-                f"{where}: no column 'question'; ask one question of every text with --question \"...\", or name the"
-                f" question column with --text; there are: {', '.join(map(repr, row))}"
-            )
         question = string_of(row, columns.text or "question", where)
         context = string_of(row, columns.text_pair or "context", where)
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None
+
+
+def _asked_in_file(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
+    if columns.question is None and columns.text is None and "question" not in row:
+        raise DataError(
+            f"{where}: no column 'question'; ask one question of every text with --question \"...\", or name the"
+            f" question column with --text; there are: {', '.join(map(repr, row))}"
+        )
+    return _asked(row, name, where, columns)
 
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:

@@ -8,6 +8,7 @@ bertkit. evaluate and datasets are imported when a metric is first used, since t
 
 from __future__ import annotations
 
+import ast
 import math
 import sys
 import traceback
@@ -41,8 +42,34 @@ def _evaluate() -> Any:
     finally:
         if absent:
             del sys.modules["transformers"]
+    evaluate.loading.get_imports = _with_parsed_libraries(evaluate.loading.get_imports)
     evaluate.logging.set_verbosity_error()  # it warns that a cached metric is not on the Hub without checking
     return evaluate
+
+
+_Import = tuple[str, str, str, str | None]
+"""How evaluate lists an import: kind, name, place and folder."""
+
+
+def _with_parsed_libraries(listed: Callable[[str], list[_Import]]) -> Callable[[str], list[_Import]]:
+    """evaluate's function that lists a script's imports, with the libraries read by Python's parser.
+
+    evaluate splits lines at spaces: in `import evaluate, datasets` it would look for a library named `evaluate,`.
+    """
+
+    def imports(file_path: str) -> list[_Import]:
+        found = listed(file_path)
+        places = {name: place for kind, name, place, _ in found if kind == "library"}
+        names: dict[str, None] = {}
+        for node in ast.parse(Path(file_path).read_bytes(), Path(file_path).name).body:
+            if isinstance(node, ast.Import):
+                names |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names[node.module.partition(".")[0]] = None
+        libraries: list[_Import] = [("library", name, places.get(name, name), None) for name in names]
+        return [*(each for each in found if each[0] != "library"), *libraries]
+
+    return imports
 
 
 def _by_id(items: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:

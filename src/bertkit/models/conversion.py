@@ -14,6 +14,7 @@ Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,11 @@ from bertkit.errors import UsageError
 from bertkit.models.bart import UNREAD_ROWS
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.pruning import prune_like
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.vocabulary_mapping import VocabularyMapping, map_vocabulary
+
+log = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
@@ -50,6 +54,7 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
             " can change"
         )
     grown = HeadedModel(config.build(model.encoder.vocab_size), _heads(model), labels=model.labels)
+    prune_like(grown, model)
     source = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in grown.named_parameters():
@@ -164,7 +169,24 @@ def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] 
     new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder), heads=heads)
     with torch.no_grad():
         fill(model, new)
+    _warn_of_changes(found, config)
     return new.eval()
+
+
+def _warn_of_changes(found: EncoderConfig, config: EncoderConfig) -> None:
+    """Warn if the recipe's model computes something else with the same weights; dropout is expected to differ."""
+    before, after = found.model_dump(), config.model_dump()
+    ignored = {*_FROM_THE_RECIPE, *config.live_fields, "initializer_range"}
+    changed = [
+        f"{key} {value!r} (recipe: {after[key]!r})"
+        for key, value in before.items()
+        if key in after and after[key] != value and key not in ignored and "dropout" not in key
+    ]
+    if changed:
+        log.warning(
+            "init: the initial model was trained with %s; with the recipe's values its weights compute something else",
+            ", ".join(changed),
+        )
 
 
 def with_vocabulary(
@@ -259,6 +281,7 @@ def _built(
     with torch.device("meta"):
         heads = [*model.head_names, *([POOLER] if model.has_pooler else [])] if heads is None else heads
         new = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads, labels=model.labels)
+        prune_like(new, model)
     new.to_empty(device="cpu")
     new.extras = dict(model.extras)
     with torch.no_grad():

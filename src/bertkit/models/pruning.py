@@ -160,6 +160,17 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
         raise UsageError(f"heads: {error}") from error
 
 
+def prune_like(model: HeadedModel, other: HeadedModel) -> None:
+    """Remove the heads that another model with the same layers has lost, in place. A deeper model repeats its layers.
+
+    Raises:
+        UsageError: as in `prune_heads`.
+    """
+    if gone := pruned_heads(other.encoder):
+        before, after = (len(_layers(each.encoder)) for each in (other, model))
+        prune_heads(model, {layer: gone[layer % before] for layer in range(after) if layer % before in gone})
+
+
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
     """Restore pruned heads as zeros, in place, without changing the outputs. Returns the heads.
 

@@ -9,6 +9,7 @@ config.json describes the quantisation under `quantization_config`; the tensors 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -132,6 +133,27 @@ def _joint_projection(maps: list[nn.Linear]) -> Projection:
     if len(kinds) == 1 and all(isinstance(each, CalibratedLinear) for each in maps):
         return CalibratedProjection()
     return project_separately
+
+
+def with_float_maps(model: HeadedModel) -> HeadedModel:
+    """A model whose linear maps multiply floats, with the same weights: a copy, or the model itself if none is
+    quantised. Fixed input ranges do not clip its inputs."""
+    if not is_quantised(model):
+        return model
+    copied = copy.deepcopy(model)
+    replace_parts(copied, lambda name, part: _in_floats(part))
+    return copied
+
+
+@torch.no_grad()
+def _in_floats(part: nn.Module) -> nn.Linear | None:
+    if not isinstance(part, QuantisedModule) or not isinstance(part, nn.Linear):
+        return None
+    made = nn.Linear(part.in_features, part.out_features, bias=part.bias is not None, device=part.weight.device)
+    made.weight.copy_(part.weight)
+    if part.bias is not None:
+        made.bias.copy_(part.bias)
+    return made
 
 
 def is_quantised(model: nn.Module) -> bool:

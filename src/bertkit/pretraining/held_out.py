@@ -49,12 +49,14 @@ class HeldOutSize:
         share: share of the text that is held out.
         sequences: samples read by an evaluation.
         predictions: masked words predicted in an evaluation, or predictions of the objective that makes most of them.
+        has_accuracy: whether any predictions can be right or wrong; otherwise an evaluation has only losses.
     """
 
     tokens: int
     share: float
     sequences: int
     predictions: int
+    has_accuracy: bool = True
 
     @property
     def interval(self) -> float:
@@ -64,12 +66,15 @@ class HeldOutSize:
 
     @property
     def suffices(self) -> bool:
-        """Whether the interval of an accuracy is narrow enough to tell models apart."""
-        return self.predictions >= INTERVAL_PREDICTIONS
+        """Whether the interval of an accuracy, if there is one, is narrow enough to tell models apart."""
+        return self.predictions >= INTERVAL_PREDICTIONS or not self.has_accuracy
 
     @property
     def in_words(self) -> str:
         """How much held-out text there is, and what that means for the metrics."""
+        text = f"held-out text: {self.tokens:,} tokens ({self.share:.1%} of the text)"
+        if not self.has_accuracy:
+            return f"{text} in {self.sequences:,} sequences"
         interval = f"{100 * self.interval:.1f} points"
         rest = (
             f"an accuracy has a 95% interval of at most +-{interval}"
@@ -77,10 +82,7 @@ class HeldOutSize:
             else f"the 95% interval of an accuracy is up to +-{interval}, too wide to tell models apart; give more"
             " text, or raise data.held_out"
         )
-        return (
-            f"held-out text: {self.tokens:,} tokens ({self.share:.1%} of the text), {self.predictions:,} predictions in"
-            f" {self.sequences:,} sequences; {rest}"
-        )
+        return f"{text}, {self.predictions:,} predictions in {self.sequences:,} sequences; {rest}"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -90,7 +92,9 @@ class HeldOutSize:
     @classmethod
     def of(cls, document: Mapping[str, Any] | None) -> HeldOutSize | None:
         """The size recorded in results.json; None for a run that did not record it."""
-        return None if document is None else cls(**{each.name: document[each.name] for each in fields(cls)})
+        if document is None:
+            return None
+        return cls(**{each.name: document[each.name] for each in fields(cls) if each.name in document})
 
     def report(self) -> None:
         """Log how much held-out text there is, as a warning if it is too little."""
@@ -175,6 +179,7 @@ class HeldOut:
             share=stream.tokens / stream.shards.tokens,
             sequences=sum(batch.num_sequences for batch in self.batches),
             predictions=max(counts, default=sum(batch.num_sequences for batch in self.batches)),
+            has_accuracy=any(each.has_accuracy for each in objectives),
         )
 
     def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:

@@ -18,7 +18,8 @@ from bertkit.models.model_files import CONFIG_FILE
 from bertkit.models.similar_models import is_local_name
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
-from bertkit.run.directory import RECIPE
+from bertkit.run.directory import RECIPE, RESULTS
+from bertkit.tasks.catalogue import TASKS
 from bertkit.visible import visible
 
 SENTENCE_MODULES = "modules.json"
@@ -27,6 +28,7 @@ _WITHOUT_CLASS = frozenset(
 )
 """Kinds of model that `transformers` has no class for."""
 _TASKS = {
+    "ElectraForPreTraining": None,  # detects replaced tokens
     "ForMaskedLM": "fill-mask",
     "ForPreTraining": "fill-mask",
     "ForSequenceClassification": "text-classification",
@@ -35,9 +37,20 @@ _TASKS = {
     "ForMultipleChoice": "multiple-choice",
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
-    "ForConditionalGeneration": "translation",
 }
-"""The Hub's name of a task, by the suffix of the class name."""
+"""The Hub's name of a task, by the suffix of the class name; the first that fits."""
+_CALLS = {
+    "fill-mask": 'model.fill("The {mask} returns a list.")',
+    "text-classification": 'model.predict(["A text."])',
+    "token-classification": 'model.predict(["A sentence about Berlin."])',
+    "question-answering": 'model.predict([("Who wrote it?", "Ann wrote it.")])',
+    "multiple-choice": 'model.predict([{"context": "The cat", "endings": ["sat down.", "is a list."]}])',
+    "text-generation": 'model.generate("The company")',
+    "translation": 'model.generate("A sentence to translate.")',
+    "sentence-similarity": 'model.encode(["A sentence.", "Another one."])',
+}
+"""How `bertkit.load`'s model is called, by the Hub's name of its task."""
+_PAIRS = 'model.predict([("A text.", "The second text of its pair.")])'
 _MOST_SCORES = 40
 _MOST_LABELS = 30
 _RESULTS = ("splits.", "tasks.", "held_out.")
@@ -52,7 +65,6 @@ _FACTS = (
     "GPU",
     "bertkit, torch",
     "hash of the recipe",
-    "hash of the text",
 )
 
 
@@ -88,12 +100,15 @@ def model_card(
         parts.append(" ".join(_description(recipe)))
     if labels := _labels(config):
         parts.append(f"Labels: {labels}.")
-    parts += ["## Use", _usage(config, repository, is_embedder=is_embedder)]
+    call = _call(_task_of(config, recipe, is_embedder=is_embedder), model, recipe)
+    parts += ["## Use", _usage(config, repository, call, is_embedder=is_embedder)]
     if run is not None and trained is not None:
         if scores := _results(run):
             parts += ["## Results", _table(scores)]
-        facts = {name: trained.facts[name] for name in _FACTS if name in trained.facts}
-        settings = {key: value for key, value in _without_paths(recipe).items() if key != "engine"}
+        facts = _example_counts(trained) | {name: trained.facts[name] for name in _FACTS if name in trained.facts}
+        # Empty parts, such as a title or the settings of other kinds of task, are the defaults.
+        given = {key: value for key, value in recipe.items() if value not in (None, "")}
+        settings = {key: value for key, value in _without_paths(given).items() if key != "engine"}
         written = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
         folded = f"<details>\n<summary>Recipe</summary>\n\n```yaml\n{written}```\n\n</details>"
         parts += ["## Training", _table(facts), folded]
@@ -110,10 +125,8 @@ def _metadata(
         "library_name",
         "sentence-transformers" if is_embedder else "bertkit" if kind in _WITHOUT_CLASS else "transformers",
     )
-    classes = str((config.get("architectures") or [""])[0])
-    task = next((task for end, task in _TASKS.items() if classes.endswith(end)), None)
-    if is_embedder or task:
-        yield "pipeline_tag", "sentence-similarity" if is_embedder else task
+    if task := _task_of(config, recipe, is_embedder=is_embedder):
+        yield "pipeline_tag", task
     yield "tags", [tag for tag in ("bertkit", kind) if tag]
     started_from = recipe.get("init") or recipe.get("model")
     if isinstance(started_from, str) and started_from != "?" and not _is_path(started_from):
@@ -125,11 +138,60 @@ def _metadata(
         yield "datasets", list(dict.fromkeys(named))
 
 
+def _task_of(config: Mapping[str, Any], recipe: Mapping[str, Any], *, is_embedder: bool) -> str | None:
+    """The Hub's name of what the model does; None if it has none."""
+    if is_embedder:
+        return "sentence-similarity"
+    name = str((config.get("architectures") or [""])[0])
+    if name.endswith("ForConditionalGeneration"):
+        return "translation" if "seq2seq_lm" in str(recipe.get("objective")) else None
+    return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+
+
+def _call(task: str | None, model: Path, recipe: Mapping[str, Any]) -> str | None:
+    """An example of the model's use in bertkit; None if there is none for its task."""
+    if task == "text-classification" and _reads_pairs(recipe.get("task")):
+        return _PAIRS
+    call = _CALLS.get(task or "")
+    if call is None or task != "fill-mask":
+        return call
+    path = model / "tokenizer_config.json"
+    mask = read_json(path).get("mask_token") if path.is_file() else None
+    mask = mask.get("content") if isinstance(mask, Mapping) else mask
+    return call.format(mask=mask) if isinstance(mask, str) else None
+
+
+def _reads_pairs(task: Any) -> bool:
+    """Whether a recipe's task is on pairs of texts."""
+    if isinstance(task, Mapping):
+        columns = task.get("columns")
+        return isinstance(columns, Mapping) and columns.get("text_pair") is not None
+    spec = TASKS.get(str(task))
+    return spec is not None and spec.columns is not None and bool(spec.columns.text_pair)
+
+
+def _task_name(task: Any) -> str:
+    """The name of a task in a recipe; of the user's own, else that of its training file."""
+    if not isinstance(task, Mapping):
+        return str(task)
+    return str(task.get("name") or Path(str(task.get("train"))).name)
+
+
+def _example_counts(run: ReportedRun) -> dict[str, str]:
+    """How many examples a fine-tuning run has of each split; empty if it is no such run."""
+    path = run.path / RESULTS
+    counts = read_json(path).get("examples") if path.is_file() else None
+    if not isinstance(counts, Mapping):
+        return {}
+    known = {name: count for name, count in counts.items() if isinstance(count, int)}
+    return {"examples": ", ".join(f"{visible(str(name))} {count:,}" for name, count in known.items())} if known else {}
+
+
 def _description(recipe: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on what was trained from what, on which data."""
     kind, task, data = (recipe.get(key) for key in ("kind", "task", "data"))
     named = [task] if isinstance(task, str | Mapping) else list(task or ())
-    tasks = " and ".join(_cell(str(each.get("name") if isinstance(each, Mapping) else each)) for each in named)
+    tasks = " and ".join(_cell(_task_name(each)) for each in named)
     start = recipe.get("model") or recipe.get("init")
     source = _model_name(start) if isinstance(start, str) and start != "?" else ""
     if recipe.get("title"):
@@ -185,9 +247,9 @@ def _results(run: ReportedRun) -> dict[str, str]:
     return {name: each.in_words for name, each in run.scores.items()}
 
 
-def _usage(config: Mapping[str, Any], repository: str, *, is_embedder: bool) -> str:
+def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, is_embedder: bool) -> str:
     kind = str(config.get("model_type", ""))
-    lines = ["import bertkit", "", f'model = bertkit.load("{repository}")']
+    lines = ["import bertkit", "", f'model = bertkit.load("{repository}")', *([call] if call else [])]
     text = f"```python\n{chr(10).join(lines)}\n```"
     if is_embedder:
         other = f'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("{repository}")'

@@ -57,7 +57,8 @@ class ReportedScore:
 
     @property
     def in_words(self) -> str:
-        spread = "" if self.std is None else f" ± {self.std:.2g}"
+        # Of equal numbers, rounding may leave a deviation of some 1e-17.
+        spread = "" if self.std is None else f" ± {self.std if self.std > 1e-12 * abs(self.mean) else 0:.2g}"
         return f"{self.mean:.4g}{spread}"
 
 

@@ -59,10 +59,10 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
 
 
 def run_of_suite(suite: Path, recorded: str) -> Path:
-    """The path of a run that a suite's results name: the recorded path, or the same place below the suite's directory
-    if that was moved or fetched from a store."""
+    """The path of a run that a suite's results name: the recorded path, which in a study is relative to its directory,
+    or the same place below the suite's directory if that was moved or fetched from a store."""
     path = Path(recorded)
-    places = (path, *(suite.joinpath(*path.parts[start:]) for start in range(1, len(path.parts))))
+    places = (suite / path, path, *(suite.joinpath(*path.parts[start:]) for start in range(1, len(path.parts))))
     return next((place for place in places if (place / RECORD).is_file()), path)
 
 

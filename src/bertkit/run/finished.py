@@ -47,7 +47,8 @@ def finished_before(
             continue
         reason = why_not(run, identity.fingerprints) or objection(run)
         if reason is None:
-            log.info("finished already: %s (the same recipe, data and code; --fresh runs it again)", run.path)
+            again = "--fresh" if run_dir is None else "another --run-dir"
+            log.info("finished already: %s (the same recipe, data and code; %s runs it again)", run.path, again)
             return run
         if run_dir is not None:
             raise UsageError(

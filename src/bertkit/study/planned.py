@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertkit.data.shards import TokenShards
+from bertkit.data.shards import TokenShards, is_shards
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
@@ -88,6 +88,12 @@ class PlannedStudy:
             if arm in settings
         ]
         return [*candidates, *scored]
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether all text is token shards, which need not be tokenised first."""
+        recipes = [recipe for own in self.recipes.values() for _, recipe in own]
+        return all(recipe.data.sources and all(map(is_shards, recipe.data.sources)) for recipe in recipes)
 
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
         """Hashes of the text of all arms, and of all recipes that may run."""

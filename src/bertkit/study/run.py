@@ -35,6 +35,7 @@ from bertkit.training.run import (
     OnStart,
     RunArguments,
     deadline_after,
+    finished_of,
     identity_of,
     require_unchanged,
     resumed_recipe,
@@ -103,7 +104,7 @@ def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> S
 
 
 def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:
-    """Start or resume a study and run it to the end.
+    """Start or resume a study and run it to the end; a finished one in the given directory is not repeated.
 
     Args:
         arguments: the command-line arguments.
@@ -122,12 +123,15 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
     planned = PlannedStudy(study, arguments.cache, arguments.offline)
     planned.check()
     fingerprints = planned.fingerprints(progress)
+    identity = identity_of(arguments, study, fingerprints)
+    # Only a directory that is named: the fingerprints do not include the data of the measures.
+    if run is None and arguments.run_dir is not None and (finished := finished_of(arguments, study, identity)):
+        return finished
     known = {} if run is None or not (run.path / COSTS).is_file() else read_json(run.path / COSTS)
     costs = planned.costs(known, progress)
     for study_run in planned.runs():
         planned.recipe(study_run, planned.steps(study_run, costs))
     if run is None:
-        identity = identity_of(arguments, study, fingerprints)
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, fingerprints)
     context = StudyContext(

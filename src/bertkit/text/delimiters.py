@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import bert_template
 
 START, DELIMITER, EXTRACT = DELIMITERS = ("_start_", "_delimiter_", "_classify_")
 
@@ -29,3 +30,12 @@ def with_delimiters(tokenizer: Tokenizer) -> Tokenizer:
         special_tokens=[(token, backend.token_to_id(token)) for token in DELIMITERS],
     )
     return Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+
+
+def with_closing_separator(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer with [CLS] and [SEP] whose texts end with [SEP], which takes the place of the token whose state is
+    classified."""
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    closed = Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+    backend.post_processor = bert_template(closed)
+    return closed

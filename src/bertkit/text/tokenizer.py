@@ -68,10 +68,10 @@ class TokenizerConfig(Settings):
         description="Number of entries at the end of a trained vocabulary that stand for spans of text, with"
         " <extra_id_0> as the very last one; T5's objective span_corruption needs them.",
     )
-    template: Literal["bert", "xlnet", "closed"] = Field(
+    template: Literal["bert", "xlnet", "closed", "open"] = Field(
         "bert",
         description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as in XLNet, A [SEP] B [SEP]"
-        " [CLS]; or only separators after the texts.",
+        " [CLS]; only separators after the texts; or, for models that continue a text, [CLS] A [SEP] B.",
     )
     add_tokens: int = Field(
         0,

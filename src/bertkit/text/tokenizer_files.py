@@ -114,6 +114,16 @@ def closed_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
     )
 
 
+def open_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """[CLS] A, or [CLS] A [SEP] B with B of type 1."""
+    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1",
+        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
+    )
+
+
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
     """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
 

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
-from bertkit.text.tokenizer_files import bert_template, closed_template, xlnet_template
+from bertkit.text.tokenizer_files import bert_template, closed_template, open_template, xlnet_template
 
 # Ids 0 to 4 of every trained vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -41,7 +41,7 @@ BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
 
 
-_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template}
+_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template, "open": open_template}
 
 
 _LONGEST_WORD = 4096

@@ -87,6 +87,57 @@ def test_token_ids_and_base64(models: Models) -> None:
     assert "is not a token id" in outside.json()["error"]["message"]
 
 
+def test_usage_counts_special_tokens_and_what_is_read(models: Models) -> None:
+    context = "the fine cat is a warm letter . "
+    asked: list[tuple[str, Any, int]] = [
+        ("classification", "a fine cat", 5),
+        ("classification", {"id": "a fine cat", "text": "fine", "text_pair": "cat"}, 5),
+        ("classification", "cat " * 500, models["classification"].model.longest_example or 0),
+        ("tagging", ["fine", "cat"], 4),
+        ("tagging", "fine cat " * 100, 202),
+        ("span", {"question": "who ?", "context": context * 9}, 2 + 8 * 9 + 3),
+        ("choice", {"text": "the cat", "endings": ["fine", "cold cat"]}, 2 * (2 + 3) + 3),
+    ]
+    for name, each, tokens in asked:
+        usage = post([models[name]], "/predict", {"inputs": [each]}).json()["usage"]
+        assert usage == {"prompt_tokens": tokens, "total_tokens": tokens}
+    filled = post([models["base"]], "/fill", {"input": ["the [MASK] [MASK] cat", "[MASK]"]}).json()
+    assert filled["usage"]["total_tokens"] == 4 + 2 + 1 + 2
+    ranked = post([models["regression"]], "/rerank", {"query": "fine", "documents": ["cat", "a cat"]}).json()
+    assert ranked["usage"]["total_tokens"] == 2 + 3 + 3 + 3
+
+
+def test_what_is_wrong_is_told_in_fields_of_the_request(models: Models) -> None:
+    asked: list[tuple[str, Any, str]] = [
+        ("classification", {"textx": "a"}, "input 0: no field 'text'; there are: 'textx'"),
+        ("classification", {"text": 3}, "input 0, text: found a number, expected text"),
+        ("tagging", ["fine", " "], "input 0, words: found ' '; expected words, none of them blank"),
+        ("span", "who ?", "input 0: no field 'question'; there are: 'text'"),
+        (
+            "choice",
+            {"text": "a", "endings": ["b"]},
+            "input 0, endings: a list, expected a list of at least two endings",
+        ),
+    ]
+    for name, each, message in asked:
+        error = post([models[name]], "/predict", {"inputs": [each]}).json()["error"]
+        assert error["message"].startswith(message)
+        assert error["param"] == "inputs"
+        assert "--" not in error["message"]
+
+
+def test_offsets_count_characters_without_width(models: Models) -> None:
+    text = "\u200bfine c\u200dat is\ufeff warm \u200b"
+    (found,) = post([models["tagging"]], "/predict", {"inputs": [text]}).json()["predictions"]
+    assert ("warm", text.index("warm")) in [(each["text"], each["start"]) for each in found["entities"]]
+    (asked,) = post([models["span"]], "/predict", {"inputs": [{"question": "who ?", "context": text}]}).json()[
+        "predictions"
+    ]
+    assert asked["answers"]
+    for each in (*found["entities"], *asked["answers"]):
+        assert each["text"] == text[each["start"] : each["end"]]
+
+
 def test_dimensions_shorten_vectors_and_keep_their_length(models: Models) -> None:
     base = models["base"]
     whole = base.model.encode(["a fine cat"])

@@ -6,7 +6,8 @@ by another; they share no mutable state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,8 @@ from bertkit.inference.predict import head_kind
 from bertkit.models.hub import read_config
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.sentence import is_embedder, read_modules
-from bertkit.tasks.examples import TaggedExample
+from bertkit.tasks.choice import completed
+from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample
 
 Ability = Literal["embed", "predict", "rerank", "fill"]
 ROUTES: dict[Ability, str] = {
@@ -97,16 +99,23 @@ class ServedModel:
             DataError: an input has no value for a required field.
         """
         examples = self.model.examples(inputs)
-        return Work(list(examples), self._counted([_texts_of(each) for each in inputs]))
+        sequences = [_sequences_of(each) for each in examples]
+        lengths = iter(self._lengths([texts for each in sequences for texts in each]))
+        longest = self.model.longest_example or sys.maxsize
+        return Work(list(examples), [max(1, sum(min(next(lengths), longest) for _ in each)) for each in sequences])
 
     def fill_work(self, texts: Sequence[str]) -> Work:
         """Texts with masks."""
-        return Work(list(texts), self._counted([[text] for text in texts]))
+        parts = [text.split(self.model.mask_token) for text in texts]
+        counts = iter(self.model.token_counts([part for each in parts for part in each]))
+        around, _ = self.model.special_tokens
+        return Work(list(texts), [sum(next(counts) for _ in each) + len(each) - 1 + around for each in parts])
 
-    def _counted(self, texts: Sequence[Sequence[str]]) -> list[int]:
-        """Number of tokens of each item, at least one."""
-        counts = iter(self.model.token_counts([text for each in texts for text in each]))
-        return [max(1, sum(next(counts) for _ in each)) for each in texts]
+    def _lengths(self, sequences: Sequence[Sequence[str]]) -> list[int]:
+        """Number of tokens of each sequence of one text or two, special tokens included; nothing is cut."""
+        counts = iter(self.model.token_counts([text for texts in sequences for text in texts]))
+        around = self.model.special_tokens
+        return [sum(next(counts) for _ in texts) + around[len(texts) - 1] for texts in sequences]
 
     def compute(self, kind: WorkKind, items: Sequence[Any]) -> list[Any]:
         """One result per item: a vector, or a document of predictions or of filled masks.
@@ -148,7 +157,8 @@ def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> li
     query, vectors = query_E.astype(np.float64), vector_NE.astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=-1) * np.linalg.norm(query)
     products = (vectors * query).sum(axis=-1)  # row by row, so that no score depends on the other rows
-    scores: list[float] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0).tolist()
+    quotients = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    scores: list[float] = quotients.clip(-1, 1).tolist()  # rounding may exceed one
     return scores
 
 
@@ -169,13 +179,15 @@ def _abilities(model: Model) -> frozenset[Ability]:
     return frozenset({*found, "predict"})
 
 
-def _texts_of(given: Any) -> list[str]:
-    """All texts of an input, as often as a model reads them: a context is read with each of its endings."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, Mapping):
-        several = [each for value in given.values() if isinstance(value, list) for each in value]
-        single = [value for value in given.values() if isinstance(value, str)]
-        endings = given.get("endings")
-        return single * (len(endings) if isinstance(endings, list) else 1) + [t for t in several if isinstance(t, str)]
-    return [each for each in given if isinstance(each, str)]
+def _sequences_of(item: Item) -> list[list[str]]:
+    """The texts of each sequence that a model reads for an item; windows of a long text count as one sequence."""
+    if isinstance(item, TextExample):
+        return [[item.text] if item.text_pair is None else [item.text, item.text_pair]]
+    if isinstance(item, QuestionExample):
+        return [[item.question, item.context]]
+    if isinstance(item, ChoiceExample):
+        return [[item.context, completed(item.question, ending)] for ending in item.endings]
+    if isinstance(item, SentenceExample):
+        return [[text] for text in item.texts]
+    text = " ".join(item.words) if isinstance(item, TaggedExample) else item.text
+    return [[text]] if text.strip() else []

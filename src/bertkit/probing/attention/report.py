@@ -46,8 +46,8 @@ _SHADES = ("0.15", "0.95", "0.6", "0.8", "0.45")
 _EVEN = "even"
 
 DEFINITIONS = {
-    "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2; heads"
-    " of a pruned model have their numbers in the whole model (`head_numbers`); `method.heads` counts from 0",
+    "head": "layer-head, both counted from 1 as in Clark et al. 2019: 2-3 is `blocks.1.attn.hook_pattern`, head 2;"
+    " heads of a pruned model have their numbers in the whole model (`head_numbers`); `method.heads` counts from 0",
     "share": "attention to [CLS], [SEP], words of punctuation, the token itself, the previous token and the next token:"
     " mean over all attending tokens, including the first and the last (Clark et al. 2019, section 3); tokens of all"
     " sentences have the same weight",

@@ -11,7 +11,7 @@ Its rows need not sum to 1 and may have negative entries. Variant: V includes th
 paper's further argument from rows that must sum to 1 is not used. With n <= H and full rank, A_eff equals A.
 
 The output projection is recorded, not read from the weights: in one forward pass with `hook_z` replaced by the unit
-vectors, `hook_attn_out` contains the corresponding rows of W.
+vectors, `hook_attn_out` contains the corresponding rows of W. Quantised maps count with the weights they stand for.
 
 Shapes: n tokens of a sentence, T packed tokens, N heads, H head width, D width of attention's output, L layers.
 """
@@ -29,6 +29,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, point_shapes
 from bertkit.models.pruning import require_equal_heads
+from bertkit.models.quantised import with_float_maps
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
@@ -63,6 +64,8 @@ def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
     row = min(model.encoder.max_tokens, inputs + 1)
     lengths = [row] * ((inputs + 1) // row) + [(inputs + 1) % row] * ((inputs + 1) % row > 0)
     edits = {MIXED.format(n=layer): lambda mixed: unit_T.to(mixed.dtype) for layer in range(layers)}
+    # A fixed input range of an int8 map would clip unit vectors.
+    model = with_float_maps(model)
     recorder = Recorder([ATTENDED.format(n=layer) for layer in range(layers)], edits)
     with torch.inference_mode():
         model(PackedBatch.from_ids([[0] * length for length in lengths]).to(device), recorder)

@@ -10,7 +10,8 @@ from bertkit.probing import ProbeSettings
 
 
 class HeadsSettings(ProbeSettings):
-    """Find the heads that a model can do without: `bertkit probe heads --model M --data text.txt`, or --task rte"""
+    """Find the heads that a model can do without: `bertkit probe heads --model M --data text.txt`, or --task rte.
+    Layers and heads are counted from 1; `method.heads`, which removes them, counts from 0."""
 
     kind: ClassVar[str] = "heads"
 

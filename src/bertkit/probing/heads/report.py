@@ -190,7 +190,7 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
     }
     for axis, (column, heading) in zip(axes, panels.items(), strict=True):
         # Pruned heads have no cell.
-        values_LN = np.ma.masked_all((layers, heads))
+        values_LN = np.ma.array(np.zeros((layers, heads)), mask=True)
         values_LN[np.subtract(table["layer"], 1), np.subtract(table["head"], 1)] = table[column]
         least, most = float(np.nanmin(table[column])), float(np.nanmax(table[column]))
         largest = max(abs(least), abs(most))

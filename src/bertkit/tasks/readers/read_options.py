@@ -69,10 +69,12 @@ class SkippedRows:
 
     Args:
         skip_bad: whether bad rows are left out; if not, the first one is raised.
+        hint: appended to its error.
     """
 
-    def __init__(self, *, skip_bad: bool) -> None:
+    def __init__(self, *, skip_bad: bool, hint: str = SKIP_HINT) -> None:
         self.skip_bad = skip_bad
+        self.hint = hint
         self.rows: list[SkippedRow] = []
         self._first: DataError | None = None
         self._bad = 0
@@ -81,12 +83,12 @@ class SkippedRows:
         """Note a row that cannot be read.
 
         Raises:
-            DataError: `error`, with the option that leaves it out, if bad rows are not left out.
+            DataError: `error`, with the hint, if bad rows are not left out.
         """
         if not self.skip_bad:
             if isinstance(error, MissingColumnError):
                 raise error
-            raise DataError(f"{error}{SKIP_HINT}") from error
+            raise DataError(f"{error}{self.hint}") from error
         self._first = self._first or error
         self._bad += 1
         self.rows.append(SkippedRow(place, str(error).removeprefix(place).lstrip(",: ")))
