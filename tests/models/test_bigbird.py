@@ -82,6 +82,18 @@ def test_random_blocks_are_others_for_each_head_and_layer_and_none_is_seen_twice
     assert drawn.min() > 15
 
 
+@pytest.mark.parametrize("lengths", [[33], [28, 27, 29, 35], [1, 25, 50]])
+def test_rounding_lengths_up_changes_no_value(lengths: list[int]) -> None:
+    """Vectors are computed in blocks whose length is rounded up, so that they do not depend on their neighbours."""
+    generator = torch.Generator().manual_seed(1)
+    heads = [torch.randn(sum(lengths), PATTERN.heads, 5, generator=generator) for _ in range(3)]
+    own, rounded = (
+        attend_blocks(*heads, PackedSequences.from_lengths(lengths, independent=given), PATTERN, scope=NOWHERE)
+        for given in (False, True)
+    )
+    torch.testing.assert_close(rounded, own, **TOLERANCE)
+
+
 def test_a_short_sequence_is_read_whole() -> None:
     model = HeadedModel(BigBirdConfig(**config_sizes(), block_size=2, num_random_blocks=1).build(97), ("masked_lm",))
     full = HeadedModel(BigBirdConfig(**config_sizes(), attention_type="original_full").build(97), ("masked_lm",))

@@ -155,7 +155,7 @@ def _by_slots(
     size, device = pattern.size, query_bNSH.device
     lengths_b = _lengths(block)
     blocks_b = [-(-length // size) for length in lengths_b]
-    most = max(blocks_b)
+    most = -(-block.length // size)  # more than the longest sequence needs if lengths are rounded up
     missing = most * size - block.length
 
     def cut(rows_bNSH: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def _by_slots(
         return functional.pad(rows_bNSH, (0, 0, 0, missing)).view(*rows_bNSH.shape[:2], most, size, rows_bNSH.shape[3])
 
     query, key, value = cut(query_bNSH), cut(key_bNSH), cut(value_bNSH)
-    slots_bNCK = _slots(blocks_b, pattern, device)
+    slots_bNCK = _slots(blocks_b, most, pattern, device)
     real_bCw = torch.arange(most * size, device=device).view(most, size) < torch.tensor(lengths_b, device=device).view(
         -1, 1, 1
     )
@@ -183,14 +183,16 @@ def _by_slots(
         seen.flatten(3).flatten(0, 2)[:, None, None],
     ).view(query.shape)
     long = [number for number, blocks in enumerate(blocks_b) if blocks > pattern.whole_blocks]
-    mixed = _with_global_blocks(mixed, query, key_bNSH, value_bNSH, block, long, [blocks_b[i] for i in long])
+    if long:
+        mixed = _with_global_blocks(mixed, query, key_bNSH, value_bNSH, block, long, [blocks_b[i] for i in long])
     return mixed.flatten(2, 3)[:, :, : block.length]
 
 
-def _slots(blocks_b: list[int], pattern: BlockPattern, device: torch.device) -> Tensor:
-    """Slots of all sequences, (b, N, C, K); blocks without slots get the first block in their first one."""
+def _slots(blocks_b: list[int], most: int, pattern: BlockPattern, device: torch.device) -> Tensor:
+    """Slots of all sequences, (b, N, C, K), with C = `most`; blocks without slots get the first block in their first
+    one."""
     by_count = {blocks: pattern.slots(blocks) for blocks in set(blocks_b)}
-    most, widest = max(blocks_b), max(slots.shape[-1] for slots in by_count.values())
+    widest = max(slots.shape[-1] for slots in by_count.values())
     every = np.full((len(blocks_b), pattern.heads, most, widest), -1)
     for number, blocks in enumerate(blocks_b):
         slots_NCK = by_count[blocks]
