@@ -15,6 +15,7 @@ from bertkit.compression.head_importance import Heads, gated
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.export.export import export_model
 from bertkit.models.bert import BertConfig
+from bertkit.models.conversion import stack_layers, with_more_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.pruning import (
@@ -334,3 +335,14 @@ def test_layers_with_different_numbers_of_heads_are_refused_where_heads_are_comp
         require_equal_heads(model.encoder)
     with pytest.raises(DataError, match="heads were pruned"):
         Heads.of(model)
+
+
+def test_heads_stay_pruned_in_a_model_with_another_vocabulary_or_more_layers() -> None:
+    model = small_bert()
+    prune_heads(model, {0: [1, 3], 1: [0]})
+    before = pruned_heads(model.encoder)
+    longer = with_more_tokens(model, model.encoder.vocab_size + 5, seed=0)
+    assert pruned_heads(longer.encoder) == before
+    config = model.encoder.config.model_copy(update={"num_hidden_layers": 2 * LAYERS})
+    deeper = pruned_heads(stack_layers(model, config).encoder)
+    assert deeper == {**before, **{LAYERS + layer: heads for layer, heads in before.items()}}
