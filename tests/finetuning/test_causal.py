@@ -21,7 +21,7 @@ from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.delimiters import DELIMITERS
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import load_tokenizer, open_template
+from bertkit.text.tokenizer_files import load_tokenizer, template
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_table
 
 SMALL: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_three_tokens_frame_texts_and_pairs_and_all_ids_stay() -> None:
 
 def test_a_text_that_only_has_a_start_is_ended_for_its_classifier() -> None:
     old = tiny_tokenizer()
-    old.backend.post_processor = open_template(old)
+    old.backend.post_processor = template(old, "open")
     new = CausalFinetuning().framed(old)
     encoder = SequenceEncoder(new, max_tokens=20)
     assert encoder.sequence([7, 8], [9], example="0")[0] == [old.cls_id, 7, 8, old.sep_id, 9, old.sep_id]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.text.tokenizer_files import bert_template
+from bertkit.text.tokenizer_files import template
 
 START, DELIMITER, EXTRACT = DELIMITERS = ("_start_", "_delimiter_", "_classify_")
 
@@ -37,5 +37,5 @@ def with_closing_separator(tokenizer: Tokenizer) -> Tokenizer:
     classified."""
     backend = Backend.from_str(tokenizer.backend.to_str())
     closed = Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
-    backend.post_processor = bert_template(closed)
+    backend.post_processor = template(closed, "bert")
     return closed

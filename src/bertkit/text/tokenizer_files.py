@@ -86,41 +86,29 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
-def bert_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    """[CLS] A [SEP], or [CLS] A [SEP] B [SEP] with B of type 1."""
-    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
+TEMPLATES = {
+    "bert": ("{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"),
+    "xlnet": ("$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2"),
+    "closed": ("$A:0 {sep}:0", "$A:0 {sep}:0 $B:1 {sep}:1"),
+    "open": ("{cls}:0 $A:0", "{cls}:0 $A:0 {sep}:0 $B:1"),
+}
+"""The special tokens around one text and around a pair, by the name of the template, each with its token type."""
+
+
+def template(tokenizer: Tokenizer, name: str) -> processors.TemplateProcessing:
+    """The post-processor that puts a tokenizer's special tokens around its texts.
+
+    Args:
+        tokenizer: has the special tokens.
+        name: in `TEMPLATES`.
+    """
+    single, pair = TEMPLATES[name]
+    ids = {"cls": tokenizer.cls_id, "sep": tokenizer.sep_id}
+    used = [role for role in ids if f"{{{role}}}" in pair]
     return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
-    )
-
-
-def xlnet_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    """A [SEP] [CLS], or A [SEP] B [SEP] [CLS] with B of type 1 and [CLS] of type 2."""
-    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
-    return processors.TemplateProcessing(
-        single=f"$A:0 {sep}:0 {cls}:2",
-        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
-        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
-    )
-
-
-def closed_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    """A [SEP], or A [SEP] B [SEP] with B of type 1."""
-    sep = tokenizer.roles["sep"]
-    return processors.TemplateProcessing(
-        single=f"$A:0 {sep}:0", pair=f"$A:0 {sep}:0 $B:1 {sep}:1", special_tokens=[(sep, tokenizer.sep_id)]
-    )
-
-
-def open_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
-    """[CLS] A, or [CLS] A [SEP] B with B of type 1."""
-    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
-    return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1",
-        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
+        single=single.format(**tokenizer.roles),
+        pair=pair.format(**tokenizer.roles),
+        special_tokens=[(tokenizer.roles[role], ids[role]) for role in used],
     )
 
 
@@ -223,7 +211,7 @@ def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     roles = {role: names[0] for role, names in KNOWN_NAMES.items()}
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in roles.values()])
     tokenizer = Tokenizer(backend, roles, lowercases=lowercases)
-    backend.post_processor = bert_template(tokenizer)
+    backend.post_processor = template(tokenizer, "bert")
     return tokenizer
 
 

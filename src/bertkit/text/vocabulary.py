@@ -29,7 +29,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
-from bertkit.text.tokenizer_files import bert_template, closed_template, open_template, xlnet_template
+from bertkit.text.tokenizer_files import template
 
 # Ids 0 to 4 of every trained vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -39,9 +39,6 @@ SCORE_DECIMALS = 4
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # A run of punctuation, or of anything else, each with the word mark before it: as in GPT-2, without its contractions.
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
-
-
-_TEMPLATES = {"bert": bert_template, "xlnet": xlnet_template, "closed": closed_template, "open": open_template}
 
 
 _LONGEST_WORD = 4096
@@ -73,7 +70,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         words = word_tokenizer(
             texts, config.vocab_size, lowercase=config.lowercases, min_frequency=config.min_frequency
         )
-        words.backend.post_processor = _TEMPLATES[config.template](words)
+        words.backend.post_processor = template(words, config.template)
         return words
     config = config.model_copy(update={"vocab_size": config.vocab_size - config.sentinels})
     backend = _untrained(config)
@@ -243,7 +240,7 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
     special_tokens = [*SPECIAL_TOKENS.values(), *map(sentinel, reversed(range(config.sentinels)))]
     plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
-    plain.post_processor = _TEMPLATES[config.template](tokenizer)
+    plain.post_processor = template(tokenizer, config.template)
     return tokenizer
 
 
@@ -289,5 +286,5 @@ def word_tokenizer(
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()])
     tokenizer = Tokenizer(backend, dict(SPECIAL_TOKENS), lowercases=lowercase)
-    backend.post_processor = bert_template(tokenizer)
+    backend.post_processor = template(tokenizer, "bert")
     return tokenizer

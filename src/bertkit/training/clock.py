@@ -14,7 +14,8 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
+from bertkit.training.config import TrainingRecipe
 
 TIMES_FILE = "times.tsv"
 """One line per update: its start in seconds since the beginning of the run, a tab, and its learning rate."""
@@ -54,6 +55,22 @@ class RunClock:
         self._file = path.open("ab")
         self._file.truncate(whole)
         self._begin = now()
+
+    @classmethod
+    def of(cls, recipe: TrainingRecipe, directory: Path, now: Callable[[], float]) -> RunClock | None:
+        """The clock of a recipe whose schedule goes by time, recorded in the run's directory; None for any other.
+
+        Raises:
+            UsageError: another run's times are to be followed, but the schedule does not go by time.
+            DataError: a record cannot be read.
+        """
+        schedule, follows = recipe.optimisation.schedule, recipe.engine.follow_times
+        if schedule.hours is not None:
+            other = None if follows is None else Path(follows).expanduser() / TIMES_FILE
+            return cls(directory / TIMES_FILE, schedule.hours, schedule.at_progress, follows=other, now=now)
+        if follows is not None:
+            raise UsageError("engine.follow_times works only with optimisation.schedule.clock: time; leave it out")
+        return None
 
     def mark(self, step: int) -> None:
         """Record that update number `step`, from 0, begins now; a repeated update keeps its original time."""

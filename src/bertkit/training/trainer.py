@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.errors import DataError, StoppedError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
 from bertkit.ranks import RankLostError, current
@@ -36,7 +36,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 from bertkit.training.average import WeightAverage
 from bertkit.training.chosen_placement import placement_of
-from bertkit.training.clock import TIMES_FILE, RunClock
+from bertkit.training.clock import RunClock
 from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import TrainingRecipe
 from bertkit.training.divergence import DIVERGENCE_FILE, SKIPPED, DivergenceRecord
@@ -298,19 +298,10 @@ class Trainer(TrainerHooks[Batch]):
     @contextmanager
     def timed(self) -> Iterator[None]:
         """A context with the clock of a schedule by time, if the recipe has one."""
-        schedule, follows = self.recipe.optimisation.schedule, self.recipe.engine.follow_times
-        if schedule.hours is None:
-            if follows is not None:
-                raise UsageError("engine.follow_times works only with optimisation.schedule.clock: time; leave it out")
+        self.clock = RunClock.of(self.recipe, self.run.path, now=lambda: self.ranks.seconds(time.monotonic))
+        if self.clock is None:
             yield
             return
-        self.clock = RunClock(
-            self.run.path / TIMES_FILE,
-            schedule.hours,
-            schedule.at_progress,
-            follows=None if follows is None else Path(follows).expanduser() / TIMES_FILE,
-            now=lambda: self.ranks.seconds(time.monotonic),
-        )
         try:
             self._mark_time()
             yield
