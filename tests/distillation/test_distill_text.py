@@ -21,7 +21,7 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pruning import prune_heads
+from bertkit.models.pruning import prune_heads, pruned_heads
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.show_batch import show_batch
@@ -343,6 +343,11 @@ def test_attention_of_pruned_layers_is_refused_before_anything_is_done(classroom
         job(classroom, run, "student=null", compared.format(4), teachers=[str(tmp_path / "pruned")])
     assert not run.exists()
     job(classroom, run, "student=null", compared.format(3), teachers=[str(tmp_path / "pruned")])
+    same = "objective=[{attention: {layers: [[1, 1], [4, 4]]}}]"
+    both = {"teachers": [str(tmp_path / "pruned")], "student": str(tmp_path / "pruned")}
+    training = job(classroom, run, "model={family: bert}", same, **both)
+    assert training.shapes.student == training.shapes.teacher
+    assert pruned_heads(training.model.encoder) == {3: (0, 2)}
 
 
 def test_a_missing_teacher_and_one_that_predicts_no_words_are_refused(classroom: Classroom, tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ import numpy as np
 
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
-from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.objectives import distillation_objectives, word_rows
 from bertkit.distillation.small_vocabulary import load_trained_teacher, planned_trained_teacher
 from bertkit.distillation.task import output_bytes
 from bertkit.distillation.task_data import DistillationData
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
-from bertkit.distillation.terms import ShapePair, specs_of
-from bertkit.distillation.text import load_teachers, term_rows
+from bertkit.distillation.terms import specs_of
+from bertkit.distillation.text import load_teachers, term_rows, text_shapes
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.finetuning.arguments import PlannedRun
@@ -45,7 +44,7 @@ def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
         teachers = load_teachers(recipe, files)
         planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
     plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
-    return plan | {"layers": term_rows(recipe, ShapePair(ModelShape.from_config(recipe.model), files.shape))}
+    return plan | {"layers": term_rows(recipe, text_shapes(recipe, files))}
 
 
 def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedModel]) -> PlannedTeacher:

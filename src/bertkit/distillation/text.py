@@ -35,7 +35,10 @@ from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
+from bertkit.models.model_files import CONFIG_FILE, find_model
+from bertkit.models.pruning import HeadChoice, saved_heads
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -67,7 +70,7 @@ class TextDistiller(TeacherCost, Pretrainer):
         self.student_recipe = recipe
         self.files = teacher
         self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
-        self.shapes = ShapePair(ModelShape.from_config(recipe.model), teacher.shape)
+        self.shapes = text_shapes(recipe, teacher)
         self._cache_root = cache
         self._caches: dict[str, RecordCache] = {}
         super().__init__(recipe, shards, run, cache=cache)
@@ -192,6 +195,19 @@ class TextDistiller(TeacherCost, Pretrainer):
                 },
             }
         return results
+
+
+def text_shapes(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bool = False) -> ShapePair:
+    """The sizes of student and teacher; a student that starts from a pruned model of its family lacks its heads.
+
+    Raises:
+        DataError: the model that the student starts from cannot be read.
+    """
+    pruned: HeadChoice = {}
+    if recipe.init is not None:
+        directory = find_model(recipe.init, offline=offline)
+        pruned = saved_heads(read_config(directory)[1], source=str(directory / CONFIG_FILE))
+    return ShapePair(ModelShape.from_config(recipe.model, pruned), teacher.shape)
 
 
 def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[HeadedModel]:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, cast, get_args
 from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
-from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
@@ -24,8 +23,8 @@ from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_
 from bertkit.distillation.student_growth import check_student_growth
 from bertkit.distillation.student_settings import TO_BE_GIVEN
 from bertkit.distillation.teacher_files import TeacherFiles
-from bertkit.distillation.terms import ShapePair, check_single_teacher, specs_of
-from bertkit.distillation.text import TextDistiller, copied_layers
+from bertkit.distillation.terms import check_single_teacher, specs_of
+from bertkit.distillation.text import TextDistiller, copied_layers, text_shapes
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
@@ -87,12 +86,12 @@ class DistillTextArguments(PretrainArguments):
             ours.append(Override("control", True))
         ours += source_overrides(self.sources)
         recipe = load_as(DistillTextRecipe, self.named, [*self.overrides, *ours])
-        recipe = with_phases(recipe, ShapePair(ModelShape.from_config(recipe.model), teacher.shape))
+        recipe = with_phases(recipe, text_shapes(recipe, teacher, offline=self.offline))
         recipe = with_max_length(recipe, self.overrides)
         warn_of_stages(recipe, self.overrides)
         done = completed(recipe, self.max_steps)
         assert isinstance(done, DistillTextRecipe)
-        check_fit(done, teacher)
+        check_fit(done, teacher, offline=self.offline)
         return done
 
     def teacher_files(self, recipe: Recipe) -> TeacherFiles:
@@ -131,13 +130,13 @@ def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> N
         )
 
 
-def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles) -> None:
+def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bool) -> None:
     """Check a recipe against its teacher, as far as the two config.json allow.
 
     Raises:
         UsageError: a term, the layers to copy, or the length of a sequence does not fit.
     """
-    shapes = ShapePair(ModelShape.from_config(recipe.model), teacher.shape)
+    shapes = text_shapes(recipe, teacher, offline=offline)
     copied_layers(recipe, shapes)
     check_student_growth(recipe)
     for stage in stages_of(recipe):
