@@ -22,6 +22,8 @@ from tests.tasks.tiny_task import reviews, write_model
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
+from bertkit.inference.documents import documents
+from bertkit.inference.entities import RawText
 from bertkit.inference.predict import FIRST_WINDOW, Predictor, windows_of
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample, TextExample
@@ -189,6 +191,15 @@ def test_a_tagger_finds_words_itself_in_text(trained: Trained, piped: Bertkit, t
     blank = piped("fine\n\n", "--model", run)
     assert lines_of(blank.stdout)[1] == {"id": "1", "prediction": None, "entities": []}
     assert "1 of 2 lines are blank" in blank.stderr
+
+
+def test_each_sentence_of_a_document_counts_as_progress(trained: Trained) -> None:
+    predictor = Predictor.load(str(trained.of("tagging")[0]), MeasurementArguments(device="cpu").engine())
+    parts = count()
+    text = RawText("0", "the fine cat. A warm list.\n\na cold word")
+    (found,) = documents(predictor, [text], on_part=lambda: next(parts))
+    assert found[1]["entities"]
+    assert next(parts) == 3
 
 
 def test_columns_come_out_as_columns(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:

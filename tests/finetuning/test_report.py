@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import bertkit
+from bertkit.cli.finetune import print_scores
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.report import MISTAKES
@@ -110,7 +111,9 @@ def test_a_model_that_is_fine_tuned_again_does_not_keep_the_old_temperature(
     assert TEMPERATURE not in json.loads((outcome.run.path / "model" / "config.json").read_text())
 
 
-def test_thresholds_of_labels_are_tuned_stored_and_used(tmp_path: Path, base: Path) -> None:
+def test_thresholds_of_labels_are_tuned_stored_used_and_shown(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def rows(count: int, seed: int) -> list[tuple[str, object]]:
         rare = np.random.default_rng(seed).random(count) < 0.2
         return [
@@ -131,6 +134,9 @@ def test_thresholds_of_labels_are_tuned_stored_and_used(tmp_path: Path, base: Pa
         assert row["prediction"] == [name for name, share in row["scores"].items() if share >= thresholds[name]]
     last = outcome.results["last"]
     assert outcome.results["splits"]["dev"]["micro_f1"] != last["micro_f1"]
+    print_scores(outcome)
+    shown = ", ".join(f"{name} {threshold:.3g}" for name, threshold in thresholds.items())
+    assert f"dev: scored with thresholds tuned on dev: {shown}\n" in capsys.readouterr().err
     model = bertkit.load(str(outcome.run.path), device="cpu")
     assert [row["prediction"] for row in model.predict([row["text"] for row in saved])] == [
         row["prediction"] for row in saved

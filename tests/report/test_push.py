@@ -211,6 +211,7 @@ def test_the_card_of_a_suite_has_its_scores_and_the_recipe_of_the_chosen_run(run
     assert card is not None
     assert "[org/base](https://huggingface.co/org/base) fine-tuned on mrpc." in card
     assert metadata(card)["base_model"] == "org/base"
+    assert metadata(card)["metrics"] == ["f1"]
     assert "| mrpc f1 | 0.87 ± 0.02 |" in card
     assert "epochs: 2" in card
     assert r"Labels: not\_equivalent, a\|b." in card

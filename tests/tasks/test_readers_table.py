@@ -68,6 +68,14 @@ def test_a_column_that_is_not_there_is_named_with_the_near_ones(tmp_path: Path) 
         read_table(path, text="sentence")
 
 
+def test_a_column_unlike_all_that_are_there_names_its_option(tmp_path: Path) -> None:
+    path = table(tmp_path / "mine.csv", [{"review": "a", "stars": "x"}])
+    with pytest.raises(DataError, match=r"no column 'text'; there are: 'review', 'stars'; name it with --text$"):
+        read_table(path)
+    with pytest.raises(DataError, match=r"no column 'label'; there are: .*; name it with --label$"):
+        read_table(path, text="review")
+
+
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_an_empty_text_is_named_with_line_and_column(tmp_path: Path, empty: str) -> None:
     path = table(tmp_path / "mine.csv", [{"text": "fine", "label": "x"}, {"text": empty, "label": "y"}])

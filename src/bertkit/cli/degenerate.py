@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-REMEDY = "try another seed, a lower learning rate or a longer warm-up"
+REMEDY = "try another seed, more epochs, another learning rate or a longer warm-up"
 
 
 def degenerate_lines(results: Mapping[str, Any]) -> list[str]:

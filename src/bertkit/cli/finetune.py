@@ -355,6 +355,7 @@ def _print_classes(outcome: FinishedRun) -> None:
     from bertkit.finetuning.trainer import MISTAKES
     from bertkit.run.directory import RESULTS
     from bertkit.run.find import run_of_suite
+    from bertkit.tasks.classification import THRESHOLDS
     from bertkit.tasks.readers.common import json_rows
 
     chosen = outcome.results.get("chosen")
@@ -372,6 +373,11 @@ def _print_classes(outcome: FinishedRun) -> None:
     for split, found in results.get("calibration", {}).items():
         after = "" if "temperature" not in found else f", {found['ece_at_temperature']:.3f} at the model's temperature"
         console.line(f"{split}: calibration error {found['ece']:.3f}{after}")
+    for key, found in results.get("tuned", {}).items():
+        if key.endswith(THRESHOLDS):
+            task = key.removesuffix(THRESHOLDS)
+            shown = ", ".join(f"{name} {value:.3g}" for name, value in list(found.items())[:SHOWN_CLASSES])
+            console.line(f"{task}dev: scored with thresholds tuned on dev: {shown}")
     figures = draw_task_figures(run, results)
     for path in sorted((run / MISTAKES).glob("*.jsonl")):
         for _, row in list(json_rows(path))[:SHOWN_MISTAKES]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -242,8 +243,19 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
     items = _items(predictor, path, reading, columns, left_out)
     # On a terminal the predictions themselves show the progress.
     display = silent_progress if sys.stdout.isatty() else console.progress
-    with display("predictions", unit="examples") as meter:
-        for example, document in documents(predictor, items, top=shown.top, executor=shown.executor, **_windows(path)):
+    # A document is one example, however long; its sentences or paragraphs show how far the work is.
+    in_parts = reading.format == "document"
+    with display("predictions", unit="parts" if in_parts else "examples") as meter:
+        parts = count(1)
+        found = documents(
+            predictor,
+            items,
+            top=shown.top,
+            executor=shown.executor,
+            on_part=(lambda: meter.update(next(parts))) if in_parts else None,
+            **_windows(path),
+        )
+        for example, document in found:
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
                     f"{name} was trained on pairs of texts, but the input has one text per line; give --text-pair COL"
@@ -251,7 +263,8 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
             lines += 1
             blank += is_blank(example)
             result(document, as_json=True)
-            meter.update(lines)
+            if not in_parts:
+                meter.update(lines)
     if left_out.rows:
         first = left_out.rows[0]
         console.warn(

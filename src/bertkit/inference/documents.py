@@ -7,7 +7,7 @@ predicted in the windows of predict.py and joined here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ def documents(
     *,
     top: int | None = None,
     executor: ExecutorSettings | None = None,
+    on_part: Callable[[], None] | None = None,
     **windows: int,
 ) -> Iterator[tuple[Item, dict[str, Any]]]:
     """Each input with its document, in order, in bounded memory.
@@ -43,6 +44,7 @@ def documents(
         items: examples, texts for a tagger, or an empty text for a blank line.
         top: keep this many scores, greatest first, or this many answers.
         executor, windows: as for `Predictor.stream`; windows are its `first` and `largest`.
+        on_part: called after each prediction; a long text has one for each of its parts.
     """
     waiting: deque[tuple[_Assembly, Any, bool]] = deque()
 
@@ -62,6 +64,8 @@ def documents(
     for _, prediction in predictor.stream(examples(), executor=executor, **windows):
         assembly, part, is_last = waiting.popleft()
         assembly.add(part, prediction)
+        if on_part is not None:
+            on_part()
         if is_last:
             yield assembly.item, assembly.document()
 

@@ -93,7 +93,7 @@ def model_card(
     trained = chosen or run
     recipe = {} if trained is None else dict(read_tree(trained.recipe, str(trained.path / RECIPE)).plain())
     metadata = yaml.safe_dump(
-        dict(_metadata(config, recipe, is_embedder=is_embedder, license_id=license_id)), sort_keys=False
+        dict(_metadata(config, recipe, is_embedder=is_embedder, license_id=license_id)) | _metrics(run), sort_keys=False
     )
     parts = [f"---\n{metadata}---", f"# {repository.rpartition('/')[2]}"]
     if run is not None:
@@ -136,6 +136,13 @@ def _metadata(
     named = [str(each).split(":")[1].partition("@")[0] for each in sources or () if str(each).startswith("hub:")]
     if named:
         yield "datasets", list(dict.fromkeys(named))
+
+
+def _metrics(run: ReportedRun | None) -> dict[str, list[str]]:
+    """The names of the metrics on tasks, as the Hub's field `metrics`; empty if there are none."""
+    on_tasks = () if run is None else [name for name in run.scores if name.startswith(("splits.", "tasks."))]
+    names = dict.fromkeys(name.rpartition(".")[2].partition("/")[0] for name in on_tasks)
+    return {"metrics": list(names)} if names else {}
 
 
 def _task_of(config: Mapping[str, Any], recipe: Mapping[str, Any], *, is_embedder: bool) -> str | None:

@@ -144,32 +144,40 @@ def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
     return json_object("\n".join(lines), str(path))
 
 
-def position(columns: Sequence[str], names: Iterable[str], where: str) -> int:
+def position(columns: Sequence[str], names: Iterable[str], where: str, option: str | None = None) -> int:
     """The index of the first of `names` that is a column.
 
+    Args:
+        columns: those of the table.
+        names: the accepted ones.
+        where: the place in the file, for errors.
+        option: the command-line option that names this column.
+
     Raises:
-        MissingColumnError: none of them is; the nearest columns are named.
+        MissingColumnError: none of them is; the nearest columns are named, or else the option.
     """
     names = tuple(names)
     for name in names:
         if name in columns:
             return list(columns).index(name)
     near = get_close_matches(names[0], [str(column) for column in columns], n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    hint = f"; name it with {option}" if option else ""
+    if near:
+        hint = f"; did you mean {' or '.join(repr(each) for each in near)}?"
     raise MissingColumnError(
         f"{where}: no column {' or '.join(repr(each) for each in names)}; there are: "
         f"{', '.join(repr(str(column)) for column in list(columns)[:30]) or 'none'}{hint}"
     )
 
 
-def field(record: dict[str, Any], names: str | tuple[str, ...], where: str) -> Any:
-    """The value of the first of `names` that the record has.
+def field(record: dict[str, Any], names: str | tuple[str, ...], where: str, option: str | None = None) -> Any:
+    """The value of the first of `names` that the record has; see `position`.
 
     Raises:
         DataError: it has none of them; the nearest are named.
     """
     columns = list(record)
-    return record[columns[position(columns, (names,) if isinstance(names, str) else names, where)]]
+    return record[columns[position(columns, (names,) if isinstance(names, str) else names, where, option)]]
 
 
 def list_in(value: Any, where: str) -> list[Any]:

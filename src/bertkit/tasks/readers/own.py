@@ -170,11 +170,11 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
 
 def _read_choices(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     def example(record: dict[str, Any], name: str, where: str) -> ChoiceExample:
-        given = [field(record, each, where) for each in columns.endings]
+        given = [field(record, each, where, "--endings") for each in columns.endings]
         endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(columns.endings)}")
-        value = None if columns.label is None else field(record, columns.label, where)
+        value = None if columns.label is None else field(record, columns.label, where, "--label")
         label = None if is_absent(value, "choice", reading) else ending_index(value, endings, where)
-        context = text_in(field(record, columns.text, where), f"{where}, {columns.text}")
+        context = text_in(field(record, columns.text, where, "--text"), f"{where}, {columns.text}")
         question = encodable(str(field(record, columns.text_pair, where) or ""), where) if columns.text_pair else ""
         return ChoiceExample(name, context, question, endings, label)
 

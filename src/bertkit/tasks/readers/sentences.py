@@ -44,17 +44,17 @@ def read_sentences(path: Path, columns: Columns, reading: TableReadOptions) -> S
 
     def example(record: dict[str, Any], name: str, where: str) -> SentenceExample:
         texts = [
-            text_in(field(record, each, where), f"{where}, {each}")
-            for each in (columns.text, columns.text_pair)
+            text_in(field(record, each, where, option), f"{where}, {each}")
+            for each, option in ((columns.text, "--text"), (columns.text_pair, "--text-pair"))
             if each is not None
         ]
         for each in negatives:
-            value = field(record, each, where)
+            value = field(record, each, where, "--negatives")
             texts += [text_in(text, f"{where}, {each}") for text in (value if isinstance(value, list) else [value])]
         if count and len(texts) != count[0]:
             raise DataError(f"{where}: {len(texts)} texts, expected {count[0]} as in the rows before")
         count[:] = [len(texts)]
-        value = None if label is None else field(record, label, where)
+        value = None if label is None else field(record, label, where, "--label")
         found = None if is_absent(value, "embedding", reading) else _label(value, f"{where}, {label}")
         return SentenceExample(name, tuple(texts), found)
 

@@ -91,11 +91,11 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptio
 
     def example(record: dict[str, Any], name: str, where: str) -> TextExample:
         texts = [
-            text_in(field(record, each, where), f"{where}, {each}")
-            for each in (columns.text, columns.text_pair)
+            text_in(field(record, each, where, option), f"{where}, {each}")
+            for each, option in ((columns.text, "--text"), (columns.text_pair, "--text-pair"))
             if each
         ]
-        value = None if columns.label is None else field(record, columns.label, where)
+        value = None if columns.label is None else field(record, columns.label, where, "--label")
         absent = is_absent(value, kind, reading)
         label = None if absent else _label(value, kind, columns.separator, f"{where}, {columns.label}")
         if tabs and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
