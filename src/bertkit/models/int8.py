@@ -41,7 +41,7 @@ from bertkit.models.projection import project_separately
 
 TRAINING_REFUSED = (
     "the model is quantised and cannot be trained; train the model that it was made from (named in export.json next to"
-    " it), and quantise the result"
+    " it, or in the recipe of its run), and quantise the result"
 )
 
 
