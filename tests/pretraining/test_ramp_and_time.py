@@ -135,7 +135,8 @@ def clock_of(seconds: float) -> Iterator[None]:
         return now[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "RunClock", lambda *given, **named: RunClock(*given, **{**named, "now": ticking}))
+        made = RunClock.of
+        patch.setattr(RunClock, "of", lambda *given, **named: made(*given, **{**named, "now": ticking}))
         yield
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
-from bertkit.training.config import TrainingRecipe
+from bertkit.training.schedules import Schedule
 
 TIMES_FILE = "times.tsv"
 """One line per update: its start in seconds since the beginning of the run, a tab, and its learning rate."""
@@ -57,18 +57,25 @@ class RunClock:
         self._begin = now()
 
     @classmethod
-    def of(cls, recipe: TrainingRecipe, directory: Path, now: Callable[[], float]) -> RunClock | None:
-        """The clock of a recipe whose schedule goes by time, recorded in the run's directory; None for any other.
+    def of(
+        cls, schedule: Schedule, follow_times: str | None, directory: Path, *, now: Callable[[], float]
+    ) -> RunClock | None:
+        """The clock of a schedule that goes by time, recorded in the run's directory; None for any other schedule.
+
+        Args:
+            schedule: of the learning rate.
+            follow_times: the directory of a run whose times are used as far as they go.
+            directory: of this run.
+            now: returns the time in seconds.
 
         Raises:
             UsageError: another run's times are to be followed, but the schedule does not go by time.
             DataError: a record cannot be read.
         """
-        schedule, follows = recipe.optimisation.schedule, recipe.engine.follow_times
         if schedule.hours is not None:
-            other = None if follows is None else Path(follows).expanduser() / TIMES_FILE
+            other = None if follow_times is None else Path(follow_times).expanduser() / TIMES_FILE
             return cls(directory / TIMES_FILE, schedule.hours, schedule.at_progress, follows=other, now=now)
-        if follows is not None:
+        if follow_times is not None:
             raise UsageError("engine.follow_times works only with optimisation.schedule.clock: time; leave it out")
         return None
 

@@ -298,7 +298,12 @@ class Trainer(TrainerHooks[Batch]):
     @contextmanager
     def timed(self) -> Iterator[None]:
         """A context with the clock of a schedule by time, if the recipe has one."""
-        self.clock = RunClock.of(self.recipe, self.run.path, now=lambda: self.ranks.seconds(time.monotonic))
+        self.clock = RunClock.of(
+            self.recipe.optimisation.schedule,
+            self.recipe.engine.follow_times,
+            self.run.path,
+            now=lambda: self.ranks.seconds(time.monotonic),
+        )
         if self.clock is None:
             yield
             return
