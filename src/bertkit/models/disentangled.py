@@ -34,18 +34,21 @@ class Distances:
     """
 
     def __init__(self, table_RD: Tensor, rows: Tensor) -> None:
-        first, last = int(rows[0]), int(rows[-1])
+        first, last = 0, table_RD.shape[0] - 1
+        if not torch.compiler.is_exporting():  # a graph is for all lengths
+            first, last = int(rows[0]), int(rows[-1])
         self.table_RD = table_RD[first : last + 1]
         self._row_of_distance = (rows - first).to(table_RD.device)
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
 
     def rows(self, length: int) -> Tensor:
         """The row for each pair of positions, (S, S), queries first."""
-        if length not in self._rows:
+        key = str(length)  # an exported graph's symbol cannot be a key
+        if key not in self._rows:
             zero = self._row_of_distance.numel() // 2
             position_S = torch.arange(length, device=self._row_of_distance.device)
-            self._rows[length] = self._row_of_distance[position_S[:, None] - position_S[None, :] + zero]
-        return self._rows[length]
+            self._rows[key] = self._row_of_distance[position_S[:, None] - position_S[None, :] + zero]
+        return self._rows[key]
 
 
 class DisentangledAttention(SelfAttention):

@@ -51,16 +51,17 @@ class BucketBias(CachedBias):
     def __init__(self, table: nn.Embedding, *, buckets: int, furthest: int, both_sides: bool) -> None:
         self._table = table
         self._buckets, self._furthest, self._both_sides = buckets, furthest, both_sides
-        self._of_length: dict[int, Tensor] = {}
+        self._of_length: dict[str, Tensor] = {}
         self._of_next: Tensor | None = None
 
     def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
         """(1, N, S, S)."""
-        if block.length not in self._of_length:
+        length = str(block.length)  # an exported graph's symbol cannot be a key
+        if length not in self._of_length:
             position_S = torch.arange(block.length, device=query_bNSH.device)
             values_SSN = self._values(position_S[None, :] - position_S[:, None])
-            self._of_length[block.length] = values_SSN.permute(2, 0, 1)[None]
-        return self._of_length[block.length].to(query_bNSH.dtype)
+            self._of_length[length] = values_SSN.permute(2, 0, 1)[None]
+        return self._of_length[length].to(query_bNSH.dtype)
 
     def of_next(self, position_R: Tensor, keys: int) -> Tensor:
         if self._of_next is None:

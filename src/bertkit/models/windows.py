@@ -165,7 +165,7 @@ def _attend_near_in_rectangles(
     mixed = []
     blocks = in_blocks(query_TNH, key_TNH, value_TNH, sequences)
     for (query, key, value, block), found in zip(blocks, marks, strict=True):
-        if recorded(scope) or block.length <= 2 * each_side:
+        if recorded(scope) or torch.compiler.is_exporting() or block.length <= 2 * each_side:
             mask = _whole_mask(block, found, each_side, query.device)
             mixed.append(_mix(query, key, value, mask, block, dropout_rate, scope))
         else:

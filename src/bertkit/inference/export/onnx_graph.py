@@ -33,13 +33,13 @@ INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FAMILIES = frozenset(
     {
-        *("albert", "bert", "camembert", "distilbert", "electra", "ernie", "gpt2", "megatron-bert", "openai-gpt"),
-        *("roberta", "xlm-roberta"),
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "gpt2"),
+        *("megatron-bert", "modernbert", "mpnet", "openai-gpt", "roberta", "xlm-roberta"),
     }
 )
-"""Families whose graph does not depend on the length it was traced with. Distance tables (DeBERTa, MPNet, XLNet) and
-windows (Longformer, ModernBERT) are built in Python for each length, and in MobileBERT words read their neighbours,
-padding included."""
+"""Families whose graph holds for every length and does not read padding. XLNet's distances, BigBird's blocks and
+Longformer's global tokens are computed in Python for each batch, and in MobileBERT words read their neighbours, padding
+included."""
 
 _LARGEST_FILE_BYTES = 2**31
 """Protobuf's limit; larger weights are stored in a separate file next to the graph."""
@@ -111,7 +111,7 @@ def check_exportable(model: HeadedModel) -> None:
     kind = model.encoder.config.model_type
     if kind not in FAMILIES:
         raise UsageError(
-            f"--format onnx: a graph of {kind} would be correct only for the text length it was traced with;"
+            f"--format onnx: a graph of {kind} would be wrong for some texts (other lengths, or padding);"
             f" families that can be exported are {', '.join(sorted(FAMILIES))}. Export as --format hf instead"
         )
 
