@@ -23,6 +23,8 @@ PINNED = "BERTKIT_HUB_COMMITS"
 
 _model_commits: dict[str, str] = {}
 _pinned_models: dict[str, str] = {}
+_task_commits: dict[str, str] = {}
+_pinned_datasets: dict[str, str] = {}
 
 
 def is_offline(offline: bool = False) -> bool:
@@ -79,6 +81,11 @@ def pin_models(commits: Mapping[str, str]) -> None:
     _pinned_models.update(commits)
 
 
+def pin_datasets(commits: Mapping[str, str]) -> None:
+    """Make this process read these commits of data sets, each by the name and branch asked for."""
+    _pinned_datasets.update(commits)
+
+
 def _pinned(kind: Literal["datasets", "models"], repository: str) -> str | None:
     commits: dict[str, dict[str, str]] = json.loads(os.environ.get(PINNED) or "{}")
     return commits.get(kind, {}).get(repository)
@@ -101,9 +108,18 @@ def model_commits() -> dict[str, str]:
     return dict(_model_commits)
 
 
-@cache
+def note_task(repository: str, commit: str) -> None:
+    """Note the commit of a data set of a task that is read."""
+    _task_commits.setdefault(repository, commit)
+
+
+def task_commits() -> dict[str, str]:
+    """The commits of the Hub's tasks that this process has read, by the name and branch asked for."""
+    return dict(_task_commits)
+
+
 def dataset_commit(repository: str, *, offline: bool = False) -> str:
-    """The current commit of a data set; it stays the same for the whole process.
+    """The commit of a data set: the pinned one, else the current one, which stays the same for the whole process.
 
     Args:
         repository: `ORG/NAME` or `ORG/NAME@REVISION`; a commit hash is returned unchecked.
@@ -112,6 +128,11 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
     Raises:
         DataError: there is no such data set, or the Hub cannot be reached.
     """
+    return _pinned_datasets.get(repository) or _current_commit(repository, offline=offline)
+
+
+@cache
+def _current_commit(repository: str, *, offline: bool) -> str:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 

@@ -9,6 +9,7 @@ import pytest
 from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
 from bertkit.distillation.task_recipe import DistillRecipe, load_distill_recipe, recipe_before, resolved_distillation
 from bertkit.errors import UsageError
+from bertkit.finetuning.recipe import changed
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.hashing import what_hash
@@ -43,7 +44,7 @@ def test_a_shipped_recipe_opens_with_its_paper_and_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Path) -> None:
-    recipe = load_distill_recipe(name, parsed(["teacher=/t", "task=mrpc"]))
+    recipe = changed(load_distill_recipe(name), parsed(["teacher=/t", "task=mrpc"]))
     if isinstance(recipe.student, GivenModel):
         recipe = recipe.model_copy(update={"student": GivenModel(model="/s")})
     if isinstance(recipe.student, TeacherLayers):
@@ -72,7 +73,7 @@ def test_pkd_has_the_papers_values_on_this_projects_scales() -> None:
 
 
 def test_tinybert_learns_from_the_inside_first_at_a_constant_rate() -> None:
-    recipe = load_distill_recipe("tinybert-task", parsed(["before.set.epochs=50"]))
+    recipe = changed(load_distill_recipe("tinybert-task"), parsed(["before.set.epochs=50"]))
     before = recipe_before(recipe)
     assert before is not None
     assert [term.term for term in before.terms] == ["embeddings", "hidden_states", "attention"]
@@ -95,8 +96,9 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
     text = (
         PLAIN + "distillation: [labels]\noptimisation: {learning_rate: 0.001, epochs: 2}\nbefore: {set: {epochs: 7}}\n"
     )
-    recipe = load_distill_recipe(
-        write(tmp_path / "r.yaml", text), parsed(["before.set.optimisation.schedule=constant"])
+    recipe = changed(
+        load_distill_recipe(write(tmp_path / "r.yaml", text)),
+        parsed(["before.set.optimisation.schedule=constant"]),
     )
     before = recipe_before(recipe)
     assert before is not None
@@ -105,11 +107,11 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
 
 
 def test_a_control_has_the_labels_alone_and_no_run_before_it() -> None:
-    recipe = load_distill_recipe("tinybert-task", parsed(["control=true"]))
+    recipe = changed(load_distill_recipe("tinybert-task"), parsed(["control=true"]))
     assert recipe.terms == ()
     assert recipe.labels_weight == 1.0
     assert recipe_before(recipe) is None
-    assert load_distill_recipe("pkd", parsed(["control=true"])).labels_weight == 1.0
+    assert changed(load_distill_recipe("pkd"), parsed(["control=true"])).labels_weight == 1.0
 
 
 @pytest.mark.parametrize(

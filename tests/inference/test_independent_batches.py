@@ -13,12 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertkit.data.batch import PackedBatch, own_block_length
+from bertkit.data.batch import PackedBatch, batches_by_length, own_block_length
 from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.independent_batches import (
     SEQUENCE_STEP,
     TOKEN_STEP,
-    batches_by_length,
     each_on_one_thread,
     even_batch_tokens,
     filler_lengths,

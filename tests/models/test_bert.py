@@ -11,7 +11,6 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import BertConfig, MegatronBertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import hub_names
 from bertkit.models.recorder import Recorder
 from bertkit.models.weights import load_weights, to_hub_names
 from bertkit.training.cost import count_parameters
@@ -62,7 +61,7 @@ def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[HeadedMod
             parameter.normal_(0, 0.2)
     model = HeadedModel(config.build(VOCABULARY), HEADS).eval()
     with torch.no_grad():
-        report = load_weights(model, dict(oracle.named_parameters()), hub_names(model), source="oracle")
+        report = load_weights(model, dict(oracle.named_parameters()), model.hub_form().names, source="oracle")
     assert not report.missing
     assert not report.unexpected
     return model, oracle
@@ -105,7 +104,7 @@ def test_states_logits_and_gradients_equal_transformers(
     names = {parameter: name for name, parameter in model.named_parameters()}
     gradients = {name: parameter.grad for parameter, name in names.items()}
     oracle_gradients = {name: parameter.grad for name, parameter in oracle.named_parameters()}
-    for name, hub_name in to_hub_names(gradients, hub_names(model)).items():
+    for name, hub_name in to_hub_names(gradients, model.hub_form().names).items():
         torch.testing.assert_close(gradients[name], oracle_gradients[hub_name], rtol=1e-4, atol=1e-5, msg=name)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.attention_masks import sliding_window
 from tests.models.cases.longformer import CASES, SIZES
 from tests.models.oracle import Case, Inputs, ask_oracle, make_inputs, make_twins, oracle_logits
 from tests.probing.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import attend, sliding_window
+from bertkit.models.attention import attend
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.longformer import LongformerConfig

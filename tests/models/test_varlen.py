@@ -10,11 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.models.attention_masks import sliding_window
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models import varlen
-from bertkit.models.attention import Bias, Visible, attend, causal, sliding_window
+from bertkit.models.attention import Bias, Visible, attend, causal
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import initialise
 from bertkit.models.gpt2 import Gpt2Config

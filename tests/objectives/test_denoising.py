@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertkit.arrays import Int64Array
 from bertkit.data.layouts import Address, DocSentences
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.denoising import Denoising, sentence_order
@@ -91,7 +92,7 @@ def test_every_order_of_sentences_is_equally_likely() -> None:
 @pytest.mark.parametrize(("rate", "mean"), [(0.3, 3.0), (0.5, 1.2), (0.1, 6.0)])
 def test_spans_are_poisson_and_mask_the_rate(rate: float, mean: float) -> None:
     objective = Denoising(rate=rate, mean_span=mean)
-    whole: list[Integers] = []
+    whole: list[Int64Array] = []
     for sample in range(400):
         spans = objective.span_lengths(round(rate * 300), DRAW, {"epoch": 0, "sample": sample})
         assert spans.sum() == round(rate * 300)

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.data import collocations
-from bertkit.data.collocations import Collocations
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Phrases
+from bertkit.objectives.masking import Phrases, collocations
+from bertkit.objectives.masking.collocations import Collocations
 from bertkit.text.lexicon import PhraseTable
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig

@@ -13,6 +13,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.scoring_rules import choose_rule
+from bertkit.probing.behaviour.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.probing.behaviour.measure import (
     BY_MARGIN,
     ONE_TOKEN,
@@ -28,7 +29,6 @@ from bertkit.probing.behaviour.measure import (
     score_diagnostic,
     wilson,
 )
-from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from tests.probing.tiny_models import constant_model, tiny_causal_model, tiny_model, tiny_tokenizer
 
 CONTEXTS = ("The reader tests", "A value is", "The number of the file is in the")

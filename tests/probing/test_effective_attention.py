@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.calibrated import CalibratedLinear, InputRange
+from bertkit.models.headed import HeadedModel
 from bertkit.models.quantised import quantise
 from bertkit.models.recorder import Recorder
+from bertkit.models.scoring_rules import reads_causally
+from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.effective_attention.measure import (
     ATTENDED,
+    VALUES,
     LayerAttention,
     correlations,
     effective,
@@ -18,6 +23,7 @@ from bertkit.probing.effective_attention.measure import (
     output_maps,
 )
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from bertkit.probing.states import recorded
 from tests.models.oracle import all_cases, make_twins
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
 
@@ -30,6 +36,15 @@ def encoded() -> list[EncodedSentence]:
     return list(TextEncoder.of(tiny_model(tokenizer), tokenizer).encode(Sentence(text, text) for text in TEXTS))
 
 
+@torch.no_grad()
+def mixed(model: HeadedModel, sentence: EncodedSentence) -> list[Tensor]:
+    """T of each layer, (N, n, D): the values of each head through its part of the output projection."""
+    layers = len(pattern_points(model))
+    batch = packed([sentence], causal=reads_causally(model))
+    values = recorded(model.eval(), batch, [VALUES.format(n=layer) for layer in range(layers)])
+    return [value.double().transpose(0, 1) @ own for value, own in zip(values, output_maps(model, layers), strict=True)]
+
+
 @pytest.fixture(scope="module")
 def found() -> list[tuple[EncodedSentence, list[LayerAttention]]]:
     return list(layer_attention(tiny_model(tiny_tokenizer()), encoded()))
@@ -39,11 +54,9 @@ def test_the_outcome_is_the_same(found: list[tuple[EncodedSentence, list[LayerAt
     assert len(found) == len(TEXTS)
     longer = 0
     for sentence, layers in found:
-        for layer in layers:
+        for layer, mixed_NnD in zip(layers, mixed(tiny_model(tiny_tokenizer()), sentence), strict=True):
             longer += sentence.ids_T.size > WIDTH
-            torch.testing.assert_close(
-                layer.effective_Nnn @ layer.mixed_NnD, layer.raw_Nnn @ layer.mixed_NnD, rtol=0, atol=1e-6
-            )
+            torch.testing.assert_close(layer.effective_Nnn @ mixed_NnD, layer.raw_Nnn @ mixed_NnD, rtol=0, atol=1e-6)
     assert longer
 
 
@@ -103,10 +116,10 @@ def test_the_recorded_projection_makes_of_maps_what_the_model_makes(name: str, t
     with torch.no_grad():
         model(packed([text]), whole)
         model(packed([text]), zero)
-    for n, layer in enumerate(layers):
+    for n, (layer, mixed_NnD) in enumerate(zip(layers, mixed(model, text), strict=True)):
         bias = zero.kept[ATTENDED.format(n=n)]
         expected = whole.kept[ATTENDED.format(n=n)] - bias
-        torch.testing.assert_close((layer.raw_Nnn @ layer.mixed_NnD).sum(0).float(), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close((layer.raw_Nnn @ mixed_NnD).sum(0).float(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_recorded_projection_is_the_layers_weight() -> None:

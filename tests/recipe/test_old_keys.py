@@ -34,7 +34,7 @@ optimisation:
 def optimisation_of(directory: Path, text: str, *overrides: str, name: str = "x") -> OptimisationConfig:
     file = directory / f"{name}.yaml"
     file.write_text(text, encoding="utf-8")
-    return load_finetune_recipe(str(file), parsed(overrides)).optimisation
+    return changed(load_finetune_recipe(str(file)), parsed(overrides)).optimisation
 
 
 def test_old_keys_are_the_new_ones_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.tasks import submission
+from bertkit.evaluation import submission
 from bertkit.tasks.catalogue import TASKS
 from tests.tasks.tiny_task import BAD, GOOD, sentence
 

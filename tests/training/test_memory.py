@@ -23,7 +23,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.native import CompilerError
-from bertkit.training.compiled import CACHED_PRIMITIVES, limit_primitive_cache
+from bertkit.training.cpu_memory import CACHED_PRIMITIVES, limit_primitive_cache
 from bertkit.training.memory import peak_memory, training_memory
 from tests.training.tiny_run import write_text
 

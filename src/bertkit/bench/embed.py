@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array
 from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Workload, peer_library
@@ -25,7 +25,6 @@ from bertkit.models.sentence import load_sentence_model
 from bertkit.training.cost import FORWARD_SHARE, step_flops
 from bertkit.training.engine import Engine
 
-Floats = NDArray[np.float32]
 PEER = "sentence-transformers"
 
 
@@ -44,7 +43,7 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
     """
     texts = sentences_of(settings)
     embedder = Embedder.load(directory, engine, name=name, offline=offline)
-    vectors: dict[str, Floats] = {}
+    vectors: dict[str, Float32Array] = {}
 
     def own() -> None:
         vectors[OWN] = embedder.encode(texts)
@@ -83,12 +82,12 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
     )
 
 
-def _encode_by_peer(model: Any, texts: list[str], vectors: dict[str, Floats]) -> None:
+def _encode_by_peer(model: Any, texts: list[str], vectors: dict[str, Float32Array]) -> None:
     found = model.encode(texts, convert_to_tensor=True, show_progress_bar=False)
     vectors[PEER] = found.float().cpu().numpy()
 
 
-def least_cosine(left_NE: Floats, right_NE: Floats) -> float:
+def least_cosine(left_NE: Float32Array, right_NE: Float32Array) -> float:
     """The smallest cosine of all texts between the two vectors of the same text."""
     a, b = left_NE.astype(np.float64), right_NE.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

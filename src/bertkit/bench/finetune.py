@@ -16,7 +16,7 @@ import torch
 from bertkit.bench.comparison import OPTIMIZER_BYTES
 from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library, plain_update
 from bertkit.finetuning.loss_terms import TaskTerms, task_flops
 from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
@@ -100,18 +100,10 @@ def peer_update(directory: Path, texts: list[str], limit: int, engine: Engine) -
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, num_labels=len(LABELS.names))
     model.to(engine.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     rows = [tokenizer(text, truncation=True, max_length=limit) for text in texts]
     labels = torch.arange(len(texts)) % 2
 
-    def update() -> None:
-        inputs = {**tokenizer.pad(rows, return_tensors="pt"), "labels": labels}
-        with engine.autocast():
-            loss = model(**{key: tensor.to(engine.device) for key, tensor in inputs.items()}).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        synchronise(engine.device)
+    def inputs() -> dict[str, torch.Tensor]:
+        return {**tokenizer.pad(rows, return_tensors="pt"), "labels": labels}
 
-    return update
+    return plain_update(model, inputs, engine, rate=RATE, clip_norm=CLIP_NORM)

@@ -19,7 +19,7 @@ import torch
 from bertkit.bench.comparison import OPTIMIZER_BYTES
 from bertkit.bench.material import config_of, shards_of
 from bertkit.bench.settings import SIZES, BenchSettings
-from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
+from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library, plain_update
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import SegmentPair
 from bertkit.data.samples import Samples, Vocabulary
@@ -117,20 +117,8 @@ def peer_update(config: BertConfig, vocab_size: int, updates: list[Samples], len
     settings = config.model_dump(exclude={"family"})
     hub_config = transformers.BertConfig(**settings, vocab_size=vocab_size, attn_implementation="sdpa")
     model = transformers.BertForPreTraining(hub_config).to(engine.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     in_turn = itertools.cycle([padded(samples, length) for samples in updates])
-
-    def update() -> None:
-        inputs = {name: tensor.to(engine.device) for name, tensor in next(in_turn).items()}
-        with engine.autocast():
-            loss = model(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        synchronise(engine.device)
-
-    return update
+    return plain_update(model, lambda: next(in_turn), engine, rate=RATE, clip_norm=CLIP_NORM)
 
 
 def padded(samples: Samples, length: int) -> dict[str, Any]:

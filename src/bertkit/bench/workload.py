@@ -11,7 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertkit.training.engine import Engine
 
 Work = Callable[[], object]
 """Does all of the work, and returns when it is finished."""
@@ -108,3 +111,34 @@ def quiet_libraries() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def plain_update(
+    model: Any, inputs: Callable[[], Mapping[str, Any]], engine: Engine, *, rate: float, clip_norm: float
+) -> Work:
+    """An update of the plain training loop, for a model of `transformers` that returns its loss.
+
+    Args:
+        model: on the engine's device, in training mode.
+        inputs: makes the next batch, on the CPU.
+        engine: device and precision.
+        rate: of AdamW.
+        clip_norm: largest norm of the gradient.
+    """
+    import torch
+
+    from bertkit.training.product_rate import synchronise
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+
+    def update() -> None:
+        batch = {name: tensor.to(engine.device) for name, tensor in inputs().items()}
+        with engine.autocast():
+            loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        synchronise(engine.device)
+
+    return update

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.bench.settings import Benchmark, BenchSettings
-from bertkit.cli.console import console, percent, result
+from bertkit.cli.console import brief, console, percent, result
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Device, Precision, option
+from bertkit.openmp import thread_count
 
 SHOWN_SHARE = 0.01
 """Kinds of work with less than this share of the time are not shown."""
@@ -104,8 +105,8 @@ def _show_sides(name: str, found: Mapping[str, Any]) -> None:
         rows.append(
             (
                 side,
-                _brief(speed["per_s"]),
-                f"{_brief(speed['lowest_per_s'])} to {_brief(speed['highest_per_s'])}",
+                brief(speed["per_s"]),
+                f"{brief(speed['lowest_per_s'])} to {brief(speed['highest_per_s'])}",
                 f"{1000 * speed['seconds']:,.1f}",
                 "" if ratio is None else f"{ratio['ratio']:.2f}",
                 "" if ratio is None else f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}",
@@ -128,7 +129,7 @@ def _show_machine(machine: Mapping[str, Any]) -> None:
     ]
     copies = machine["copy_gb_per_s"]
     rows.append(("copy", f"{copies['best']:,.1f} GB/s", f"{copies['median']:,.1f}", ""))
-    threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
+    threads = f", {thread_count(machine['threads'])}" if machine["device"] == "cpu" else ""
     console.table(("machine", "best", "median", "best ever"), rows, title=f"{machine['processor']}{threads}")
     if machine["busy"]:
         console.warn(
@@ -137,14 +138,10 @@ def _show_machine(machine: Mapping[str, Any]) -> None:
         )
 
 
-def _brief(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _line(name: str, found: Mapping[str, Any]) -> str:
     """A benchmark's result in one line."""
     own, speed = next(iter(found["sides"].items()))
-    parts = [f"{name}: {own} {_brief(speed['per_s'])} {found['unit']}/s"]
+    parts = [f"{name}: {own} {brief(speed['per_s'])} {found['unit']}/s"]
     parts += [
         f"{ratio['ratio']:.2f} times as fast as {side} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
         for side, ratio in found["ratios"].items()

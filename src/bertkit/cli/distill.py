@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from bertkit.cli.console import console, figure
 from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
 from bertkit.cli.generated_options import Options
-from bertkit.cli.launch import trained
 from bertkit.cli.options import (
     Data,
     ParallelRunOptions,
@@ -24,13 +23,14 @@ from bertkit.cli.options import (
     given_flags,
     on_start_for,
     option,
-    runs_root,
     set_overrides,
 )
 from bertkit.errors import UsageError
+from bertkit.run import runs_root
 
 if TYPE_CHECKING:
     from bertkit.run.stored import RunLocation
+    from bertkit.training.run import FinishedRun
 
 _OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
 """Options that do not apply to tables of token vectors."""
@@ -184,16 +184,13 @@ def _distil_on_text(shared: Mapping[str, Any], sources: Sequence[str], common: T
     from bertkit.pretraining.run import run_pretraining
 
     request = DistillTextArguments(**shared, sources=sources, max_steps=common.max_steps)
-    if common.plan:
-        common.finish_plan(distill_text_plan(request))
-        return
-    finished = trained(
-        request, lambda each: run_pretraining(each, progress=console.progress, on_start=on_start_for(place))
+    common.execute(
+        place,
+        request,
+        plan=distill_text_plan,
+        run=run_pretraining,
+        show=lambda finished: print_held_out(finished.results),
     )
-    if finished is None:
-        return
-    print_held_out(finished.results)
-    common.finish(place, finished.run, finished.results)
 
 
 def _distil_on_task(
@@ -204,15 +201,12 @@ def _distil_on_task(
     from bertkit.finetuning.run import finetune
 
     request = DistillArguments(**shared, task=own.task_or(tasks.names), progress=console.progress)
-    if common.plan:
-        common.finish_plan(finetuning_plan(request))
-        return
-    outcome = trained(request, lambda each: finetune(each, progress=console.progress, on_start=on_start_for(place)))
-    if outcome is None:
-        return
-    print_scores(outcome)
-    _print_teacher(outcome.results)
-    common.finish(place, outcome.run, outcome.results)
+
+    def show(finished: FinishedRun) -> None:
+        print_scores(finished)
+        _print_teacher(finished.results)
+
+    common.execute(place, request, plan=finetuning_plan, run=finetune, show=show)
 
 
 def _print_teacher(results: Mapping[str, Any]) -> None:

@@ -6,7 +6,8 @@ The checks are in bertkit.doctor; sibling bench.py measures speed.
 from __future__ import annotations
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, runs_root
+from bertkit.cli.options import Common
+from bertkit.run import runs_root
 
 
 def doctor(*, common: Common) -> None:

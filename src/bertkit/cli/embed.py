@@ -16,6 +16,7 @@ from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     COMMON_PANEL,
+    READING,
     BatchTokens,
     Common,
     Device,
@@ -32,9 +33,8 @@ from bertkit.progress import silent_progress
 if TYPE_CHECKING:
     from bertkit.inference.embed_settings import EmbedSettings
     from bertkit.inference.embedder import Embedder
-    from bertkit.inference.predict_input import Rows
+    from bertkit.tasks.readers.delimited import RowsOrBad
 
-READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
 
 TextFile = Annotated[
@@ -73,7 +73,7 @@ class TextReadOptions(Options):
         form = form_of(path, self.format, "classification")
         return input_texts(self._rows(path, form, columns), columns)
 
-    def _rows(self, path: Path | None, form: Any, columns: Any) -> Rows:
+    def _rows(self, path: Path | None, form: Any, columns: Any) -> RowsOrBad:
         from bertkit.cli.options import recipe_overrides
         from bertkit.inference.predict_input import open_input
         from bertkit.recipe.errors import validate

@@ -11,15 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bertkit.cli.console import console, figure
+from bertkit.cli.console import console, figure, interval
 from bertkit.cli.finetune import print_confusion
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.options import Measuring, Metrics, option
+from bertkit.cli.options import READING, Measuring, Metrics, option
 
 SHOWN_CLASSES = 20
-
-
-READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 
 
 @dataclass(frozen=True)
@@ -72,25 +69,20 @@ def data(
     Scores have 95% intervals over other examples of the same kind. The thresholds and the temperature that fine-tuning
     stored with the model are used; nothing is tuned on the file.
     """
-    from bertkit.cli.eval_tasks import eval_arguments
+    from bertkit.cli.eval_tasks import eval_arguments, finish
     from bertkit.evaluation.own_data import NewData, evaluate_data
 
     new = NewData(file, reading.columns, tuple(metric or ()), reading.reading)
     evaluated = evaluate_data(eval_arguments(run, common), new, progress=console.progress)
     _print(evaluated.results)
     more = ("data", "examples", "confidence", "classes", "confusion", "calibration", "tuned", "skipped")
-    document = {
-        **evaluated.document,
-        "run": evaluated.run.path,
-        **{key: evaluated.results[key] for key in more if key in evaluated.results},
-    }
-    common.finish(evaluated.run, document)
+    finish(evaluated, common, more)
 
 
 def _print(results: dict[str, Any]) -> None:
     """Scores with their intervals, and scores by class."""
     rows = [
-        (task, name, figure(found["mean"]), _interval(found["interval"]))
+        (task, name, figure(found["mean"]), interval(found["interval"]))
         for task, scores in results["tasks"].items()
         for name, found in scores.items()
     ]
@@ -109,7 +101,3 @@ def _print(results: dict[str, Any]) -> None:
     for found in results.get("calibration", {}).values():
         error = found.get("ece_at_temperature", found.get("ece"))
         console.line(f"calibration error {error:.3f}")
-
-
-def _interval(interval: list[float] | None) -> str:
-    return "-" if interval is None else f"{figure(interval[0])} to {figure(interval[1])}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertkit.cli.console import console, figure
+from bertkit.cli.console import console, figure, interval
 from bertkit.cli.generated_options import Options, spelled
 from bertkit.cli.options import Measuring, Model, model_or_default, option
 from bertkit.errors import UsageError
@@ -172,7 +172,7 @@ def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:
     """The table, and the contract's document with further keys."""
     results = evaluated.results
     rows = [
-        (task, name, figure(found["mean"]), _interval(found.get("interval")))
+        (task, name, figure(found["mean"]), interval(found.get("interval")))
         for task, scores in results["tasks"].items()
         for name, found in scores.items()
     ]
@@ -195,7 +195,3 @@ def _print_notes(notes: Mapping[str, Any]) -> None:
         console.info(f"{notes['words_known']:.1%} of the distinct words have a vector")
     if notes.get("texts_without_known_words"):
         console.warn(f"{notes['texts_without_known_words']:,} texts contain no known word; their cosine is 0")
-
-
-def _interval(interval: list[float] | None) -> str:
-    return "-" if interval is None else f"{figure(interval[0])} to {figure(interval[1])}"

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import console, figure, result
-from bertkit.cli.options import Common, Output, RunDir, keep_log, runs_root
+from bertkit.cli.options import Common, Output, RunDir, keep_log
 from bertkit.errors import CheckError
+from bertkit.run import runs_root
 
 
 def score(
@@ -51,7 +52,7 @@ def check(
     common: Output,
 ) -> None:
     """Validate a GLUE submission made by any tool: every error with file and line, and exit code 5 if there is one."""
-    from bertkit.tasks.submission import GLUE_FILES, check_submission
+    from bertkit.evaluation.submission import GLUE_FILES, check_submission
 
     errors = check_submission(archive)
     if common.as_json:

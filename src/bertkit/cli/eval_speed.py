@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from bertkit.cli.console import console, percent, result
+from bertkit.cli.console import brief, console, percent, result
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, Device, RunDir, keep_log, option, runs_root
+from bertkit.cli.options import Common, Device, RunDir, keep_log, option
 from bertkit.evaluation.settings import SpeedSettings
+from bertkit.openmp import thread_count
+from bertkit.run import runs_root
 
 _BUSY = 0.9
 """If a computing process gets less than this share of a processor, others are using it, too."""
@@ -81,7 +83,7 @@ def speed(
 def _print(results: Mapping[str, Any]) -> None:
     """The tables: the models, their times, and the compression."""
     machine, threads = results["machine"], results["threads"]
-    where = f"{threads} {'thread' if threads == 1 else 'threads'} of {machine['cpu']}"
+    where = f"{thread_count(threads)} of {machine['cpu']}"
     if results["device"] != "cpu":
         where = ", ".join(machine["gpus"])
     if results["settings"]["clock"] == "processor":
@@ -130,9 +132,9 @@ def _print_times(results: Mapping[str, Any], where: str) -> None:
         if "reason" in cell:
             rows.append([*place, "-", cell["reason"], "-", "-"])
             continue
-        spread = f"{_brief(cell['ms_lower_quartile'])} to {_brief(cell['ms_upper_quartile'])}"
-        per_second, ratio = _brief(cell["sentences_per_second"]), _times(cell["speed_up"])
-        rows.append([*place, _brief(cell["ms_per_sentence"]), spread, per_second, ratio])
+        spread = f"{brief(cell['ms_lower_quartile'])} to {brief(cell['ms_upper_quartile'])}"
+        per_second, ratio = brief(cell["sentences_per_second"]), _times(cell["speed_up"])
+        rows.append([*place, brief(cell["ms_per_sentence"]), spread, per_second, ratio])
     _table(columns, rows, title=f"time: median of {results['settings']['rounds']} rounds on {where}", text_columns=3)
 
 
@@ -170,10 +172,6 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str,
 
 def _millions(count: int | None) -> str:
     return "-" if count is None else f"{count / 1e6:,.2f} M" if count < 1e9 else f"{count / 1e9:,.2f} G"
-
-
-def _brief(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _times(value: float | None) -> str:

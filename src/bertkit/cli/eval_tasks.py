@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from bertkit.evaluation.run import EvalArguments, EvaluationResult
     from bertkit.tasks.catalogue import TaskSpec
 
+_MORE = ("averages", "published", "left_out", "evaluated_as_is", "submission")
+"""Keys of results.json that the document has besides the contract's."""
+
 
 @dataclass(frozen=True)
 class TaskEvaluationOptions(Measuring):
@@ -110,7 +113,7 @@ def glue(
     evaluated = evaluate_glue(replace(evaluation, may_lack=names is None), progress=console.progress)
     _print(evaluated)
     _print_submission(evaluated.results, evaluated.run.path)
-    _finish(evaluated, common)
+    finish(evaluated, common, _MORE)
 
 
 def task_command(task: TaskSpec) -> Callable[..., None]:
@@ -121,7 +124,7 @@ def task_command(task: TaskSpec) -> Callable[..., None]:
 
         evaluated = evaluate_tasks(common.evaluation(task.name, (task,)), progress=console.progress)
         _print(evaluated)
-        _finish(evaluated, common)
+        finish(evaluated, common, _MORE)
 
     command.__doc__ = f"{task.title}.\n\nFine-tunes first if the model has no head for the task."
     return command
@@ -134,9 +137,8 @@ def eval_arguments(model: str | None, common: Measuring) -> EvalArguments:
     return EvalArguments(model=model_or_default(model), **common.argument_fields())
 
 
-def _finish(evaluated: EvaluationResult, common: Measuring) -> None:
-    """The result: the contract's document with further keys, or the run's directory."""
-    more = ("averages", "published", "left_out", "evaluated_as_is", "submission")
+def finish(evaluated: EvaluationResult, common: Measuring, more: tuple[str, ...]) -> None:
+    """The result: the contract's document with these further keys of results.json, or the run's directory."""
     document = {
         **evaluated.document,
         "run": evaluated.run.path,

@@ -20,6 +20,7 @@ import typer
 
 from bertkit.cli.console import console
 from bertkit.errors import BertkitError, StoppedError
+from bertkit.openmp import usable_cores
 from bertkit.ranks import Ranks, RanksNeededError, TorchrunEnvironment, use_ranks
 from bertkit.run import NEWEST
 
@@ -98,8 +99,7 @@ def start_ranks(count: int) -> int:
 
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what happened is reported here
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -18,23 +18,24 @@ import typer
 
 from bertkit.cli.console import console, duration, result
 from bertkit.cli.generated_options import FromField, Options, annotation_parts, escaped, fields_of
+from bertkit.cli.launch import Request, trained
 from bertkit.errors import UsageError
+from bertkit.run import runs_root
 
 if TYPE_CHECKING:
     from bertkit.jobs.settings import ExecutorSettings
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
     from bertkit.run.stored import RunLocation
+    from bertkit.training.run import FinishedRun
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
 """The model if neither the command line nor BERTKIT_MODEL names one."""
 
+READING = "bertkit.tasks.readers.read_options:TableReadOptions"
+"""The class of the options for reading a file of rows."""
+
 COMMON_PANEL = "Options of every command"
-
-
-def runs_root() -> Path:
-    """The directory of the runs: BERTKIT_RUNS, else `runs`."""
-    return Path(os.environ.get("BERTKIT_RUNS") or "runs")
 
 
 def model_or_default(model: str | None) -> str:
@@ -352,6 +353,33 @@ class Training(Common):
             "max_minutes": self.max_minutes,
             "command": sys.argv,
         }
+
+    def execute(
+        self,
+        place: RunLocation,
+        request: Request,
+        *,
+        plan: Callable[[Request], dict[str, Any]],
+        run: Callable[..., FinishedRun],
+        show: Callable[[FinishedRun], None],
+    ) -> None:
+        """Print the plan, or train on all ranks and print the result.
+
+        Args:
+            place: where the run is.
+            request: the run's arguments.
+            plan: makes the plan's document.
+            run: trains, such as `finetuning.run.finetune`.
+            show: prints scores of the finished run.
+        """
+        if self.plan:
+            self.finish_plan(plan(request))
+            return
+        begin = on_start_for(place)
+        finished = trained(request, lambda each: run(each, progress=console.progress, on_start=begin))
+        if finished is not None:
+            show(finished)
+            self.finish(place, finished.run, finished.results)
 
     def finish(self, place: RunLocation, run: RunDirectory, results: Mapping[str, Any]) -> None:
         """Wait until the run is completely written or uploaded, then print the result: a document of the run and its

@@ -17,6 +17,7 @@ from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     COMMON_PANEL,
+    READING,
     BatchTokens,
     Common,
     Device,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
     from bertkit.training.engine import Engine
 
-READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 
 InputFile = Annotated[
     Path | None,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
-from bertkit.cli.launch import trained
-from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, on_start_for, option
+from bertkit.cli.options import Data, Hyperparameters, RecipeName, Resume, Training, option
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,16 +56,13 @@ def pretrain(
             resume=place.resume,
             **common.argument_fields(place),
         )
-        if common.plan:
-            common.finish_plan(pretraining_plan(request.new_recipe(), offline=common.offline))
-            return
-        finished = trained(
-            request, lambda each: run_pretraining(each, progress=console.progress, on_start=on_start_for(place))
+        common.execute(
+            place,
+            request,
+            plan=lambda each: pretraining_plan(each.new_recipe(), offline=common.offline),
+            run=run_pretraining,
+            show=lambda finished: print_held_out(finished.results),
         )
-        if finished is None:
-            return
-        print_held_out(finished.results)
-        common.finish(place, finished.run, finished.results)
 
 
 def added_tokens(count: int | None) -> list[Override]:

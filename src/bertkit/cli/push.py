@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from bertkit.cli.console import console, result, size
-from bertkit.cli.options import Common, option, runs_root
+from bertkit.cli.options import Common, option
+from bertkit.run import runs_root
 
 
 def push(

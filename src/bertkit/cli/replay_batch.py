@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Output, RunName, runs_root
+from bertkit.cli.options import Output, RunName
 from bertkit.errors import CheckError, UsageError
+from bertkit.run import runs_root
 
 if TYPE_CHECKING:
     from bertkit.run.directory import RunDirectory

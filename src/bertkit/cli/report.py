@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Output, complete_run, option, runs_root
+from bertkit.cli.options import Output, complete_run, option
 from bertkit.errors import UsageError
+from bertkit.run import runs_root
 
 PAGE = "report.html"
 

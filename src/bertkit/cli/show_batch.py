@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, Data, Seed, SetOption, runs_root, set_overrides
+from bertkit.cli.options import Common, Data, Seed, SetOption, set_overrides
 from bertkit.errors import UsageError
+from bertkit.run import runs_root
 from bertkit.visible import visible
 
 if TYPE_CHECKING:

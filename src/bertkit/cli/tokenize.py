@@ -78,7 +78,7 @@ def tokenize(
     place = StoreUrl.parse(out) if has_scheme(out) else None
     if place is not None:
         check_online(place, offline)
-    corpus = open_corpus(sources, reading, cache=cache, offline=offline)
+    corpus = open_corpus(sources, reading, cache=cache, offline=offline, progress=console.progress)
     shards = prepare_shards(
         corpus,
         vocabulary,

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
@@ -34,8 +34,6 @@ from bertkit.models.hook_points import of_layers, point_shapes
 from bertkit.models.pruning import require_equal_heads
 from bertkit.models.recorder import Recorder
 
-Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 Done = Callable[[int], None]
 """Called with the number of finished examples or scores."""
 HEAD_OUTPUTS = "blocks.{n}.attn.hook_z"
@@ -103,7 +101,7 @@ class Measure(ABC):
     def score(self, outputs: Sequence[Any]) -> float:
         """The score over the outputs of all batches, in order; NaN if the metric is undefined."""
 
-    def loss_of_score(self, before: float, after: Floats) -> Floats:
+    def loss_of_score(self, before: float, after: Float64Array) -> Float64Array:
         """How much worse scores are than a previous one, in the score's unit; negative if they are better."""
         return before - after if self.higher_is_better else after - before
 
@@ -144,7 +142,7 @@ class Heads:
         """(L, N)."""
         return len(self.points), self.per_layer
 
-    def all_on(self) -> Floats:
+    def all_on(self) -> Float64Array:
         """Gates that change nothing, (L, N)."""
         return np.ones(self.shape)
 
@@ -154,7 +152,7 @@ def _gate(gate: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda output_TNH: output_TNH * gate[..., None].to(output_TNH.dtype)
 
 
-def gated(heads: Heads, gate_LN: Floats, device: torch.device) -> Recorder:
+def gated(heads: Heads, gate_LN: Float64Array, device: torch.device) -> Recorder:
     """The recorder that sets these gates; layers whose gates are all 1 are not edited."""
     return Recorder(
         edits={
@@ -165,7 +163,7 @@ def gated(heads: Heads, gate_LN: Floats, device: torch.device) -> Recorder:
     )
 
 
-def head_importance(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
+def head_importance(measure: Measure, heads: Heads, *, done: Done | None = None) -> Float64Array:
     """I_h of every head, (L, N), in nats, not normalised.
 
     Raises:
@@ -188,31 +186,31 @@ def head_importance(measure: Measure, heads: Heads, *, done: Done | None = None)
             done(seen)
     if not sums_LN.isfinite().all():
         raise DataError("the gradients of the heads' gates are not finite: the model's weights are damaged or diverged")
-    importance_LN: Floats = (sums_LN / seen).numpy()
+    importance_LN: Float64Array = (sums_LN / seen).numpy()
     return importance_LN
 
 
-def normalised_by_layer(importance_LN: Floats) -> Floats:
+def normalised_by_layer(importance_LN: Float64Array) -> Float64Array:
     """Each layer's row divided by its L2 norm; a row of zeros is unchanged."""
     norm_L1 = np.linalg.norm(importance_LN, axis=1, keepdims=True)
-    found: Floats = importance_LN / np.where(norm_L1 > 0, norm_L1, 1.0)
+    found: Float64Array = importance_LN / np.where(norm_L1 > 0, norm_L1, 1.0)
     return found
 
 
 @torch.inference_mode()
-def gated_score(measure: Measure, heads: Heads, gate_LN: Floats) -> float:
+def gated_score(measure: Measure, heads: Heads, gate_LN: Float64Array) -> float:
     """The score of the model with these gates."""
     recorder = gated(heads, gate_LN, measure.device)
     return measure.score([measure.outputs(measure.model(each.packed, recorder), each) for each in measure.batches()])
 
 
-def ablate_each_head(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
+def ablate_each_head(measure: Measure, heads: Heads, *, done: Done | None = None) -> Float64Array:
     """The score without head h, for every single h, (L, N) (section 3.2)."""
     gates_XLN = 1 - np.eye(heads.shape[0] * heads.per_layer).reshape(-1, *heads.shape)
     return np.reshape(_scores(measure, heads, gates_XLN, done), heads.shape)
 
 
-def ablate_all_but_one(measure: Measure, heads: Heads, *, done: Done | None = None) -> Floats:
+def ablate_all_but_one(measure: Measure, heads: Heads, *, done: Done | None = None) -> Float64Array:
     """The score if h is the only head that its layer keeps, for every h, (L, N) (section 3.3)."""
     gates_XLN = np.ones((heads.shape[0] * heads.per_layer, *heads.shape))
     for gate_LN, (layer, head) in zip(gates_XLN, np.ndindex(heads.shape), strict=True):
@@ -220,7 +218,7 @@ def ablate_all_but_one(measure: Measure, heads: Heads, *, done: Done | None = No
     return np.reshape(_scores(measure, heads, gates_XLN, done), heads.shape)
 
 
-def _scores(measure: Measure, heads: Heads, gates_XLN: Iterable[Floats], done: Done | None) -> list[float]:
+def _scores(measure: Measure, heads: Heads, gates_XLN: Iterable[Float64Array], done: Done | None) -> list[float]:
     """The score under each set of gates."""
     scores = []
     for gate_LN in gates_XLN:
@@ -230,7 +228,7 @@ def _scores(measure: Measure, heads: Heads, gates_XLN: Iterable[Floats], done: D
     return scores
 
 
-def least_important_first(importance_scores_LN: Floats) -> Int64s:
+def least_important_first(importance_scores_LN: Float64Array) -> Int64Array:
     """Heads (layer x N + head) in the order in which they are pruned: least worth first, then by number; NaN last."""
     return np.argsort(importance_scores_LN.ravel(), kind="stable")
 
@@ -241,10 +239,8 @@ def pruned_counts(heads: int, share: float) -> list[int]:
     return sorted({min(heads, round(step * share * heads)) for step in range(steps + 1)} | {heads})
 
 
-def pruning_curve(
-    measure: Measure, heads: Heads, order_A: Int64s, counts: Sequence[int], *, done: Done | None = None
-) -> list[float]:
+def pruning_curve(measure: Measure, heads: Heads, order_A: Int64Array, counts: Sequence[int]) -> list[float]:
     """The score after each number of heads is removed, in the given order (section 4.2)."""
     rank_A = np.argsort(order_A)
     gates = ((rank_A >= count).astype(float).reshape(heads.shape) for count in counts)
-    return _scores(measure, heads, gates, done)
+    return _scores(measure, heads, gates, None)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bertkit.compression.head_importance import ExampleBatch, Floats, Measure, least_important_first
+from bertkit.arrays import Float64Array
+from bertkit.compression.head_importance import ExampleBatch, Measure, least_important_first
 from bertkit.models.headed import HeadedModel
 from bertkit.training.method import TrainingData
 
@@ -46,7 +47,7 @@ class TrainingLoss(Measure):
         return sum(outputs) / self.examples
 
 
-def heads_to_prune(importance_LN: Floats, present_LN: Floats, count: int) -> dict[int, list[int]]:
+def heads_to_prune(importance_LN: Float64Array, present_LN: Float64Array, count: int) -> dict[int, list[int]]:
     """The `count` least important heads, by layer; ties by number. The best head of each layer is kept.
 
     Args:

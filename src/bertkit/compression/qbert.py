@@ -19,7 +19,6 @@ Sibling q8bert.py has eight bits everywhere. Shapes: T rows, D inputs, F outputs
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +40,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention import SelfAttention
+from bertkit.models.encoder import LAYER_NAME
 from bertkit.models.headed import HeadedModel
 from bertkit.models.int8 import QuantisedEmbedding
 from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
@@ -56,7 +56,6 @@ RECORD = "qbert.json"
 """In the run's directory: the bits of each layer, and the sensitivities used."""
 OUTSIDE_BITS = 8
 """Bits of weights that are in no layer."""
-_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
 class QBert(QuantisationAwareTraining):
@@ -235,7 +234,7 @@ def layer_maps(model: HeadedModel) -> list[list[nn.Linear]]:
     """The linear maps of each layer."""
     found: dict[int, list[nn.Linear]] = {}
     for name, part in model.named_modules():
-        match = _LAYER.match(name)
+        match = LAYER_NAME.match(name)
         if match and isinstance(part, nn.Linear):
             found.setdefault(int(match[1]), []).append(part)
     return [found[number] for number in sorted(found)]

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Int64Array
 from bertkit.data.layouts.base import Address, Plan, Ranges
 from bertkit.data.layouts.lanes import LaneLayout
-from bertkit.data.samples import Integers, Lanes, Samples, Vocabulary
+from bertkit.data.samples import Lanes, Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.errors import DataError
@@ -49,7 +50,7 @@ class RunningText:
     def size(self) -> int:
         return int(self.offset_N1[-1])
 
-    def read(self, first: int, end: int) -> tuple[Integers, Integers]:
+    def read(self, first: int, end: int) -> tuple[Int64Array, Int64Array]:
         """Ids from `first` to `end`, and the position of each in the corpus, -1 for separators."""
         place_T = np.arange(first, end)
         document_T = np.searchsorted(self.offset_N1, place_T, side="right") - 1
@@ -63,7 +64,7 @@ class RunningText:
         return ids_T, source_T
 
     @cached_property
-    def beginning_E(self) -> Integers:
+    def beginning_E(self) -> Int64Array:
         """Where segments and separators begin, and the end of the text; ascending."""
         segments_N = self.documents_N2[:, 1] - self.documents_N2[:, 0]
         number_S = np.arange(segments_N.sum()) - np.repeat(np.cumsum(segments_N) - segments_N, segments_N)
@@ -91,13 +92,13 @@ class LanePart:
     def size(self) -> int:
         return self.high - self.low
 
-    def read(self, first: int, end: int) -> tuple[Integers, Integers]:
+    def read(self, first: int, end: int) -> tuple[Int64Array, Int64Array]:
         if not self.is_reversed:
             return self.text.read(self.low + first, self.low + end)
         ids_T, source_T = self.text.read(self.high - end, self.high - first)
         return ids_T[::-1], source_T[::-1]
 
-    def boundaries(self, first: int, end: int) -> Integers:
+    def boundaries(self, first: int, end: int) -> Int64Array:
         beginning_E = self.text.beginning_E
         if not self.is_reversed:
             low, high = np.searchsorted(beginning_E, [self.low + first, self.low + end])

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.lanes import LaneStream
 from bertkit.data.languages import LANGUAGES, smoothed
@@ -32,8 +32,6 @@ from bertkit.errors import DataError
 BLOCK_SAMPLES = 1 << 16
 _ADDRESS_BITS = 40
 """A language's number is added above this many bits of a sample's number, so languages have separate random draws."""
-
-Integers = NDArray[np.int64]
 
 
 def training_and_held_out(
@@ -111,7 +109,7 @@ def _split_language(
         raise DataError(f"data.languages.{name}: {error}") from error
 
 
-def quotas(shares_L: NDArray[np.float64], size: int) -> Integers:
+def quotas(shares_L: Float64Array, size: int) -> Int64Array:
     """Whole numbers that sum to `size`, as close to the shares as possible (largest remainders), each at least 1."""
     exact_L = shares_L * (size - len(shares_L))
     quota_L = exact_L.astype(np.int64)
@@ -131,7 +129,7 @@ class LanguageStream(SampleStream):
     """
 
     def __init__(
-        self, spec: SampleSpec, shards: TokenShards, streams: Sequence[SampleStream], quota_L: Integers
+        self, spec: SampleSpec, shards: TokenShards, streams: Sequence[SampleStream], quota_L: Int64Array
     ) -> None:
         self.spec = spec
         self.shards = shards
@@ -150,7 +148,7 @@ class LanguageStream(SampleStream):
         """Samples in an epoch of all languages."""
         return sum(stream.epoch_length(epoch) for stream in self.streams)
 
-    def languages(self, first: int, count: int) -> Integers:
+    def languages(self, first: int, count: int) -> Int64Array:
         """The number of each sample's language, (B,)."""
         return np.concatenate(
             [self._languages_of_block(block)[low:high] for block, low, high in self._parts(first, count)]
@@ -159,9 +157,9 @@ class LanguageStream(SampleStream):
     def rows(self, first: int, count: int) -> tuple[Plan, Address]:
         """Samples `first` to `first + count` as rows of their plans, with their addresses."""
         plans: list[Plan] = []
-        epochs: list[Integers] = []
-        numbers: list[Integers] = []
-        places: list[Integers] = []
+        epochs: list[Int64Array] = []
+        numbers: list[Int64Array] = []
+        places: list[Int64Array] = []
         for block, low, high in self._parts(first, count):
             language_K = self._languages_of_block(block)
             for language in np.unique(language_K[low:high]).tolist():
@@ -185,7 +183,7 @@ class LanguageStream(SampleStream):
             yield block, low, high
             first, count = first + high - low, count - (high - low)
 
-    def _drawn(self, block: int) -> Integers:
+    def _drawn(self, block: int) -> Int64Array:
         """The language of each sample of a block, (K,): each language as often as its quota, in random order."""
         size = int(self.quota_L.sum())
         place_K = self.spec.draw.permuted("language", np.arange(size), size=size, epoch=block)

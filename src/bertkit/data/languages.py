@@ -18,12 +18,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.corpus import Block, Corpus, Position, TextSample
@@ -36,7 +35,7 @@ LANGUAGES = "languages"
 """The manifest's entry: for each language its name, first document, and the document after its last."""
 
 
-def smoothed(shares_L: Sequence[float] | NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:
+def smoothed(shares_L: Sequence[float] | Float64Array, smoothing: float) -> Float64Array:
     """P^S, normalised: the shares themselves for S = 1, uniform for S = 0."""
     powers_L = np.asarray(shares_L, dtype=np.float64) ** smoothing
     return np.asarray(powers_L / powers_L.sum())
@@ -125,9 +124,9 @@ class LanguageCorpus(Corpus):
 def open_languages(
     data: DataConfig,
     *,
-    cache: Path | None = None,
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
+    progress: Progress = silent_progress,
 ) -> LanguageCorpus:
     """The corpora of `data.languages` as one.
 
@@ -135,7 +134,7 @@ def open_languages(
         UsageError, DataError: as `open_corpus`.
     """
     corpora = [
-        open_corpus(sources, data.reading, cache=cache, offline=offline, commits=commits)
+        open_corpus(sources, data.reading, offline=offline, commits=commits, progress=progress)
         for sources in data.languages.values()
     ]
     return LanguageCorpus(

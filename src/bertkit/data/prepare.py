@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,8 +20,9 @@ from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
-from bertkit.files import read_json, write_json
+from bertkit.files import json_sha256, read_json, write_json
 from bertkit.jobs.settings import ExecutorSettings
+from bertkit.openmp import usable_cores
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.added_tokens import extended
 from bertkit.text.corpus import Corpus, Position
@@ -73,7 +72,7 @@ def prepare_shards(
             return finished
         _claim(directory, identity)
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
-        workers = workers or _cores()
+        workers = workers or usable_cores()
         fields = corpus.options.marked_fields
         with closing(
             ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens, span_fields=fields)
@@ -148,7 +147,7 @@ def shards_identity(
         "tokenizer": tokenizer,
         "shard_tokens": shard_tokens,
     }
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return json_sha256(record)
 
 
 def _finished(directory: Path, identity: str, *, is_cached: bool) -> TokenShards | None:
@@ -232,11 +231,6 @@ def _tokenizer(
 
 def _empty(corpus: Corpus) -> DataError:
     return DataError(f"the corpus is empty: there is no text in {', '.join(corpus.sources)}")
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _names(directory: Path) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array, Uint64Array
+
 Counter = int | NDArray[Any]
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
@@ -26,7 +28,7 @@ _HALF = np.uint64(32)
 _ROUNDS = 10
 
 
-def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, int]) -> NDArray[np.uint64]:
+def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, int]) -> Uint64Array:
     """Four words of 32 random bits for every counter.
 
     Args:
@@ -51,6 +53,14 @@ def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, i
     return np.stack([word_0, word_1, word_2, word_3])
 
 
+def derived_seed(*parts: object) -> int:
+    """A seed of 64 bits that depends on all parts: a seed, and what is drawn with it.
+
+    `torch.Generator.manual_seed` takes 63 of them: shift by one.
+    """
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little")
+
+
 class Draw:
     """Random draws for one seed: each purpose is an independent stream, addressed by epoch, sample and position.
 
@@ -70,29 +80,25 @@ class Draw:
         digest = hashlib.sha256(f"{self.seed}/{self.scope}/{purpose}".encode()).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
-    def bits(
-        self, purpose: str, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0
-    ) -> NDArray[np.uint64]:
+    def bits(self, purpose: str, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0) -> Uint64Array:
         """64 random bits at every address."""
         sample = np.asarray(sample, dtype=np.uint64)
         words = philox((position, sample & _LOW, sample >> _HALF, epoch), self._key(purpose))
         return np.asarray((words[1] << _HALF) | words[0])
 
-    def uniform(
-        self, purpose: str, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0
-    ) -> NDArray[np.float64]:
+    def uniform(self, purpose: str, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0) -> Float64Array:
         """Uniform numbers in [0, 1), on a grid of 2^-53."""
         bits = self.bits(purpose, epoch=epoch, sample=sample, position=position)
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
 
     def integers(
         self, purpose: str, bound: Counter, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0
-    ) -> NDArray[np.int64]:
+    ) -> Int64Array:
         """Uniform integers in [0, bound) for a bound from 1 to 2^32; the bias is below bound / 2^53."""
         uniform = self.uniform(purpose, epoch=epoch, sample=sample, position=position)
         return np.asarray((uniform * bound).astype(np.int64))
 
-    def permuted(self, purpose: str, index: Counter, *, size: int, epoch: int = 0) -> NDArray[np.int64]:
+    def permuted(self, purpose: str, index: Counter, *, size: int, epoch: int = 0) -> Int64Array:
         """The image of each index under a random permutation of range(size), in constant memory.
 
         A balanced Feistel network of six rounds (Luby and Rackoff 1988) over the smallest even number of bits that can

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,10 @@ class Targets:
         columns: other numbers for each prediction, by name, each of shape M.
     """
 
-    index_M: Integers
-    id_M: Integers
-    places: Mapping[str, Integers] = field(default_factory=dict)
+    index_M: Int64Array
+    id_M: Int64Array
+    places: Mapping[str, Int64Array] = field(default_factory=dict)
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-    @classmethod
-    def none(cls) -> Targets:
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
     def between(self, start: int, end: int) -> Targets:
         """The targets in the tokens from `start` to `end`, with positions counted from `start`."""
@@ -69,7 +64,7 @@ class Vocabulary:
     cls_id: int
     sep_id: int
     mask_id: int
-    word_start_V: NDArray[np.bool_]
+    word_start_V: BoolArray
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
@@ -100,9 +95,9 @@ class Lanes:
         reused_tokens: the number of a sequence's first tokens after which the lane's next sequence begins.
     """
 
-    number_B: Integers
-    reversed_B: NDArray[np.bool_]
-    following_B: Integers
+    number_B: Int64Array
+    reversed_B: BoolArray
+    following_B: Int64Array
     reused_tokens: int
 
     def between(self, first: int, last: int) -> Lanes:
@@ -133,37 +128,37 @@ class Samples:
             there is no decoder.
     """
 
-    ids_T: Integers
-    token_types_T: Integers
-    special_T: NDArray[np.bool_]
-    cu_seqlens_B1: Integers
-    epoch_B: Integers
-    sample_B: Integers
+    ids_T: Int64Array
+    token_types_T: Int64Array
+    special_T: BoolArray
+    cu_seqlens_B1: Int64Array
+    epoch_B: Int64Array
+    sample_B: Int64Array
     targets: Mapping[str, Targets] = field(default_factory=dict)
-    labels: Mapping[str, Integers] = field(default_factory=dict)
-    causal_B: NDArray[np.bool_] | None = None
+    labels: Mapping[str, Int64Array] = field(default_factory=dict)
+    causal_B: BoolArray | None = None
     spans_T: NDArray[np.uint8] | None = None
-    source_T: Integers | None = None
+    source_T: Int64Array | None = None
     lanes: Lanes | None = None
-    ranks_T2: Integers | None = None
-    decoder_start_B: Integers | None = None
+    ranks_T2: Int64Array | None = None
+    decoder_start_B: Int64Array | None = None
 
     @cached_property
-    def lengths_B(self) -> Integers:
+    def lengths_B(self) -> Int64Array:
         return np.diff(self.cu_seqlens_B1)
 
     @cached_property
-    def sequence_T(self) -> Integers:
+    def sequence_T(self) -> Int64Array:
         """Which sequence each token belongs to."""
         return np.repeat(np.arange(self.lengths_B.size), self.lengths_B)
 
     @cached_property
-    def position_T(self) -> Integers:
+    def position_T(self) -> Int64Array:
         """Each token's position in its sequence."""
         return np.arange(self.ids_T.size) - self.cu_seqlens_B1[self.sequence_T]
 
     @cached_property
-    def side_position_T(self) -> Integers:
+    def side_position_T(self) -> Int64Array:
         """Each token's position within the encoder's or the decoder's part of its sequence."""
         if self.decoder_start_B is None:
             return self.position_T
@@ -171,19 +166,19 @@ class Samples:
         return self.position_T - np.where(self.position_T >= start_T, start_T, 0)
 
     @cached_property
-    def fixed_T(self) -> NDArray[np.bool_]:
+    def fixed_T(self) -> BoolArray:
         """Tokens that no objective may hide or change: special ones, and all of a causal sequence."""
         return self.special_T if self.causal_B is None else self.special_T | self.causal_B[self.sequence_T]
 
     @property
-    def free_T(self) -> NDArray[np.bool_]:
+    def free_T(self) -> BoolArray:
         """Tokens that an objective may change: neither fixed nor predicted by an earlier objective."""
         free_T = ~self.fixed_T
         for targets in self.targets.values():
             free_T[targets.index_M] = False
         return free_T
 
-    def uniform_T(self, draw: Draw, purpose: str) -> NDArray[np.float64]:
+    def uniform_T(self, draw: Draw, purpose: str) -> Float64Array:
         """One uniform number in [0, 1) per token, addressed by epoch, sample and position."""
         sequence_T = self.sequence_T
         return draw.uniform(

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.shards import (
     COUNTS,
     DOCUMENTS,
@@ -54,7 +55,7 @@ class SpanMarks:
     """
 
     marks_T: NDArray[np.uint8]
-    outcomes_FC: NDArray[np.int64]
+    outcomes_FC: Int64Array
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class TokenBlock:
     """
 
     ids_T: NDArray[Any]
-    length_K: NDArray[np.int64]
-    begins_K: NDArray[np.bool_]
+    length_K: Int64Array
+    begins_K: BoolArray
     opens: bool
     spans: SpanMarks | None = None
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.layouts.base import Ranges
 from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
@@ -79,7 +79,7 @@ def range_tokens(shards: TokenShards, ranges_N2: Ranges) -> int:
 
 
 def _by_documents(
-    documents_N2: Ranges, held_out: float, uniform_N: NDArray[np.float64], *, whole: bool
+    documents_N2: Ranges, held_out: float, uniform_N: Float64Array, *, whole: bool
 ) -> tuple[Ranges, Ranges]:
     """A share of the documents, regardless of their lengths; with few documents, the same share of each document's
     segments, unless documents stay whole."""
@@ -92,7 +92,7 @@ def _by_documents(
 
 
 def _by_tokens(
-    shards: TokenShards, documents_N2: Ranges, wanted: float, uniform_N: NDArray[np.float64]
+    shards: TokenShards, documents_N2: Ranges, wanted: float, uniform_N: Float64Array
 ) -> tuple[Ranges, Ranges]:
     """Documents in the order of their draws, as long as they fit into `wanted` tokens, then ends of the others.
 
@@ -134,7 +134,7 @@ def _by_tokens(
     return _cut(documents_N2, middle_N)
 
 
-def _cut(documents_N2: Ranges, middle_N: NDArray[np.int64]) -> tuple[Ranges, Ranges]:
+def _cut(documents_N2: Ranges, middle_N: Int64Array) -> tuple[Ranges, Ranges]:
     """The parts of each document before and from these segments, without empty parts."""
     parts = np.stack([documents_N2[:, 0], middle_N], axis=1), np.stack([middle_N, documents_N2[:, 1]], axis=1)
     training, held = (part[part[:, 0] < part[:, 1]] for part in parts)

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
 from bertkit.errors import DataError
@@ -99,7 +99,7 @@ def _segments_of(line: str, segments: str) -> list[str]:
 
 
 def _marked(
-    tokenizer: Tokenizer, annotated: list[tuple[int, AnnotatedSegment]], length_K: NDArray[np.int64], span_fields: int
+    tokenizer: Tokenizer, annotated: list[tuple[int, AnnotatedSegment]], length_K: Int64Array, span_fields: int
 ) -> SpanMarks:
     """Marks of all tokens; `annotated` are the segments in which spans begin, with their numbers."""
     marks_T = np.zeros(int(length_K.sum()), dtype=np.uint8)
@@ -114,7 +114,7 @@ def _marked(
     return SpanMarks(marks_T, outcomes_FC)
 
 
-def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
+def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[Int64Array]:
     """The characters of each token of `_encode` in its text."""
     if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
         return tokenizer.offsets_plain(texts)
@@ -124,7 +124,7 @@ def _offsets(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int64]]:
     ]
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[Int64Array, Int64Array]:
     if max(map(len, texts), default=0) <= MAX_ENCODED_CHARACTERS:
         return tokenizer.encode_plain(texts)
     pieces: list[str] = []

@@ -22,7 +22,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import ActivationRecorder, Activations
 from bertkit.distillation.objectives import DistillationObjective, WordObjective, distillation_objectives
 from bertkit.distillation.teacher import ItemLayout, TaskQuery, Teacher, TextQuery, words_at
-from bertkit.distillation.terms import DistillationTerm, OutputPair, ShapePair, projections_of, specs_of
+from bertkit.distillation.terms import LABELS, DistillationTerm, OutputPair, ShapePair, projections_of, specs_of
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
@@ -35,9 +35,6 @@ from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.tasks.base import Task, TaskBatch
 from bertkit.training.step import StepOutcome
 from bertkit.training.trainer import Trainer
-
-LABELS = "labels"
-"""The name of the task's own loss among the terms."""
 
 
 class TeacherCost(Trainer[Any]):

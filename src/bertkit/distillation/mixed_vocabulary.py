@@ -21,13 +21,13 @@ from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.distillation.dual_teacher import teacher_of
 from bertkit.distillation.objectives import TaughtObjective
 from bertkit.distillation.retokenize import WordRetokenizer
@@ -82,8 +82,8 @@ class Mixed:
     """
 
     samples: Samples
-    origin_N: Integers
-    dropped_B: Integers
+    origin_N: Int64Array
+    dropped_B: Int64Array
 
 
 class MixedVocabulary(TeacherObjective):
@@ -190,7 +190,7 @@ class MixedVocabulary(TeacherObjective):
         ids_N[taken_T[origin_N]] = np.concatenate([*cut, np.empty(0, dtype=np.int64)])
         return _within(known.max_tokens, samples, ids_N, origin_N)
 
-    def _masked(self, mixed: Samples, draw: Draw) -> tuple[Integers, Integers]:
+    def _masked(self, mixed: Samples, draw: Draw) -> tuple[Int64Array, Int64Array]:
         """The teacher's input and labels: masked_lm's rule, applied to single tokens."""
         known = self.vocabularies
         masking = self._masking
@@ -269,12 +269,12 @@ def mixed_batch(batch: PackedBatch) -> PackedBatch:
     )
 
 
-def _within(max_tokens: int, samples: Samples, ids_N: Integers, origin_N: Integers) -> Mixed:
+def _within(max_tokens: int, samples: Samples, ids_N: Int64Array, origin_N: Int64Array) -> Mixed:
     """Samples of the mixed tokens; too long sequences keep their first tokens and the last, closing one."""
     sequence_N = samples.sequence_T[origin_N]
     length_B = np.bincount(sequence_N, minlength=samples.lengths_B.size)
     position_N = np.arange(ids_N.size) - (np.cumsum(length_B) - length_B)[sequence_N]
-    kept_N: NDArray[np.bool_] = (position_N < max_tokens - 1) | (position_N == length_B[sequence_N] - 1)
+    kept_N: BoolArray = (position_N < max_tokens - 1) | (position_N == length_B[sequence_N] - 1)
     kept_B = np.minimum(length_B, max_tokens)
     origin_N = origin_N[kept_N]
     mixed = Samples(

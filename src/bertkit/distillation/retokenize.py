@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import models
 
-from bertkit.data.samples import Integers
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.words import WordMarks
@@ -44,16 +44,16 @@ class WordRetokenizer:
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
         check_same_words(student, teacher)
         self.marks = WordMarks.of(student)
-        self.special_V: Integers = np.full(student.vocab_size, -1, dtype=np.int64)
+        self.special_V: Int64Array = np.full(student.vocab_size, -1, dtype=np.int64)
         roles = {student.id(token): role for role, token in student.roles.items()}
         for number in student.special_ids:
             found = teacher.id(teacher.roles.get(roles.get(number, ""), ""))
             self.special_V[number] = teacher.unk_id if found is None else found
         self._student, self._teacher = student, teacher
         self._prefix = student.word_marker()[0]
-        self._known: dict[bytes, Integers] = {}
+        self._known: dict[bytes, Int64Array] = {}
 
-    def cut(self, word: Integers) -> Integers:
+    def cut(self, word: Int64Array) -> Int64Array:
         """The teacher's tokens of one word.
 
         Args:
@@ -68,7 +68,7 @@ class WordRetokenizer:
             found = self._known[key] = self._cut(word)
         return found
 
-    def _cut(self, word: Integers) -> Integers:
+    def _cut(self, word: Int64Array) -> Int64Array:
         own = [self._student.token(token) for token in word.tolist()]
         text = own[0] + "".join(token.removeprefix(self._prefix) for token in own[1:])
         tokens = self._teacher.backend.model.tokenize(text)

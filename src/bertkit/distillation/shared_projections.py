@@ -19,7 +19,6 @@ Shapes: t and s the teacher's and the student's size of one axis.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -29,6 +28,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.random import derived_seed
 from bertkit.distillation.dual_teacher import TEACHER, DualTeacher, teacher_of
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, TeacherObjective
 from bertkit.distillation.terms import ShapePair
@@ -116,7 +116,7 @@ def add_teacher(student: HeadedModel, objectives: Sequence[Objective], teacher: 
     """
     if not teacher_objectives(objectives):
         return
-    dual = DualTeacher(teacher, student.encoder.vocab_size, seed=_seed_of(seed, TEACHER))
+    dual = DualTeacher(teacher, student.encoder.vocab_size, seed=derived_seed(seed, TEACHER))
     student.companions[TEACHER] = dual
     projecting = [each for each in objectives if isinstance(each, SharedProjections)]
     for each in projecting:
@@ -125,7 +125,7 @@ def add_teacher(student: HeadedModel, objectives: Sequence[Objective], teacher: 
     if directions:
         sizes = sizes_of(student, dual.model)
         student.companions[PARAMETER_PROJECTIONS] = ParameterProjections(
-            sizes, directions, seed=_seed_of(seed, PARAMETER_PROJECTIONS)
+            sizes, directions, seed=derived_seed(seed, PARAMETER_PROJECTIONS)
         )
 
 
@@ -246,7 +246,3 @@ def _fits(parameter: Tensor, sides: Sequence[Side | None], sizes: Mapping[Side, 
     return parameter.ndim == len(sides) and all(
         size is None or size == found for size, found in zip(wanted, parameter.shape, strict=True)
     )
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")

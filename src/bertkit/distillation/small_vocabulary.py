@@ -25,10 +25,10 @@ from bertkit.distillation.shared_projections import (
     add_teacher,
     teacher_objectives,
 )
-from bertkit.distillation.student_growth import check_student_growth
+from bertkit.distillation.student_trainer import StudentTrainer
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import ShapePair
-from bertkit.distillation.text import frozen_rates, log_terms
+from bertkit.distillation.text import log_terms
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
@@ -37,9 +37,7 @@ from bertkit.models.hub import read_config, refuse_quantised
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe
-from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
@@ -52,7 +50,7 @@ from bertkit.training.plan import PlannedTeacher
 log = logging.getLogger(__name__)
 
 
-class MixedVocabularyTrainer(Pretrainer):
+class MixedVocabularyTrainer(StudentTrainer):
     """One run of a student and its teacher.
 
     Args:
@@ -72,7 +70,6 @@ class MixedVocabularyTrainer(Pretrainer):
         cache: Path,
         teacher: TeacherFiles,
     ) -> None:
-        self.student_recipe = recipe
         self.teacher, self.teacher_tokenizer = load_trained_teacher(teacher), teacher.tokenizer
         super().__init__(recipe, shards, run, cache=cache)
 
@@ -84,9 +81,6 @@ class MixedVocabularyTrainer(Pretrainer):
             )
         return super()._prepared(objective)
 
-    def _check_growth(self) -> None:
-        check_student_growth(self.student_recipe)
-
     def sharding_obstacle(self) -> str | None:
         return "objective.mixed_vocabulary: the teacher trains, too, and its weights are also read outside its layers"
 
@@ -95,10 +89,6 @@ class MixedVocabularyTrainer(Pretrainer):
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         add_teacher(model, objectives, self.teacher, seed=self.recipe.seed)
         return model
-
-    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
-        frozen = frozen_rates(model, self.student_recipe.frozen)
-        return {name: rate * frozen[name] for name, rate in super().parameter_rates(model, stage_run).items()}
 
     def flops(self, batches: Sequence[PackedBatch]) -> float:
         own = [

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from bertkit.arrays import BoolArray, Float32Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
@@ -145,7 +145,7 @@ def rows_of(tokenizer: Tokenizer, settings: StaticTable) -> tuple[list[list[int]
     return rows, larger
 
 
-def _write(to: Path, table_VE: NDArray[np.float32], tokenizer: Tokenizer, max_tokens: int) -> None:
+def _write(to: Path, table_VE: Float32Array, tokenizer: Tokenizer, max_tokens: int) -> None:
     to.mkdir(parents=True, exist_ok=True)
     write_safetensors(to / SAFETENSORS, {TABLE: torch.from_numpy(table_VE)})
     save_tokenizer(tokenizer, to, max_tokens=max_tokens, token_types=False)
@@ -172,13 +172,13 @@ def token_vectors(
     ids: Sequence[Sequence[int]],
     special_tokens: Literal["own", "swapped"] = "own",
     progress: Progress = silent_progress,
-) -> NDArray[np.float32]:
+) -> Float32Array:
     """Mean state of each row's tokens and the special tokens around them, (V, D)."""
     before, behind = ([token for token, _ in frame] for frame in Template.of(tokenizer.backend, 1).frames)
     if special_tokens == "swapped":
         before, behind = behind, before
     model.eval()
-    found: list[NDArray[np.float32]] = []
+    found: list[Float32Array] = []
     with progress("tokens", total=len(ids), unit="tokens") as meter:
         for first in range(0, len(ids), _TOKENS_AT_ONCE):
             several = ids[first : first + _TOKENS_AT_ONCE]
@@ -188,9 +188,7 @@ def token_vectors(
     return np.concatenate(found)
 
 
-def weighted(
-    vectors_VD: NDArray[np.float32], used_V: NDArray[np.bool_], settings: StaticTable
-) -> tuple[NDArray[np.float32], float]:
+def weighted(vectors_VD: Float32Array, used_V: BoolArray, settings: StaticTable) -> tuple[Float32Array, float]:
     """Principal components of the vectors, each multiplied by its token's weight, (V, E), with zeros for unused tokens;
     and the share of the variance that they keep."""
     from sklearn.decomposition import PCA

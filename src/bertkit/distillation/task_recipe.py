@@ -7,7 +7,7 @@ et al. 2019, arXiv:1908.08962).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
@@ -20,19 +20,17 @@ from bertkit.distillation.student_settings import (
     TeacherLayers,
 )
 from bertkit.distillation.teacher_files import pretrained_model_of
-from bertkit.distillation.terms import TERMS, DistillationTerm
+from bertkit.distillation.terms import LABELS, TERMS, DistillationTerm
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
 from bertkit.recipe.key_aliases import OF_TASKS, expand_key_aliases
 from bertkit.recipe.named_item import NamedItem, check_each_once
-from bertkit.recipe.resolve import Override, load_as, overrides_of, with_overrides
+from bertkit.recipe.resolve import load_as, overrides_of, with_overrides
 from bertkit.recipe.unread import Part
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns, TableReadOptions
 
-LABELS = "labels"
-"""The name of the task's own loss among the terms."""
 _SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
 """Sections of a recipe in which `before.set` changes single keys."""
 
@@ -148,13 +146,13 @@ class DistillRecipe(Distillation, FinetuneRecipe):
         return self.task is not None and TO_BE_GIVEN not in self.teachers and named
 
 
-def load_distill_recipe(name: str, overrides: Sequence[Override] = ()) -> DistillRecipe:
-    """The recipe of that name or path, on a task; `overrides` may use short keys.
+def load_distill_recipe(name: str) -> DistillRecipe:
+    """The recipe of that name or path, on a task.
 
     Raises:
         UsageError: no such recipe, or errors in it (all reported at once).
     """
-    return load_as(DistillRecipe, name, expand_key_aliases(overrides, OF_TASKS))
+    return load_as(DistillRecipe, name)
 
 
 def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:

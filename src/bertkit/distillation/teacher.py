@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float32Array
 from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec
@@ -90,11 +90,11 @@ class TeacherQuery(ABC):
         """The mean of the models' logits, (M, K)."""
 
     @abstractmethod
-    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+    def table(self, logits: Tensor | WordLogits) -> Float32Array:
         """What is cached of these logits: one row of numbers each; minus infinities, always last, are left out."""
 
     @abstractmethod
-    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor | WordLogits:
+    def from_tables(self, tables: Sequence[Float32Array]) -> Tensor | WordLogits:
         """The logits, rebuilt from the table of each item."""
 
     @abstractmethod
@@ -139,11 +139,11 @@ class TaskQuery(TeacherQuery):
         each = [self.logits_of(*pair).float() for pair in zip(models, states, strict=True)]
         return each[0] if len(each) == 1 else torch.stack(each).mean(dim=0)
 
-    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+    def table(self, logits: Tensor | WordLogits) -> Float32Array:
         assert isinstance(logits, Tensor)
         return np.asarray(logits.cpu().numpy(), dtype=np.float32)
 
-    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> Tensor:
+    def from_tables(self, tables: Sequence[Float32Array]) -> Tensor:
         classes = max(table.shape[1] for table in tables)
         absent = [((0, 0), (0, classes - table.shape[1])) for table in tables]
         padded = [np.pad(table, width, constant_values=-np.inf) for table, width in zip(tables, absent, strict=True)]
@@ -193,13 +193,13 @@ class TextQuery(TeacherQuery):
         each = [words_at(model, hidden_TD, self.index_M) for model, hidden_TD in zip(models, states, strict=True)]
         return each[0] if len(each) == 1 else MeanLogits(tuple(each))
 
-    def table(self, logits: Tensor | WordLogits) -> NDArray[np.float32]:
+    def table(self, logits: Tensor | WordLogits) -> Float32Array:
         assert isinstance(logits, WordLogits)
         cast = logits.in_precision()
         with torch.autocast(self.packed.ids_T.device.type, enabled=False):
             return TopLogits.of(cast, self.num_rows, self.vocab_size, top_k=self.top_k).table()
 
-    def from_tables(self, tables: Sequence[NDArray[np.float32]]) -> TopLogits:
+    def from_tables(self, tables: Sequence[Float32Array]) -> TopLogits:
         table = np.concatenate([each.reshape(-1, 2 * self.top_k + 1) for each in tables])
         return TopLogits.from_table(table, self.vocab_size, self.packed.ids_T.device)
 
@@ -319,9 +319,9 @@ class Teacher:
     def _from_items(self, query: TeacherQuery, layout: ItemLayout, items: Sequence[CachedItem]) -> Activations:
         """The inverse of `_items`."""
         device, width = query.packed.ids_T.device, self.models[0].encoder.width
-        tables: list[NDArray[np.float32]] = []
-        first: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.spec.first_states)}
-        every: dict[int, list[NDArray[np.float32]]] = {layer: [] for layer in sorted(self.spec.states)}
+        tables: list[Float32Array] = []
+        first: dict[int, list[Float32Array]] = {layer: [] for layer in sorted(self.spec.first_states)}
+        every: dict[int, list[Float32Array]] = {layer: [] for layer in sorted(self.spec.states)}
         sizes = zip(items, layout.sequences_I, layout.tokens_I(query.packed), strict=True)
         for item, sequences, tokens in sizes:
             place = item.rows * item.columns

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
@@ -42,9 +42,6 @@ from bertkit.tables import write_csv
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
 
-Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
-
 SUITE = "blimp"
 PAIRS_OF_BLIMP = 1000
 PARADIGMS_OF_BLIMP = 67
@@ -62,9 +59,9 @@ class Side:
         words_P: number of words, separated by white space.
     """
 
-    total_P: Floats
-    tokens_P: Int64s
-    words_P: Int64s
+    total_P: Float64Array
+    tokens_P: Int64Array
+    words_P: Int64Array
 
     @classmethod
     def of(cls, scores: Sequence[TextScore]) -> Side:
@@ -79,7 +76,7 @@ class Side:
         return replace(self, total_P=-self.tokens_P.astype(np.float64))
 
 
-NORMALISATIONS: dict[str, Callable[[Side], Floats]] = {
+NORMALISATIONS: dict[str, Callable[[Side], Float64Array]] = {
     "accuracy": lambda side: side.total_P,
     "accuracy_per_token": lambda side: side.total_P / side.tokens_P,
     "accuracy_per_word": lambda side: side.total_P / side.words_P,
@@ -108,7 +105,7 @@ class Outcome:
     def pairs(self) -> int:
         return self.good.total_P.size
 
-    def differences_P(self, name: str = "accuracy") -> Floats:
+    def differences_P(self, name: str = "accuracy") -> Float64Array:
         """Good minus bad, in nats (per token or word), under one of the NORMALISATIONS."""
         return NORMALISATIONS[name](self.good) - NORMALISATIONS[name](self.bad)
 
@@ -136,7 +133,7 @@ class Outcome:
         return float(np.mean(self.good.tokens_P != self.bad.tokens_P))
 
 
-def share_preferred(difference_P: Floats) -> float:
+def share_preferred(difference_P: Float64Array) -> float:
     """Share of pairs whose good sentence scores higher; a tie counts half."""
     return float(np.mean((np.sign(difference_P) + 1) / 2))
 

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
@@ -280,20 +281,20 @@ class _UnfitError(Exception):
         self.run = run
 
 
-def mean(values: ArrayLike) -> NDArray[np.float64]:
+def mean(values: ArrayLike) -> Float64Array:
     """Mean over the first axis: the same for any order, and exactly the value if all are equal."""
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=0)
     return np.asarray(ordered[0] + (ordered - ordered[0]).sum(axis=0) / len(ordered))
 
 
-def _winner(names: Sequence[Any], shares: NDArray[np.float64], predictions: Sequence[Any]) -> Any:
+def _winner(names: Sequence[Any], shares: Float64Array, predictions: Sequence[Any]) -> Any:
     """The name with the largest share; ties go to the one that most runs predicted, then to the first."""
     best = [name for name, share in zip(names, shares.tolist(), strict=True) if share == shares.max()]
     counts = Counter(predictions)
     return max(best, key=lambda name: counts[name])
 
 
-def _by_label(predictions: Sequence[Prediction]) -> tuple[list[str], NDArray[np.float64]]:
+def _by_label(predictions: Sequence[Prediction]) -> tuple[list[str], Float64Array]:
     """The labels, in the runs' order if they agree on it, and the mean probability of each."""
     for number, each in enumerate(predictions):
         if not isinstance(each.scores, Mapping):

@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
@@ -45,7 +45,6 @@ BACKWARD = "lm_backward"
 """The same from right to left, for models that read from both ends."""
 LONGEST_USUAL_WINDOW = 1024
 _LARGEST_MEAN = math.log(np.finfo(np.float64).max)
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,7 @@ def sliding_windows(
         first += stride
 
 
-def _documents(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[tuple[str, Int64s]]:
+def _documents(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[tuple[str, Int64Array]]:
     for lines in corpus.documents():
         text = " ".join(lines)
         ids_T, _ = tokenizer.encode_plain([text])

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from bertkit.arrays import Float64Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -64,7 +64,7 @@ def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def lines(axes: Axes, x: Sequence[float] | Floats, series: Mapping[str, Sequence[float | None]]) -> None:
+def lines(axes: Axes, x: Sequence[float] | Float64Array, series: Mapping[str, Sequence[float | None]]) -> None:
     """Draw one line per series, distinguished by marker and dash, with a legend below; missing values are gaps."""
     for number, (label, values) in enumerate(series.items()):
         axes.plot(
@@ -103,7 +103,7 @@ def layer_ticks(axes: Axes, layers: int, *, first: int = 0) -> None:
 
 def heat_map(
     axes: Axes,
-    values: Floats,
+    values: Float64Array,
     *,
     rows: Sequence[str],
     columns: Sequence[str],

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.files import joint_sha256
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.finished import finished_before
 from bertkit.settings import Settings
@@ -132,9 +133,9 @@ def measurement_identity(
         seed=seed,
         command=arguments.command,
         fingerprints={
-            "data": _joint_hash(hashes),
+            "data": joint_sha256(hashes),
             "tokenizer": models[0].tokenizer.fingerprint,
-            "model": weights[0] if len(weights) == 1 else _joint_hash(weights),
+            "model": weights[0] if len(weights) == 1 else joint_sha256(weights),
         },
     )
 
@@ -155,24 +156,18 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
     return finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
 
 
-def begin_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory:
-    """A new run directory, named by the hash of everything that determines the result."""
-    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
-    arguments.on_start(run)
-    return run
-
-
 def measure(
     identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
 ) -> EvaluationResult:
-    """Compute and write results.json in a new run directory.
+    """Compute and write results.json in a new run directory, named by the hash of all that determines the result.
 
     Args:
         identity: result of `measurement_identity`.
         arguments: where to write.
         compute: returns the contents of results.json, and may write other files next to it.
     """
-    run = begin_measurement(identity, arguments)
+    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+    arguments.on_start(run)
     with run.recording(arguments.command):
         run.write_environment()
         results = compute(run)
@@ -206,7 +201,3 @@ def open_evaluation_text(
     if not sources:
         raise UsageError(f"no text to evaluate on: give --data SOURCE, {what} that the model was not trained on")
     return open_corpus(sources, options, offline=arguments.offline)
-
-
-def _joint_hash(hashes: Sequence[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()

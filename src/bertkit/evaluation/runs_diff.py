@@ -19,7 +19,6 @@ from bertkit.evaluation.score import is_labelled, matched, read_predictions, sco
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe, load_finetune_recipe, resolved
-from bertkit.finetuning.run import SUITE_FILE
 from bertkit.finetuning.warm_start import run_recipe
 from bertkit.metrics import RESAMPLED
 from bertkit.metrics.base import Additive
@@ -28,7 +27,7 @@ from bertkit.metrics.spans import accepted_v2, best_over, exact_match
 from bertkit.metrics.statistics import paired_bootstrap
 from bertkit.recipe.hashing import differing_keys
 from bertkit.recipe.tree import read_tree
-from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.run.directory import RECIPE, SUITE_FILE, RunDirectory
 from bertkit.run.find import run_of_suite
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
+from bertkit.evaluation.submission import HEADER
 from bertkit.finetuning.data import build_task
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.models.bert import BertConfig
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample
+from bertkit.tasks.readers.columns import DOCUMENT_START
 from bertkit.tasks.readers.common import json_file, json_rows, known_label, number_in, numbered_lines, tab_rows
 from bertkit.tasks.readers.load import READERS
 from bertkit.tasks.span import THRESHOLD
-from bertkit.tasks.submission import HEADER
 
 _FINAL: Mapping[str, float] = {THRESHOLD: 0.0}
 """Stored with a predicted answer: the answer is final, no threshold has to be chosen."""
-_DOCUMENT = "-DOCSTART-"
 _LISTED = {"tagging": "tags, one per word", "multi_label": "labels"}
 
 
@@ -131,7 +131,7 @@ def _sentences(path: Path) -> Iterator[tuple[str, str, Any, Any]]:
     number = begun = 0
     for line, text in numbered_lines(path):
         columns = text.split()
-        if columns and columns[0] != _DOCUMENT:
+        if columns and columns[0] != DOCUMENT_START:
             begun = begun if tags else line
             tags.append(columns[-1])
         elif tags:

@@ -41,7 +41,7 @@ from bertkit.jobs.job import Job
 from bertkit.metrics import signed_score
 from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
-from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
+from bertkit.run.directory import INNER_RUNS, RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
 from bertkit.run.finished import finished_before
 from bertkit.tasks.base import Scores
@@ -52,7 +52,6 @@ from bertkit.training.run_jobs import minutes_until, run_jobs, until
 log = logging.getLogger(__name__)
 
 PREDICTIONS = "predictions"
-_RUNS = "runs"
 _MISMATCHED_SPLIT = "dev_mm"
 
 Table = dict[str, dict[str, dict[str, Any]]]
@@ -307,7 +306,7 @@ def _finetuned(
     deadline: float | None,
 ) -> RunDirectory:
     """The fine-tuning run: a finished one, one that was started here, or a new one."""
-    path = run.path / _RUNS / f"{task.spec.name}-seed={seed}"
+    path = run.path / INNER_RUNS / f"{task.spec.name}-seed={seed}"
     begun = RunDirectory.open(path) if (path / RECORD).exists() else None
     if begun is not None and begun.status == "done" and begun.results is not None:
         return begun

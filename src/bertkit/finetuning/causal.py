@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
+from bertkit.finetuning.delimiters import has_delimiters, with_closing_separator, with_delimiters
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.text.delimiters import has_delimiters, with_closing_separator, with_delimiters
 from bertkit.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.models.hub import load_model, read_config
@@ -87,7 +87,7 @@ def taught(
 
 def _margins(
     directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
-) -> NDArray[np.float32]:
+) -> Float32Array:
     """A cross-encoder's output for the positive minus that for each negative, (I, A - 2)."""
     head = Regression.head
     labels = Labels.unnamed(1, "regression")
@@ -112,21 +112,23 @@ def _margins(
 @torch.inference_mode()
 def _vectors(
     directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
-) -> NDArray[np.float32]:
+) -> Float32Array:
     """The vector of each example's first text, (I, E)."""
     model = load_sentence_model(directory).to(engine.device)
-    first = [each.texts[0].lower() if model.lowercases else each.texts[0] for each in examples]
+    first = [model.prompt + each.texts[0] for each in examples]
+    if model.lowercases:
+        first = [text.lower() for text in first]
     features = Embedding(CosineLoss(), ("spearman",)).encode(
         [SentenceExample(each.id, (text,)) for each, text in zip(examples, first, strict=True)], encoder
     )
-    found: dict[int, NDArray[np.float32]] = {}
+    found: dict[int, Float32Array] = {}
     for items in prediction_batches(features, engine.micro_batch_tokens):
         batch = features.batch(items).to(engine.device)
         found.update(zip(items.tolist(), model(batch.packed).cpu().numpy(), strict=True))
     return np.stack([found[item] for item in range(len(examples))])
 
 
-def projected(vectors_IE: NDArray[np.float32], width: int, teacher: str) -> NDArray[np.float32]:
+def projected(vectors_IE: Float32Array, width: int, teacher: str) -> Float32Array:
     """The vectors projected to another width by their principal components, which best preserves cosines.
 
     Raises:

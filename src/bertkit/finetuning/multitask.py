@@ -23,10 +23,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertkit.files import sha256_of
+from bertkit.files import joint_sha256, sha256_of
 from bertkit.finetuning.data import Prepared
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, config_json, save_model, write_tokenizer
+from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, save_model, write_config, write_tokenizer
 from bertkit.models.model_files import write_safetensors
 from bertkit.text.tokenizer import Tokenizer
 
@@ -79,8 +79,7 @@ def save_joined(
     for name, model in models.items():
         own = directory / name
         own.mkdir()
-        text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
-        (own / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        write_config(model, tokenizer, own)
         state = {key: tensor.detach().cpu() for key, tensor in model.own_state_dict().items()}
         tensors = model.hub_form().to_hub(state)
         head = {key: tensor.clone() for key, tensor in tensors.items() if key not in shared}
@@ -106,7 +105,7 @@ def joint_fingerprints(prepared: Sequence[Prepared]) -> dict[str, str]:
     found = [each.fingerprints for each in prepared]
     if len(found) == 1:
         return dict(found[0])
-    return {key: hashlib.sha256("".join(each[key] for each in found).encode()).hexdigest() for key in found[0]}
+    return {key: joint_sha256(each[key] for each in found) for key in found[0]}
 
 
 def _link(source: Path, target: Path) -> None:

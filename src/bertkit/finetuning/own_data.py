@@ -1,6 +1,6 @@
 """The splits of a user's own data: one file each, or dev taken from the training file.
 
-bertkit.tasks.splitting splits a file. Sibling data.py prepares both these splits and those of published tasks.
+bertkit.finetuning.splitting splits a file. Sibling data.py prepares both these splits and those of published tasks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bertkit.errors import DataError
 from bertkit.files import sha256_of, write_json
 from bertkit.finetuning.inputs import CustomTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
+from bertkit.finetuning.splitting import folds, held_out
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import Columns, TableReadOptions, read_own, read_perhaps_labelled
-from bertkit.tasks.splitting import folds, held_out
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
@@ -24,7 +25,7 @@ _WINDOW_ITEMS = 16_384
 """Number of items within which sequences are sorted by length."""
 
 
-def prediction_batches(features: Features, max_tokens: int) -> Iterator[NDArray[np.int64]]:
+def prediction_batches(features: Features, max_tokens: int) -> Iterator[Int64Array]:
     """All items in batches of at most `max_tokens` tokens, sorted by length within large windows."""
     for first in range(0, features.num_examples, _WINDOW_ITEMS):
         yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_examples)), max_tokens)

@@ -290,13 +290,13 @@ def _with_test(data: FinetuneData, task: TaskEntry | tuple[TaskEntry, ...] | Non
     return data.model_copy(update={"predict": (*data.predict, "test")})
 
 
-def load_finetune_recipe(name: str, overrides: Sequence[Override] = ()) -> FinetuneRecipe:
-    """The recipe of that name or path; keys of `overrides` may be short ones.
+def load_finetune_recipe(name: str) -> FinetuneRecipe:
+    """The recipe of that name or path.
 
     Raises:
         UsageError: no such recipe, or errors in it (all of them at once).
     """
-    return load_as(FinetuneRecipe, name, expand_key_aliases(overrides, OF_TASKS))
+    return load_as(FinetuneRecipe, name)
 
 
 def from_tree(tree: Located) -> FinetuneRecipe:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bertkit.code_hash import code_sha256
-from bertkit.errors import StoppedError, UsageError
+from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Prepared
@@ -32,7 +32,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
-from bertkit.run.directory import RECIPE, RESULTS, RunDirectory, RunIdentity
+from bertkit.run.directory import INNER_RUNS, RECIPE, RESULTS, SUITE_FILE, RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
@@ -44,6 +44,7 @@ from bertkit.training.run import (
     finished_of,
     identity_of,
     new_run,
+    note_commits,
     own_run,
     path_of,
     require_ranks,
@@ -54,8 +55,6 @@ from bertkit.training.run import (
 )
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
 
-SUITE_FILE = "suite.json"
-_RUNS = "runs"
 BEFORE = "before"
 """Directory name of an intermediate run, below the run that starts from its model."""
 
@@ -157,7 +156,7 @@ class _Runs:
     def finished(self, recipe: FinetuneRecipe, name: str, whole: RunDirectory) -> RunDirectory:
         """A finished run of a suite, or of a run that needs it: an earlier one, else this one is resumed or started."""
         arguments, ranks = self.arguments, current()
-        path = path_of(whole) / _RUNS / name
+        path = path_of(whole) / INNER_RUNS / name
         root = path_of(whole) if arguments.fresh else arguments.runs_root
         if ranks.count > 1:
             self.data(recipe)  # on all ranks, before only the first rank uses it
@@ -232,6 +231,7 @@ class _Runs:
         self.on_start(suite)
         with suite.recording(self.arguments.command):
             suite.write_environment()
+            note_commits(suite)
             if recipe.engine.is_parallel:
                 self.side_by_side(suite, recipe.engine, runs)
             finished: list[tuple[SweepRun, RunDirectory]] = []
@@ -302,14 +302,18 @@ def finished_run(
         prepare: returns the data of its tasks; called only if a run has the recipe's hash.
     """
     digest = what_hash(recipe)
-    inside = [f"{_RUNS}/*/" * depth for depth in range(3)]
+    inside = [f"{INNER_RUNS}/*/" * depth for depth in range(3)]
     paths = {path for part in inside for path in (*root.glob(f"*/{part}run.json"), *suite.glob(f"{part}run.json"))}
     for path in sorted(paths, key=lambda each: (not each.is_relative_to(suite), each)):
-        record = read_json(path)
-        whole = record.get("status") == "done" and (path.parent / "model").exists()
-        if not whole or record.get("kind") != recipe.kind:
+        try:
+            run = RunDirectory.open(path.parent)
+        except DataError as error:
+            log.warning("%s", error)
             continue
-        run = RunDirectory.open(path.parent)
+        record = run.record
+        whole = record["status"] == "done" and run.model.exists()
+        if not whole or record["kind"] != recipe.kind:
+            continue
         if record.get("what_hash") != digest and _what_hash_today(run) != digest:
             continue
         is_own = suite != root and path.is_relative_to(suite)

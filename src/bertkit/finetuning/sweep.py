@@ -71,7 +71,8 @@ def sweep_runs(
         raise UsageError(f"--grid and --seeds make {count:,} runs, more than {MOST_RUNS:,}; try fewer values")
     found = []
     for setting in settings:
-        with_setting = changed(recipe, [Override.parse(f"{key}={value}") for key, value in setting.items()])
+        given = [Override.parse(f"{key}={value}", option="--grid") for key, value in setting.items()]
+        with_setting = changed(recipe, given)
         for fold in folds_of(recipe):
             of_fold = [] if fold is None else [Override("task.split.fold", fold)]
             found += [

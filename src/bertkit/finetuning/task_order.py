@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.data.languages import smoothed
 from bertkit.data.random import Draw
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.multitask import task_seed
 from bertkit.finetuning.recipe import FinetuneRecipe
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class EpochOrder:
     def steps_per_epoch(self) -> int:
         return math.ceil(self.num_examples / self.batch_items)
 
-    def items(self, step: int) -> Integers:
+    def items(self, step: int) -> Int64Array:
         """The items of update number `step`, from 0."""
         epoch, number = divmod(step, self.steps_per_epoch)
         places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_examples))
@@ -110,7 +108,7 @@ class TaskOrder:
         epoch, place = divmod(step, self.steps_per_epoch)
         return int(_mixed(self.steps_by_task, self.seed, epoch)[place])
 
-    def items(self, step: int) -> Integers:
+    def items(self, step: int) -> Int64Array:
         """The update's items: the next batch of its task."""
         epoch, place = divmod(step, self.steps_per_epoch)
         mixed_U = _mixed(self.steps_by_task, self.seed, epoch)
@@ -132,7 +130,7 @@ def _apportioned(batches: tuple[int, ...], smoothing: float) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4)
-def _mixed(counts: tuple[int, ...], seed: int, epoch: int) -> Integers:
+def _mixed(counts: tuple[int, ...], seed: int, epoch: int) -> Int64Array:
     """The task of each update of an epoch, (U,)."""
     total = sum(counts)
     slot_U = Draw(seed, "finetune").permuted("tasks", np.arange(total), size=total, epoch=epoch)

@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
@@ -159,11 +158,11 @@ class Finetuner(Trainer[TaskBatch]):
     def learning_rate(self, step: int) -> float:
         return self.recipe.optimisation.schedule.learning_rate(step, self.steps)
 
-    def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
+    def batch(self, task_trainer: TaskTrainer, items: Int64Array) -> TaskBatch:
         """The batch of these training items."""
         return task_trainer.prepared.train.features.batch(items)
 
-    def joined_batch(self, task_trainer: TaskTrainer, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
+    def joined_batch(self, task_trainer: TaskTrainer, parts: Sequence[Int64Array]) -> TaskBatch:
         """The batch of these training items, read as a whole."""
         return task_trainer.prepared.train.features.joined_batch(parts)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
 
 _NUCLEUS = 256
@@ -36,7 +36,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
 
-    def draw(self, logits_RV: Tensor, uniform_R: NDArray[np.float64]) -> Tensor:
+    def draw(self, logits_RV: Tensor, uniform_R: Float64Array) -> Tensor:
         """A token for every row, from a uniform number in [0, 1) for each: (R,).
 
         Args:

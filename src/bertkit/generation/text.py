@@ -13,9 +13,9 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.generation.causal import Limits, Prompt
 from bertkit.models.headed import HeadedModel
+from bertkit.models.scoring_rules import START_TOKENS
 from bertkit.text.tokenizer import Tokenizer
 
-_STARTS = ("<|endoftext|>", "<s>", "<bos>")
 _ENDS = ("<|endoftext|>", "</s>", "<eos>")
 
 
@@ -45,7 +45,7 @@ class PromptTokens:
         ends |= set(_ids(model.extras.get("eos_token_id"), tokenizer))
         ends |= {known for name in _ENDS if (known := tokenizer.id(name)) is not None}
         lone = start or _ids(model.extras.get("bos_token_id"), tokenizer)[:1]
-        lone = lone or tuple(known for name in _STARTS if (known := tokenizer.id(name)) is not None)[:1]
+        lone = lone or tuple(known for name in START_TOKENS if (known := tokenizer.id(name)) is not None)[:1]
         return cls(tokenizer, start, lone, frozenset(ends), model.encoder.max_tokens)
 
     def prompts(self, texts: Sequence[str], max_new_tokens: int, *, first: int = 0) -> tuple[list[Prompt], int]:

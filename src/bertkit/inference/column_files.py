@@ -1,7 +1,7 @@
 """Tagging of a file with words in columns: the same lines, with a tag added to each word's line.
 
 Tjong Kim Sang and De Meulder 2003, CoNLL, and its script conlleval: the predicted tag is the last column, after the
-columns of the file. Nivre et al. 2020, arXiv:2004.10643: CoNLL-U has a column for the part of speech. Sibling
+columns of the file. Nivre et al. 2020, arXiv:2004.10643: CoNLL-U has a column for the part of speech.
 """
 
 from __future__ import annotations
@@ -71,41 +71,35 @@ def column_sentences(lines: Iterable[tuple[int, str]], place: str, form: ColumnF
     count, document, marks_documents = 0, -1, False
     width = CONLLU_FIELDS if form == "conllu" else 0
 
-    def finished() -> ColumnSentence:
-        nonlocal held, places, words, count
+    def sentence() -> ColumnSentence:
         example = TaggedExample(str(count), tuple(words), None, document if marks_documents else count)
-        count += 1
-        sentence = ColumnSentence(form, tuple(held), tuple(places), example)
-        held, places, words = [], [], []
-        return sentence
+        return ColumnSentence(form, tuple(held), tuple(places), example if words else None)
 
     for number, line in lines:
-        if form == "conllu" and line.startswith("#"):
-            begins = line[1:].strip().startswith("newdoc")
-            marks_documents, document = marks_documents or begins, document + begins
+        is_comment = form == "conllu" and line.startswith("#")
+        if form == "conllu":
+            fields = line.split("\t") if line.strip() else []
+            begins = is_comment and line[1:].strip().startswith("newdoc")
+        else:
+            fields = fields_of(line)
+            begins = fields[:1] == [DOCUMENT_START]
+        if not fields:
             held.append(line)
+        if words and (not fields or (begins and not is_comment)):
+            yield sentence()
+            held, places, words = [], [], []
+            count += 1
+        marks_documents, document = marks_documents or begins, document + begins
+        if not fields:
             continue
-        fields = (line.split("\t") if line.strip() else []) if form == "conllu" else fields_of(line)
-        begins = form == "conll" and fields[:1] == [DOCUMENT_START]
-        if (not fields or begins) and words:
-            if not fields:
-                held.append(line)
-            yield finished()
-            if not fields:
-                continue
-        if not fields or begins:
-            marks_documents, document = marks_documents or begins, document + begins
-            held.append(line)
-            continue
-        width = width or len(fields)
-        check_columns(fields, width, f"{place}, line {number}")
-        if form == "conll" or fields[0].isdigit():
-            places.append(len(held))
-            words.append(fields[WORD if form == "conllu" else 0])
-            if not words[-1]:
-                raise DataError(f"{place}, line {number}: the first column is empty; put the word there")
+        if not (is_comment or begins):
+            width = width or len(fields)
+            check_columns(fields, width, f"{place}, line {number}")
+            if form == "conll" or fields[0].isdigit():
+                places.append(len(held))
+                words.append(fields[WORD if form == "conllu" else 0])
+                if not words[-1]:
+                    raise DataError(f"{place}, line {number}: the first column is empty; put the word there")
         held.append(line)
-    if words:
-        yield finished()
-    elif held:
-        yield ColumnSentence(form, tuple(held), (), None)
+    if held:
+        yield sentence()

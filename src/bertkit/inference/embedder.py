@@ -18,15 +18,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from bertkit.data.batch import PackedBatch
+from bertkit.arrays import Float32Array
+from bertkit.data.batch import PackedBatch, batches_by_length
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.independent_batches import (
     SEQUENCE_STEP,
     SMALLEST_BATCH,
     TOKEN_STEP,
-    batches_by_length,
     each_on_one_thread,
     even_batch_tokens,
     independent_batch,
@@ -41,7 +40,6 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
 
-Floats = NDArray[np.float32]
 Long = Literal["error", "cut", "window"]
 """What to do with a text that is longer than the model's maximum."""
 
@@ -194,7 +192,7 @@ class Embedder:
     def _sequence(self, ids: list[int], excess: int) -> TextSequence:
         return TextSequence(*self._encoder.single.fill(ids), max(0, excess))
 
-    def joined(self, parts: Sequence[Sequence[TextSequence]]) -> Floats:
+    def joined(self, parts: Sequence[Sequence[TextSequence]]) -> Float32Array:
         """The vector of each text from the vectors of its parts, (N, E): their mean, weighted by tokens.
 
         If the model's own vectors have unit length, the means are scaled to it too.
@@ -218,7 +216,7 @@ class Embedder:
             first += len(several)
         return found
 
-    def vectors(self, sequences: Sequence[TextSequence]) -> Floats:
+    def vectors(self, sequences: Sequence[TextSequence]) -> Float32Array:
         """The vector of each sequence, (N, E), in order; zeros for a sequence without tokens.
 
         On a CPU a vector is bit-identical for any number and kind of other sequences.
@@ -231,7 +229,7 @@ class Embedder:
         lengths = [len(sequences[number].ids) for number in real]
         chosen = [[real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(lengths))]
 
-        def computed(batch: Sequence[int]) -> Floats:
+        def computed(batch: Sequence[int]) -> Float32Array:
             return self._computed([sequences[number][:2] for number in batch])
 
         on_cpu = self._engine.device.type == "cpu"
@@ -243,7 +241,7 @@ class Embedder:
             raise DataError(f"{self.name}: its vectors contain NaN or infinite numbers; its weights are damaged{hint}")
         return found
 
-    def encode(self, texts: Sequence[str], *, long: Long = "cut") -> Floats:
+    def encode(self, texts: Sequence[str], *, long: Long = "cut") -> Float32Array:
         """The vector of each text, (N, E).
 
         Raises:
@@ -258,11 +256,11 @@ class Embedder:
             return most
         return min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
 
-    def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Floats:
+    def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Float32Array:
         ids, types = zip(*sequences, strict=True)
         packed: PackedBatch = independent_batch(ids, types, max_tokens=self.max_tokens).to(self._engine.device)
         with torch.inference_mode(), self._engine.autocast():
-            vectors: Floats = self._model(packed)[: len(sequences)].float().cpu().numpy()
+            vectors: Float32Array = self._model(packed)[: len(sequences)].float().cpu().numpy()
         return vectors
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
 from bertkit.metrics.tagging import conlleval_spans, split_tag
 from bertkit.tasks.base import Prediction
@@ -161,7 +161,7 @@ class EntityCollector:
 
     def _entity(self, label: str, start: int, end: int, share_WK: list[list[float]]) -> dict[str, Any]:
         """The score is the probability of the type, averaged over the words; prefixes of one type are summed."""
-        share_C: NDArray[np.float64] = (np.array(share_WK) @ self._type_KC).mean(axis=0)
+        share_C: Float64Array = (np.array(share_WK) @ self._type_KC).mean(axis=0)
         scores = {name: round(share, _DIGITS) for name, share in zip(self._types, share_C.tolist(), strict=True)}
         found = {"label": label, "start": start, "end": end, "text": self.raw.text[start:end], "score": scores[label]}
         if self._top is not None:

@@ -76,19 +76,6 @@ def filler_lengths(tokens: int, sequences: int, *, max_tokens: int) -> list[int]
     return [each + 1] * longer + [each] * (count - longer)
 
 
-def batches_by_length(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
-    """Indices of the sequences, longest first, in batches of at most `most_tokens` tokens."""
-    batches: list[list[int]] = []
-    tokens = 0
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if not batches or tokens + lengths[number] > most_tokens:
-            batches.append([])
-            tokens = 0
-        batches[-1].append(number)
-        tokens += lengths[number]
-    return batches
-
-
 def even_batch_tokens(lengths: Sequence[int], most_tokens: int, workers: int) -> int:
     """Tokens per batch at which `batches_by_length` makes equally many batches for each worker; at most `most_tokens`
     if no sequence is longer than half of that."""

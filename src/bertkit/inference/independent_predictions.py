@@ -13,10 +13,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.inference.independent_batches import (
     SMALLEST_BATCH,
@@ -49,7 +49,7 @@ def independent_outputs(
     most = min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
     batches = list(prediction_batches(features, most))
 
-    def computed(items: NDArray[np.int64]) -> list[NDArray[Any]]:
+    def computed(items: Int64Array) -> list[NDArray[Any]]:
         with torch.inference_mode():
             batch = filled(features.batch(items), model.encoder.max_tokens)
             hidden_TD = model(batch.packed)  # of all tokens: one token per sequence would be computed in other shapes

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import UsageError
 from bertkit.inference.embed_settings import EmbedSettings, VectorType
-
-Floats = NDArray[np.float32]
 
 STORED: dict[VectorType, Any] = {"float32": np.float32, "bf16": np.uint16, "int8": np.int8, "binary": np.uint8}
 """numpy's types for storage: numpy has no bfloat16, whose numbers are the upper halves of float32's."""
@@ -43,20 +42,20 @@ def stored_width(dtype: VectorType, width: int) -> int:
     return -(-width // 8) if dtype == "binary" else width
 
 
-def finished(vectors_NE: Floats, settings: EmbedSettings) -> Floats:
+def finished(vectors_NE: Float32Array, settings: EmbedSettings) -> Float32Array:
     """Truncated, then normalised; a vector of zeros stays one."""
     vectors_NE = vectors_NE[:, : settings.truncate]
     return normalised(vectors_NE) if settings.normalise else vectors_NE
 
 
-def normalised(vectors_NE: Floats) -> Floats:
+def normalised(vectors_NE: Float32Array) -> Float32Array:
     """Each vector scaled to unit length, except zeros."""
     squares_NE = np.square(vectors_NE, dtype=np.float64)
     length_N1 = np.sqrt(squares_NE.sum(axis=1, keepdims=True))
     return np.asarray(vectors_NE / np.maximum(length_N1, 1e-12), dtype=np.float32)
 
 
-def stored(vectors_NE: Floats, dtype: VectorType) -> NDArray[Any]:
+def stored(vectors_NE: Float32Array, dtype: VectorType) -> NDArray[Any]:
     """The numbers in stored form, (N, F).
 
     int8: scaled so that the greatest number of each vector is 127; this keeps the direction and loses the length.

@@ -11,6 +11,7 @@ Shapes: I texts, L labels, E width of the vectors.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -38,6 +39,8 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample, TextExample
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
 
 ENTAILMENT = "entailment"
 _LONGEST = 512
@@ -93,16 +96,32 @@ class EntailedLabels(ZeroShot):
         share_IL = np.exp(logit_IL - logit_IL.max(axis=1, keepdims=True))
         return share_IL / share_IL.sum(axis=1, keepdims=True), features.account
 
+    def _warn_of_cut(self, cut: int, count: int) -> None:
+        if cut:
+            pairs, most = count * len(self.names), self.encoder.max_tokens
+            log.warning("%d of %d pairs of a text and a label were cut to %d tokens", cut, pairs, most)
+
 
 @dataclass(frozen=True)
 class NearestLabels(ZeroShot):
-    """Labels chosen by the vectors of an embedder."""
+    """Labels chosen by the vectors of an embedder.
+
+    Attributes:
+        prompt: prefix of every text, and of every label's sentence.
+        lowercases: whether texts are lower-cased before they are tokenised.
+    """
+
+    prompt: str = ""
+    lowercases: bool = False
 
     def scores(
         self, texts: Sequence[TextExample], progress: Progress, label: str
     ) -> tuple[NDArray[Any], EncodedTokenCounts]:
-        found = [SentenceExample(each.id, (each.text,)) for each in texts]
-        found += [SentenceExample(name, (sentence,)) for name, sentence in zip(self.names, self.sentences, strict=True)]
+        whole = [self.prompt + text for text in (*(each.text for each in texts), *self.sentences)]
+        found = [
+            SentenceExample(str(number), (text.lower() if self.lowercases else text,))
+            for number, text in enumerate(whole)
+        ]
         features = self.task.encode(found, self.encoder)
         outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
         vectors = np.concatenate(outputs).astype(np.float64)
@@ -155,7 +174,8 @@ def zero_shot(
     model, _ = load_model(files, heads=(task.head,), new=(task.head,))
     tokenizer = load_tokenizer(files, offline=offline)
     check_vocabulary(model, tokenizer, source=name)
-    limit = min(load_sentence_model(directory).max_tokens, _LONGEST)
+    sentence_model = load_sentence_model(directory)
+    limit = min(sentence_model.max_tokens, _LONGEST)
     return NearestLabels(
         directory,
         "classification",
@@ -167,5 +187,7 @@ def zero_shot(
         FinetuneRecipe(name="zero-shot"),
         names=names,
         template=template or _SLOT,
+        prompt=sentence_model.prompt,
+        lowercases=sentence_model.lowercases,
         loader=loader,
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line
+from bertkit.openmp import usable_cores
 
 Value = TypeVar("Value")
 
@@ -134,15 +135,10 @@ def reply_of(job: Job, place: Place) -> Reply:
         return Reply(worker, bug=f"{type(bug).__name__}: {first_line(bug)}")
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def threads_of(jobs: int) -> int:
     """Threads per job for this many jobs at a time: OMP_NUM_THREADS, else an equal share of this machine's cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else max(1, cores() // jobs)
+    return int(given) if given.isdecimal() and int(given) > 0 else max(1, usable_cores() // jobs)
 
 
 @cache

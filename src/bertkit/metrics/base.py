@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 Scores = dict[str, float | None]
 """Fractions by name; None if the score is undefined on the data."""
 
-Floats = NDArray[np.float64]
 
 Values = Any
 """A list or an array with one item per example; see each metric for the items it takes."""
@@ -45,18 +44,10 @@ def check_aligned(predictions: Values, references: Values) -> None:
         raise DataError("a metric is undefined without examples; expected at least one prediction and its reference")
 
 
-def ratio(part: Any, whole: Any) -> Floats:
+def ratio(part: Any, whole: Any) -> Float64Array:
     """Elementwise quotient, 0 where the whole is 0, as scikit-learn, seqeval and conlleval define P, R and F1."""
     part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
     return np.asarray(np.where(whole == 0, 0.0, part / np.where(whole == 0, 1.0, whole)))
-
-
-def defined(value: float, name: str, why: str) -> float | None:
-    """The value, or None with a warning if it is not a finite number."""
-    if np.isfinite(value):
-        return float(value)
-    log.warning("%s is undefined: %s", name, why)
-    return None
 
 
 class Additive(ABC):
@@ -69,11 +60,11 @@ class Additive(ABC):
     name: str
 
     @abstractmethod
-    def rows(self, predictions: Values, references: Values) -> Floats:
+    def rows(self, predictions: Values, references: Values) -> Float64Array:
         """One row of K numbers per example, (N, K); takes the input of the metric's own function."""
 
     @abstractmethod
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         """The score of each total, (..., K) to (...); NaN if undefined. The number of examples is a column."""
 
     def score(self, predictions: Values, references: Values) -> float:
@@ -90,12 +81,12 @@ class MeanOf(Additive):
     """The mean over examples of one number each; subclasses define it."""
 
     @abstractmethod
-    def per_example(self, predictions: Values, references: Values) -> Floats:
+    def per_example(self, predictions: Values, references: Values) -> Float64Array:
         """The number of each example, (N,)."""
 
-    def rows(self, predictions: Values, references: Values) -> Floats:
+    def rows(self, predictions: Values, references: Values) -> Float64Array:
         each_N = np.asarray(self.per_example(predictions, references), dtype=float)
         return np.stack([each_N, np.ones_like(each_N)], axis=1)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(totals[..., 0], totals[..., 1])

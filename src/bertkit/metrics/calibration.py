@@ -10,18 +10,17 @@ Shapes: I examples, K labels.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 
 BINS = 15
 """Number of bins, as in the paper."""
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 0.1, 10.0
 _SMALLEST = np.finfo(np.float64).tiny
 
-Floats = NDArray[np.float64]
 
-
-def expected_calibration_error(probability_IK: Floats, label_I: NDArray[np.int64], *, bins: int = BINS) -> float:
+def expected_calibration_error(probability_IK: Float64Array, label_I: Int64Array, *, bins: int = BINS) -> float:
     """The mean over examples of |accuracy - confidence| of their bin, a fraction.
 
     The confidence is the greatest probability; a bin contains confidences above its lower end, up to its upper end.
@@ -33,7 +32,7 @@ def expected_calibration_error(probability_IK: Floats, label_I: NDArray[np.int64
     return float(np.abs(gap_b).sum() / label_I.size)
 
 
-def fit_temperature(probability_IK: Floats, label_I: NDArray[np.int64]) -> float:
+def fit_temperature(probability_IK: Float64Array, label_I: Int64Array) -> float:
     """The temperature with the least negative log-likelihood of the labels, between 0.1 and 10.
 
     Probabilities can replace logits, since their logarithms differ from these only by a constant per example.
@@ -50,14 +49,14 @@ def fit_temperature(probability_IK: Floats, label_I: NDArray[np.int64]) -> float
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x))
 
 
-def at_temperature(probability_IK: Floats, temperature: float) -> Floats:
+def at_temperature(probability_IK: Float64Array, temperature: float) -> Float64Array:
     """The probabilities of the logits divided by a temperature."""
     log_IK = np.log(np.maximum(probability_IK, _SMALLEST)) / temperature
     scaled_IK = np.exp(log_IK - log_IK.max(axis=1, keepdims=True))
     return np.asarray(scaled_IK / scaled_IK.sum(axis=1, keepdims=True))
 
 
-def best_threshold(probability_I: Floats, holds_I: NDArray[np.bool_]) -> float:
+def best_threshold(probability_I: Float64Array, holds_I: BoolArray) -> float:
     """The threshold on a label's probability with the best F1; if tied, the one nearest to one half.
 
     Candidates are halfway between neighbouring probabilities, so a threshold does not depend on a single example.

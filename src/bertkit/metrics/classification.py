@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Additive, Floats, MeanOf, Scores, check_aligned, ratio
+from bertkit.metrics.base import Additive, MeanOf, Scores, check_aligned, ratio
 
 Labels = Sequence[int] | Sequence[str] | NDArray[Any]
 
@@ -59,7 +60,7 @@ class Accuracy(MeanOf):
 
     name = "accuracy"
 
-    def per_example(self, predictions: Labels, references: Labels) -> Floats:
+    def per_example(self, predictions: Labels, references: Labels) -> Float64Array:
         prediction_N, reference_N = paired_labels(predictions, references)
         return np.asarray(prediction_N == reference_N, dtype=float)
 
@@ -73,13 +74,13 @@ class BinaryF1(Additive):
         """`positive` is the class; for labels that are text, the number 1 means the text "1"."""
         self.positive = positive
 
-    def rows(self, predictions: Labels, references: Labels) -> Floats:
+    def rows(self, predictions: Labels, references: Labels) -> Float64Array:
         prediction_N, reference_N = paired_labels(predictions, references)
         positive = str(self.positive) if prediction_N.dtype.kind == "U" else self.positive
         predicted_N, gold_N = prediction_N == positive, reference_N == positive
         return np.stack([predicted_N & gold_N, predicted_N, gold_N], axis=1).astype(float)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
@@ -90,7 +91,7 @@ class ClassCounts(Additive):
         """`classes` to average over; by default all that occur among predictions or references."""
         self.classes = classes
 
-    def rows(self, predictions: Labels, references: Labels) -> Floats:
+    def rows(self, predictions: Labels, references: Labels) -> Float64Array:
         prediction_N, reference_N = paired_labels(predictions, references)
         if self.classes is None:
             class_C: NDArray[Any] = np.union1d(prediction_N, reference_N)
@@ -101,7 +102,7 @@ class ClassCounts(Additive):
         return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC, one_N1], axis=1).astype(float)
 
     @staticmethod
-    def counts(totals: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    def counts(totals: Float64Array) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
         """Correct, predicted and true counts per class, (..., C), and the number of examples, (...)."""
         right_C, predicted_C, gold_C = np.split(totals[..., :-1], 3, axis=-1)
         return right_C, predicted_C, gold_C, totals[..., -1]
@@ -112,7 +113,7 @@ class MacroF1(ClassCounts):
 
     name = "macro_f1"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C, _ = self.counts(totals)
         f1_C = ratio(2 * right_C, predicted_C + gold_C)
         if self.classes is not None:
@@ -127,7 +128,7 @@ class MicroF1(ClassCounts):
 
     name = "micro_f1"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C, _ = self.counts(totals)
         return ratio(2 * right_C.sum(axis=-1), (predicted_C + gold_C).sum(axis=-1))
 
@@ -141,7 +142,7 @@ class Matthews(ClassCounts):
 
     name = "matthews_correlation"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C, count = self.counts(totals)
         covariance = right_C.sum(axis=-1) * count - (predicted_C * gold_C).sum(axis=-1)
         spread_guessed = count**2 - (predicted_C**2).sum(axis=-1)
@@ -179,7 +180,7 @@ LabelSets = Sequence[Collection[Any]] | NDArray[Any]
 
 def indicators(
     predictions: LabelSets, references: LabelSets, labels: Sequence[Any] | None = None
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+) -> tuple[BoolArray, BoolArray]:
     """The labels of each example, (N, C) twice, from collections of labels or from arrays of zeros and ones.
 
     Raises:
@@ -217,7 +218,7 @@ class MultiLabel(Additive):
     def __init__(self, labels: Sequence[Any] | None = None) -> None:
         self.labels = labels
 
-    def rows(self, predictions: LabelSets, references: LabelSets) -> Floats:
+    def rows(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
         predicted_NC, gold_NC = indicators(predictions, references, self.labels)
         return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC], axis=1).astype(float)
 
@@ -227,7 +228,7 @@ class MultiLabelMicroF1(MultiLabel):
 
     name = "micro_f1"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C = np.split(totals, 3, axis=-1)
         return ratio(2 * right_C.sum(axis=-1), (predicted_C + gold_C).sum(axis=-1))
 
@@ -241,13 +242,13 @@ class MultiLabelMacroF1(MultiLabel):
 
     name = "macro_f1"
 
-    def rows(self, predictions: LabelSets, references: LabelSets) -> Floats:
+    def rows(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
         row_NK = super().rows(predictions, references)
         _, predicted_NC, gold_NC = np.split(row_NK, 3, axis=1)
         occurs_C = (predicted_NC + gold_NC).any(axis=0)
         return np.concatenate([row_NK, np.broadcast_to(occurs_C, gold_NC.shape)], axis=1)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C, occurs_C = np.split(totals, 4, axis=-1)
         f1_C = ratio(2 * right_C, predicted_C + gold_C)
         counted_C = (predicted_C + gold_C > 0) | (occurs_C == 0)
@@ -262,7 +263,7 @@ class SubsetAccuracy(MeanOf):
     def __init__(self, labels: Sequence[Any] | None = None) -> None:
         self.labels = labels
 
-    def per_example(self, predictions: LabelSets, references: LabelSets) -> Floats:
+    def per_example(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
         predicted_NC, gold_NC = indicators(predictions, references, self.labels)
         return np.asarray((predicted_NC == gold_NC).all(axis=1), dtype=float)
 

@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Additive, Floats, Scores, check_aligned, defined
+from bertkit.metrics.base import Additive, Scores, check_aligned, log
 
 Numbers = Sequence[float] | NDArray[Any]
 
-_CONSTANT = "the predictions or the references are constant, or not all finite"
 
-
-def _numbers(values: Numbers, whose: str) -> Floats:
+def _numbers(values: Numbers, whose: str) -> Float64Array:
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError) as error:
@@ -34,7 +33,7 @@ def _numbers(values: Numbers, whose: str) -> Floats:
     return array
 
 
-def _standardised(value_N: Floats) -> Floats:
+def _standardised(value_N: Float64Array) -> Float64Array:
     """Deviations from the mean, at unit length; NaN throughout where values are constant or not finite.
 
     Values are scaled by the largest deviation before squaring, so neither 1e-200 nor 1e200 is lost. Constancy is tested
@@ -48,7 +47,7 @@ def _standardised(value_N: Floats) -> Floats:
     return np.asarray(value_N / np.linalg.norm(value_N))
 
 
-def correlation(prediction_N: Floats, reference_N: Floats) -> float:
+def correlation(prediction_N: Float64Array, reference_N: Float64Array) -> float:
     """Pearson's r in [-1, 1], or NaN if undefined."""
     r = float(_standardised(prediction_N) @ _standardised(reference_N))
     return r if np.isnan(r) else min(1.0, max(-1.0, r))
@@ -59,13 +58,13 @@ class Pearson(Additive):
 
     name = "pearson"
 
-    def rows(self, predictions: Numbers, references: Numbers) -> Floats:
+    def rows(self, predictions: Numbers, references: Numbers) -> Float64Array:
         scale = np.sqrt(len(references))
         x_N = _standardised(_numbers(predictions, "predictions")) * scale
         y_N = _standardised(_numbers(references, "references")) * scale
         return np.stack([np.ones_like(x_N), x_N, y_N, x_N * x_N, y_N * y_N, x_N * y_N], axis=1)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         count, x, y, xx, yy, xy = np.moveaxis(totals, -1, 0)
         spread_x, spread_y = xx - x * x / count, yy - y * y / count
         # A resample may contain only one distinct example: the remaining spread is then rounding.
@@ -82,7 +81,7 @@ def pearson(predictions: Numbers, references: Numbers) -> Scores:
     """
     check_aligned(predictions, references)
     value = correlation(_numbers(predictions, "predictions"), _numbers(references, "references"))
-    return {"pearson": defined(value, "pearson", _CONSTANT)}
+    return {"pearson": _or_none(value, "pearson")}
 
 
 def spearman_value(predictions: Numbers, references: Numbers) -> float:
@@ -100,7 +99,14 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
     Raises:
         DataError: the lists are empty, of unequal length or not numbers.
     """
-    return {"spearman": defined(spearman_value(predictions, references), "spearman", _CONSTANT)}
+    return {"spearman": _or_none(spearman_value(predictions, references), "spearman")}
+
+
+def _or_none(value: float, name: str) -> float | None:
+    if np.isfinite(value):
+        return float(value)
+    log.warning("%s is undefined: the predictions or the references are constant, or not all finite", name)
+    return None
 
 
 class MeanSquaredError(Additive):
@@ -108,11 +114,11 @@ class MeanSquaredError(Additive):
 
     name = "mean_squared_error"
 
-    def rows(self, predictions: Numbers, references: Numbers) -> Floats:
+    def rows(self, predictions: Numbers, references: Numbers) -> Float64Array:
         difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
         return np.stack([difference_N**2, np.ones_like(difference_N)], axis=1)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return totals[..., 0] / totals[..., 1]
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Floats, MeanOf, Scores, log
+from bertkit.metrics.base import MeanOf, Scores, log
 
 Texts = Mapping[str, str]
 Answers = Mapping[str, Sequence[str]]
@@ -87,7 +88,7 @@ class AnswerScore(MeanOf):
     ) -> None:
         self.name, self.score_of, self.accepted = name, score, accepted
 
-    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Floats:
+    def per_example(self, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Float64Array:
         pairs = zip(predictions, map(self.accepted, references), strict=True)
         return np.array([best_over(self.score_of, *pair) for pair in pairs])
 
@@ -199,7 +200,9 @@ def choose_null_threshold(
     return threshold, float(emptied_Q.sum() + gained[cut]) / len(references)
 
 
-def _official_threshold(score_Q: Floats, odds_Q: Floats, answerable_Q: Any, empty_Q: Any) -> tuple[float, float]:
+def _official_threshold(
+    score_Q: Float64Array, odds_Q: Float64Array, answerable_Q: Any, empty_Q: Any
+) -> tuple[float, float]:
     """The script's search: starting from "all empty", admit predictions by rising odds; the first best, and its odds.
 
     An unanswerable question costs 1 if a text is admitted. If "all empty" is best, the script's threshold is 0.
@@ -212,7 +215,7 @@ def _official_threshold(score_Q: Floats, odds_Q: Floats, answerable_Q: Any, empt
     return float((~answerable_Q).sum() + gained[cut]) / len(score_Q), threshold
 
 
-def _raw_v2(predictions: Texts, references: Answers) -> tuple[Floats, Floats, Any]:
+def _raw_v2(predictions: Texts, references: Answers) -> tuple[Float64Array, Float64Array, Any]:
     """Exact match, F1 and answerability, in the order of `references`, (Q,) each."""
     missing = [question for question in references if question not in predictions]
     if missing:
@@ -222,7 +225,7 @@ def _raw_v2(predictions: Texts, references: Answers) -> tuple[Floats, Floats, An
     return EXACT_V2.per_example(texts, answers), F1_V2.per_example(texts, answers), answerable_Q
 
 
-def _values_of(numbers: Mapping[str, float], questions: Mapping[str, Any]) -> Floats:
+def _values_of(numbers: Mapping[str, float], questions: Mapping[str, Any]) -> Float64Array:
     missing = [question for question in questions if question not in numbers]
     if missing:
         raise DataError("{} of {} questions have no odds of no answer, such as {}".format(*_shown(missing, questions)))

@@ -19,12 +19,14 @@ from operator import eq
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError, UsageError
-from bertkit.metrics.base import Additive, Floats, check_aligned, log
+from bertkit.metrics.base import Additive, check_aligned, log
 
+DEVIATIONS_OF_95 = 1.959963984540054
+"""Half-width, in standard deviations, of the central 95% of a normal distribution."""
 _CELLS_AT_ONCE = 4_000_000
 """Number of counts drawn at once: 32 MB."""
 
@@ -304,7 +306,7 @@ def _by_totals(
     metric: Additive,
     resamples: int,
     generator: np.random.Generator,
-) -> tuple[Floats, Floats]:
+) -> tuple[Float64Array, Float64Array]:
     """Scores on all examples (2,) and on each resample (R, 2), from the totals of rows.
 
     Equal rows are interchangeable, so a resample is a multinomial draw of how often each distinct row occurs; accuracy
@@ -316,7 +318,7 @@ def _by_totals(
     row_UM, times_U = np.unique(np.concatenate([row_NK, row_NL], axis=1), axis=0, return_counts=True)
     share_U = times_U / times_U.sum()
 
-    def scores(total_RM: Floats) -> Floats:
+    def scores(total_RM: Float64Array) -> Float64Array:
         return np.stack([metric.value(total_RM[:, :width]), metric.value(total_RM[:, width:])], axis=1)
 
     at_once = max(1, _CELLS_AT_ONCE // len(times_U))
@@ -334,11 +336,11 @@ def _by_calls(
     metric: Score,
     resamples: int,
     generator: np.random.Generator,
-) -> tuple[Floats, Floats]:
+) -> tuple[Float64Array, Float64Array]:
     """As `_by_totals`, by calling the metric on every resample."""
     lists = (predictions_a, predictions_b, references)
 
-    def scores(index_N: NDArray[np.int64]) -> list[float]:
+    def scores(index_N: Int64Array) -> list[float]:
         a, b, gold = ([each[i] for i in index_N.tolist()] for each in lists)
         return [np.nan if (score := metric(guess, gold)) is None else float(score) for guess in (a, b)]
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Additive, Floats, Scores, check_aligned, ratio
+from bertkit.metrics.base import Additive, Scores, check_aligned, ratio
 
 Tags = Sequence[str]
 
@@ -112,7 +113,7 @@ class ChunkF1(Additive):
         """`spans` reads a sentence's chunks from its tags."""
         self.spans = spans
 
-    def rows(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> Floats:
+    def rows(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> Float64Array:
         check_sentences(predictions, references)
         counts = []
         for predicted_tags, gold_tags in zip(predictions, references, strict=True):
@@ -120,7 +121,7 @@ class ChunkF1(Additive):
             counts.append((len(predicted & gold), len(predicted), len(gold)))
         return np.array(counts, dtype=float)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
     def precision_recall_f1(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> tuple[float, ...]:
@@ -135,7 +136,7 @@ class ChunkPrecision(ChunkF1):
 
     name = "precision"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(totals[..., 0], totals[..., 1])
 
 
@@ -144,7 +145,7 @@ class ChunkRecall(ChunkF1):
 
     name = "recall"
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(totals[..., 0], totals[..., 2])
 
 
@@ -153,12 +154,12 @@ class TagAccuracy(Additive):
 
     name = "accuracy"
 
-    def rows(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> Floats:
+    def rows(self, predictions: Sequence[Tags], references: Sequence[Tags]) -> Float64Array:
         check_sentences(predictions, references)
         pairs = zip(predictions, references, strict=True)
         return np.array([[sum(map(str.__eq__, guess, gold)), len(gold)] for guess, gold in pairs], dtype=float)
 
-    def value(self, totals: Floats) -> Floats:
+    def value(self, totals: Float64Array) -> Float64Array:
         return ratio(totals[..., 0], totals[..., 1])
 
 

@@ -57,16 +57,6 @@ def causal(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def sliding_window(each_side: int) -> Visible:
-    """Tokens attend to this many tokens on either side: Beltagy et al. 2020, Longformer, arXiv:2004.05150, 3.1."""
-
-    def near(length: int, device: torch.device) -> Tensor:
-        position_S = torch.arange(length, device=device)
-        return (position_S[:, None] - position_S[None, :]).abs() <= each_side
-
-    return near
-
-
 class _Regroup(torch.autograd.Function):
     """Permute rows; backward gathers by the inverse index, which is faster than adding by index.
 
@@ -470,12 +460,16 @@ class SelfAttention(nn.Module):
 
         Points, each (T, N, H): `hook_q`, `hook_k`, `hook_v`, and `hook_z`, the heads' outputs.
         """
+        return self._to_output(scope.tap("hook_z", mix(*self.queries_keys_values(hidden_TD, scope))), index_M)
+
+    def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, N, H) each."""
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
         query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
         key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
         value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
-        return self._to_output(scope.tap("hook_z", mix(query_TNH, key_TNH, value_TNH)), index_M)
+        return query_TNH, key_TNH, value_TNH
 
     def _to_output(self, mixed_TNH: Tensor, index_M: Tensor | None) -> Tensor:
         """The heads' outputs through the output projection, (T, D), or (M, D) of these tokens."""

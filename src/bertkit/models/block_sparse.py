@@ -17,10 +17,10 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.arrays import Int64Array
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention import attend_explicitly, from_blocks, fused_attention, in_blocks, scaled_scores
 from bertkit.models.recorder import Scope
@@ -57,7 +57,7 @@ class BlockPattern:
         share_of_global = 2 * self.size / length
         return share_of_global * length + (1 - share_of_global) * (_ALWAYS + self.random) * self.size
 
-    def slots(self, blocks: int) -> NDArray[np.int64]:
+    def slots(self, blocks: int) -> Int64Array:
         """The blocks that each block attends to, (N, C, K), in a sequence of this many blocks. Blocks that attend to
         all have no slots, unless the sequence is short enough for full attention."""
         if blocks <= self.whole_blocks:
@@ -76,14 +76,14 @@ class BlockPattern:
 
 
 @lru_cache(maxsize=256)
-def _drawn_blocks(layer: int, heads: int, blocks: int, number: int) -> NDArray[np.int64]:
+def _drawn_blocks(layer: int, heads: int, blocks: int, number: int) -> Int64Array:
     """The random blocks of each block except the first and the last, (N, C - 2, number): never these two, itself or
     its neighbours, and none twice."""
     generator = np.random.Generator(np.random.Philox(key=[layer, blocks]))
     drawn = generator.random((heads, blocks - 2, blocks))
     middle, every = np.arange(1, blocks - 1)[:, None], np.arange(blocks)
     seen_anyway = (abs(middle - every) <= 1) | (every == 0) | (every == blocks - 1)
-    found: NDArray[np.int64] = np.where(seen_anyway, 2.0, drawn).argsort(axis=-1, kind="stable")[..., :number]
+    found: Int64Array = np.where(seen_anyway, 2.0, drawn).argsort(axis=-1, kind="stable")[..., :number]
     return found
 
 

@@ -15,7 +15,6 @@ Shapes: V vocabulary, E width of the embeddings, P rows of the position table.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,15 +24,13 @@ from torch import Tensor
 
 from bertkit.errors import UsageError
 from bertkit.models.bart import UNREAD_ROWS
-from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.pruning import prune_like
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.vocabulary_mapping import VocabularyMapping, map_vocabulary
 
 log = logging.getLogger(__name__)
-
-_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
@@ -58,10 +55,10 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
     source = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in grown.named_parameters():
-            layer = _LAYER.match(name)
+            layer = LAYER_NAME.match(name)
             origin = name
             if layer is not None:
-                origin = _LAYER.sub(f"encoder.layers.{int(layer[1]) % before}.", name)
+                origin = LAYER_NAME.sub(f"encoder.layers.{int(layer[1]) % before}.", name)
             if origin not in source or source[origin].shape != parameter.shape:
                 raise UsageError(
                     f"model.family {config.model_type!r} cannot be stacked: {name} has no counterpart in the shallow"

@@ -8,7 +8,7 @@ Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.random import derived_seed
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import NORMS, Activation
 from bertkit.models.recorder import Recorder
@@ -32,6 +33,8 @@ _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
 LARGEST_SIZES = {"_layers": 512, "_num": 512, "_networks": 64, "_size": 1 << 17, "_width": 1 << 17}
 """The largest value of a field with this ending, several times that of any published model. They are checked before
 anything is built, since the sizes in a config.json or a recipe cost time and memory even without weights."""
+LAYER_NAME = re.compile(r"^encoder\.layers\.(\d+)\.")
+"""The beginning of the names of a layer's parameters, with the layer's number."""
 LARGEST_SIZE = 1 << 24
 """The largest value of any other field, and of the vocabulary size."""
 
@@ -384,6 +387,5 @@ def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Col
             elif kind == "bias":
                 parameter.zero_()
             else:
-                digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-                generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+                generator = torch.Generator(parameter.device).manual_seed(derived_seed(seed, name) >> 1)
                 config.draw(name, parameter, generator)

@@ -255,12 +255,7 @@ class GptBertAttention(SharedPositions):
         """
         gated_TD = hidden_TD if index_M is None else hidden_TD.index_select(0, index_M)
         gate_TD = scope.tap("hook_gate", gelu(self.gate(gated_TD)))
-        heads_TNH = (hidden_TD.shape[0], self.heads, -1)
-        query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
-        query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
-        key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
-        value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
-        mixed_TNH = mix(query_TNH, key_TNH, value_TNH)
+        mixed_TNH = mix(*self.queries_keys_values(hidden_TD, scope))
         selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
         normed_TD = self.norm(selected_TNH.flatten(1) * gate_TD)
         z_TNH = scope.tap("hook_z", normed_TD.view(selected_TNH.shape))

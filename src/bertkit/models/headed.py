@@ -12,7 +12,6 @@ Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.random import derived_seed
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
@@ -33,7 +33,7 @@ POOLER = "pooler"
 SCORING_RULE = "scoring_rule"
 """Key of config.json: the rule of `bertkit.models.scoring_rules` that matches how the vocabulary head was trained, if
 the heads do not determine it. It is one of a model's `extras`."""
-_COMPANIONS = "companions."
+COMPANIONS = "companions."
 
 
 class HeadedModel(nn.Module):
@@ -91,12 +91,12 @@ class HeadedModel(nn.Module):
 
     def unshared(self, name: str) -> dict[str, nn.Parameter]:
         """A companion's parameters that it does not share with this model, by its own names."""
-        own = {id(parameter) for key, parameter in self.named_parameters() if not key.startswith(_COMPANIONS)}
+        own = {id(parameter) for key, parameter in self.named_parameters() if not key.startswith(COMPANIONS)}
         return {key: each for key, each in self.companions[name].named_parameters() if id(each) not in own}
 
     def own_state_dict(self) -> dict[str, Tensor]:
         """The weights by name, without those that only companions have."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_COMPANIONS)}
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(COMPANIONS)}
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
         """Draw weights by the family's rules: those of the parameters named in `only`, or all if it is None."""
@@ -108,8 +108,7 @@ class HeadedModel(nn.Module):
     def initialise_companions(self, seed: int) -> None:
         """Draw the companions' weights that are not shared with the model, by their own families' rules."""
         for name, companion in self.named_companions().items():
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            companion.initialise(int.from_bytes(digest[:8], "little"), only=set(self.unshared(name)))
+            companion.initialise(derived_seed(seed, name), only=set(self.unshared(name)))
             if companion.encoder is not self.encoder:
                 companion.encoder.finish_initialisation()
 

@@ -74,11 +74,6 @@ GENERATION_FILE = "generation_config.json"
 """File in which transformers 5 stores the first tokens of a target."""
 
 
-def hub_names(model: HeadedModel) -> dict[str, str]:
-    """The Hub's name of each of the model's modules."""
-    return dict(model.hub_form().names)
-
-
 def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The contents of config.json."""
     config = model.encoder.config
@@ -98,11 +93,16 @@ def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, An
     return {**contents, **model.encoder.to_hub(), **pruned_to_hub(model.encoder)}
 
 
+def write_config(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
+    """Write config.json."""
+    text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
+    (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
 def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
     """Write config.json, model.safetensors and the tokenizer's files. Equal weights give byte-identical files."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
-    (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    write_config(model, tokenizer, directory)
     state = {name: tensor.detach().cpu() for name, tensor in model.own_state_dict().items()}
     # Copies are cloned: safetensors refuses tensors that share memory.
     form = model.hub_form()

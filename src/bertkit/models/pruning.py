@@ -16,7 +16,6 @@ Shapes: N heads of a layer, H head width.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.attention import SelfAttention
 from bertkit.models.bigbird import BigBirdAttention
 from bertkit.models.disentangled import KeysWithoutBias
-from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
 from bertkit.models.gpt_bert import GptBertAttention
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.mosaicbert import MosaicBertLayer
@@ -41,7 +40,6 @@ HeadChoice = Mapping[int, Collection[int]]
 HeadNumbers = Sequence[Sequence[int]]
 """The heads that each layer has, by their numbers in the unpruned model, from 0."""
 
-_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 _OTHERWISE = "method.magnitude sets single weights of any family to 0"
 
 
@@ -224,8 +222,8 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
         prune_heads(smaller, {number: gone[old] for number, old in enumerate(kept) if old in gone})
     source = dict(model.named_parameters())
     for name, parameter in smaller.named_parameters():
-        number = _LAYER.match(name)
-        origin = name if number is None else _LAYER.sub(f"encoder.layers.{kept[int(number[1])]}.", name)
+        number = LAYER_NAME.match(name)
+        origin = name if number is None else LAYER_NAME.sub(f"encoder.layers.{kept[int(number[1])]}.", name)
         parameter.copy_(source[origin])
     return smaller.train(model.training)
 

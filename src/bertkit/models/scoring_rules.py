@@ -29,19 +29,16 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Float32Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.token_predictors import EnergyPredictor, QueryStreamPredictor, TokenPredictor
 from bertkit.text.tokenizer import Tokenizer
 
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
-
 _CPU = torch.device("cpu")
-_STARTS = ("<|endoftext|>", "<s>", "<bos>")
+START_TOKENS = ("<|endoftext|>", "<s>", "<bos>")
 """First tokens of texts in training, for causal models without a [CLS]."""
 
 
@@ -49,18 +46,18 @@ _STARTS = ("<|endoftext|>", "<s>", "<bos>")
 class EncodedTexts:
     """Texts of one length: their ids, the number of each token's word, and the first scored token of each text."""
 
-    ids_KN: Int64s
-    word_KN: Int64s
-    first_K: Int64s
+    ids_KN: Int64Array
+    word_KN: Int64Array
+    first_K: Int64Array
 
 
 @dataclass(frozen=True)
 class Copies:
     """Copies of texts as the model reads them, with the positions to predict at and the ids of the predicted tokens."""
 
-    ids_RL: Int64s
-    position_RM: Int64s
-    target_RM: Int64s
+    ids_RL: Int64Array
+    position_RM: Int64Array
+    target_RM: Int64Array
 
 
 class ScoringRule(ABC):
@@ -98,14 +95,14 @@ class ScoringRule(ABC):
         return 0
 
     @abstractmethod
-    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+    def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         """The copies with these numbers, counted from 0 over all texts, in the order of texts and tokens."""
 
-    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+    def scored_copies(self, texts: EncodedTexts) -> Int64Array:
         """The numbers of the copies that are needed, in order; here, the one copy of each text."""
         return np.arange(len(texts.ids_KN))
 
-    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+    def per_text(self, texts: EncodedTexts, log_p_C: Float32Array) -> list[Float32Array]:
         """The scores of each text's tokens from `first_K` on, taken from those of all its copies."""
         log_p_KN = log_p_C.reshape(len(texts.ids_KN), -1)
         unscored = texts.ids_KN.shape[1] - log_p_KN.shape[1]
@@ -132,7 +129,7 @@ class MaskedRule(ScoringRule):
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor:
         return TokenPredictor(model, self.head, device=device)
 
-    def around(self, ids_RN: Int64s) -> Int64s:
+    def around(self, ids_RN: Int64Array) -> Int64Array:
         """Texts with the special tokens around, (R, L)."""
         ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
         ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
@@ -143,16 +140,16 @@ class MaskedRule(ScoringRule):
         found: list[int] = self.around(np.array([ids], dtype=np.int64))[0].tolist()
         return found
 
-    def scored_copies(self, texts: EncodedTexts) -> Int64s:
+    def scored_copies(self, texts: EncodedTexts) -> Int64Array:
         count, length = texts.ids_KN.shape
         token_C = np.tile(np.arange(length), count)
         return np.flatnonzero(token_C >= np.repeat(texts.first_K, length))
 
-    def per_text(self, texts: EncodedTexts, log_p_C: Floats) -> list[Floats]:
+    def per_text(self, texts: EncodedTexts, log_p_C: Float32Array) -> list[Float32Array]:
         ends_K = np.cumsum(texts.ids_KN.shape[1] - texts.first_K)
         return np.split(log_p_C, ends_K[:-1])
 
-    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+    def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         text_R, token_R = np.divmod(copy_R, texts.ids_KN.shape[1])
         ids_RN, word_RN = texts.ids_KN[text_R], texts.word_KN[text_R]
         masked_RN = np.where(self.masked(word_RN, token_R), self.tokenizer.mask_id, ids_RN)
@@ -160,7 +157,7 @@ class MaskedRule(ScoringRule):
         return Copies(self.around(masked_RN), token_R1 + self.offset, np.take_along_axis(ids_RN, token_R1, axis=1))
 
     @abstractmethod
-    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+    def masked(self, word_RN: Int64Array, token_R: Int64Array) -> BoolArray:
         """Which tokens of each copy are masked to predict its token `token_R`, (R, N)."""
 
 
@@ -170,7 +167,7 @@ class SingleMaskRule(MaskedRule):
     name = "original"
     statement = "each token masked in turn, alone (Salazar et al. 2020)"
 
-    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+    def masked(self, word_RN: Int64Array, token_R: Int64Array) -> BoolArray:
         return np.asarray(np.arange(word_RN.shape[1]) == token_R[:, None])
 
 
@@ -203,7 +200,7 @@ class QueryStream(SingleMaskRule):
             model, self.head, mask_id=self.tokenizer.mask_id, special_ids=special_ids, device=device
         )
 
-    def around(self, ids_RN: Int64s) -> Int64s:
+    def around(self, ids_RN: Int64Array) -> Int64Array:
         ids_RL = np.pad(ids_RN, ((0, 0), (0, 2)))
         ids_RL[:, -2], ids_RL[:, -1] = self.tokenizer.sep_id, self.tokenizer.cls_id
         return ids_RL
@@ -219,7 +216,7 @@ class WithinWordLeftToRight(MaskedRule):
     statement = "each token masked in turn, together with the later tokens of its word (Kauf and Ivanova 2023)"
     needs_words = True
 
-    def masked(self, word_RN: Int64s, token_R: Int64s) -> NDArray[np.bool_]:
+    def masked(self, word_RN: Int64Array, token_R: Int64Array) -> BoolArray:
         own_word_R1 = np.take_along_axis(word_RN, token_R[:, None], axis=1)
         return np.asarray((word_RN == own_word_R1) & (np.arange(word_RN.shape[1]) >= token_R[:, None]))
 
@@ -240,7 +237,7 @@ class LeftToRight(ScoringRule):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        known = [tokenizer.start_id] if tokenizer.start_id is not None else map(tokenizer.id, _STARTS)
+        known = [tokenizer.start_id] if tokenizer.start_id is not None else map(tokenizer.id, START_TOKENS)
         self.before = [start_id for start_id in known if start_id is not None][:1]
 
     @property
@@ -251,7 +248,7 @@ class LeftToRight(ScoringRule):
     def unscored_tokens(self) -> int:
         return 1 - len(self.before)
 
-    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+    def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         start_R1 = np.tile(np.array(self.before, dtype=np.int64), (copy_R.size, 1))
         ids_RL = np.concatenate([start_R1, texts.ids_KN[copy_R]], axis=1)
         # The state of each token predicts the next one; the last one predicts nothing.
@@ -290,7 +287,7 @@ class Energy(ScoringRule):
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> EnergyPredictor:
         return EnergyPredictor(model, self.head, device=device)
 
-    def copies(self, texts: EncodedTexts, copy_R: Int64s) -> Copies:
+    def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         ids_RN = texts.ids_KN[copy_R]
         ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
         ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id

@@ -20,11 +20,11 @@ import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
@@ -85,7 +85,7 @@ class Denoising(DocumentRecovery):
             sides.append(Sides(self._infilled(source, vocabulary, draw, at), ids_S, place_S))
         return self.paired(samples, vocabulary, sides)
 
-    def _infilled(self, ids_S: Integers, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Integers:
+    def _infilled(self, ids_S: Int64Array, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Int64Array:
         """The text with each span of words replaced by a mask, and masks inserted for spans of length 0."""
         starts_word_S = vocabulary.word_start_V[ids_S].copy()
         starts_word_S[:1] = True
@@ -105,7 +105,7 @@ class Denoising(DocumentRecovery):
         gap_K = draw.integers("denoising/gap", source.size + 1, **at, position=np.arange(inserted))
         return np.insert(source, np.sort(gap_K), vocabulary.mask_id)
 
-    def span_lengths(self, words: int, draw: Draw, at: dict[str, Any]) -> Integers:
+    def span_lengths(self, words: int, draw: Draw, at: dict[str, Any]) -> Int64Array:
         """Lengths of spans, (K,), that add up to `words`; the last is cut."""
         drawn = np.zeros(0, dtype=np.int64)
         chance = np.cumsum(_poisson(self.mean_span))
@@ -118,7 +118,7 @@ class Denoising(DocumentRecovery):
         return kept
 
 
-def sentence_order(sentence_S: Integers, draw: Draw, at: dict[str, Any]) -> Integers:
+def sentence_order(sentence_S: Int64Array, draw: Draw, at: dict[str, Any]) -> Int64Array:
     """An order of tokens, (S,), in which sentences are shuffled and each keeps its tokens' order.
 
     Args:
@@ -132,7 +132,7 @@ def sentence_order(sentence_S: Integers, draw: Draw, at: dict[str, Any]) -> Inte
     return np.argsort(key[number_S], kind="stable") if count else number_S
 
 
-def _poisson(mean: float) -> NDArray[np.float64]:
+def _poisson(mean: float) -> Float64Array:
     """The probability of each length."""
     length = np.arange(_LONGEST)
     log_factorial = np.array([math.lgamma(each + 1) for each in length])

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr, model_validator
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
@@ -43,13 +43,13 @@ from bertkit.text.tokenizer import Tokenizer
 class CorpusFrequencies:
     """How often each token occurs in the corpus, as the upper end of its interval for a uniform number."""
 
-    upper_V: NDArray[np.float64]
+    upper_V: Float64Array
 
     @classmethod
     def of(cls, shards: TokenShards) -> CorpusFrequencies:
         return cls(np.cumsum(shards.token_counts_V) / shards.token_counts_V.sum())
 
-    def drawn(self, uniform_M: NDArray[np.float64]) -> Integers:
+    def drawn(self, uniform_M: Float64Array) -> Int64Array:
         """Token ids, from uniform numbers in [0, 1)."""
         return np.searchsorted(self.upper_V, uniform_M, side="right")
 
@@ -123,7 +123,7 @@ class MaskedLM(TokenPrediction):
             prepared._frequencies = CorpusFrequencies.of(shards)
         return prepared
 
-    def counts_B(self, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+    def counts_B(self, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
         """The number of tokens of each sequence to predict, if whole units allow; if the rate changes and `at` has not
         set it, at the rate of the run's first step.
 
@@ -153,7 +153,7 @@ class MaskedLM(TokenPrediction):
         places = {} if first_M is None else {"unit": first_M}
         return samples.with_targets(self.term, Targets(index_M, id_M, places), ids_T=ids_T)
 
-    def _random_id_M(self, vocabulary: Vocabulary, draw: Draw, address: dict[str, Integers]) -> Integers:
+    def _random_id_M(self, vocabulary: Vocabulary, draw: Draw, address: dict[str, Int64Array]) -> Int64Array:
         if self.random_from == "vocabulary":
             return draw.integers("mask/word", vocabulary.size, **address)
         assert self._frequencies is not None, "prepared() counts the corpus"
@@ -163,7 +163,7 @@ class MaskedLM(TokenPrediction):
         return float(self.counts_B(np.array([length]), np.array([max(1, length - 2)]))[0])
 
 
-def _address(samples: Samples, index_M: Integers) -> dict[str, Integers]:
+def _address(samples: Samples, index_M: Int64Array) -> dict[str, Int64Array]:
     """The address of these tokens' random draws."""
     sequence_M = samples.sequence_T[index_M]
     return {

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts import ReusedSegments
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import Objective, TokenPrediction
 
@@ -128,7 +128,7 @@ class PermutationLM(TokenPrediction):
         reused = 0 if samples.lanes is None else samples.lanes.reused_tokens
         return [(first, end)] if not 0 < reused < end - first else [(first, first + reused), (first + reused, end)]
 
-    def _spans(self, starts_S: NDArray[np.bool_], wanted: int, uniform_SU: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def _spans(self, starts_S: BoolArray, wanted: int, uniform_SU: Float64Array) -> BoolArray:
         """Tokens of spans of 1 to N tokens or words, each in a context K times as long.
 
         Args:
@@ -164,14 +164,14 @@ class PermutationLM(TokenPrediction):
             place = end + context - before
         return chosen_S
 
-    def _fill(self, chosen_S: NDArray[np.bool_], wanted: int, uniform_S: NDArray[np.float64]) -> None:
+    def _fill(self, chosen_S: BoolArray, wanted: int, uniform_S: Float64Array) -> None:
         """Add random tokens, in place, until there are as many as requested."""
         missing = wanted - int(chosen_S.sum())
         if missing > 0:
             left = np.flatnonzero(~chosen_S)
             chosen_S[left[np.argsort(uniform_S[left], kind="stable")[:missing]]] = True
 
-    def _order(self, uniform_S: NDArray[np.float64]) -> Integers:
+    def _order(self, uniform_S: Float64Array) -> Int64Array:
         """Each token's position in the order: blocks one after the other, random within each."""
         size = self.order_tokens or uniform_S.size
         block_S = np.arange(uniform_S.size) // size

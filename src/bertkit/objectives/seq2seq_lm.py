@@ -18,11 +18,12 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts import DocSentences, ParallelText
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.headed import HeadedModel
@@ -39,9 +40,9 @@ class Sides:
         target_places: position in the corpus of each of the target's tokens; -1 if it has none.
     """
 
-    source: Integers
-    target: Integers
-    target_places: Integers
+    source: Int64Array
+    target: Int64Array
+    target_places: Int64Array
 
 
 class TargetPrediction(TokenPrediction):

@@ -18,13 +18,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
@@ -110,7 +110,7 @@ def span_boundary_projection(model: HeadedModel, hidden_TD: Tensor, batch: Packe
     return head.project_span(left_MD, right_MD, targets.columns["offset"], model.encoder.word_embedding.weight)
 
 
-def _is_text(samples: Samples, place_M: Integers, index_M: Integers) -> NDArray[np.bool_]:
+def _is_text(samples: Samples, place_M: Int64Array, index_M: Int64Array) -> BoolArray:
     """Whether a position is an ordinary token of the same sequence."""
     inside_M = (place_M >= 0) & (place_M < samples.ids_T.size)
     place_M = np.where(inside_M, place_M, index_M)

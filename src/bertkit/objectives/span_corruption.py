@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, PrivateAttr
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
@@ -69,7 +70,7 @@ class SpanCorruption(DocumentRecovery):
             sides.append(self._cut(samples.ids_T[text], samples.source_T[text], draw, at))
         return self.paired(samples, vocabulary, sides)
 
-    def _cut(self, ids_S: Integers, place_S: Integers, draw: Draw, at: dict[str, Any]) -> Sides:
+    def _cut(self, ids_S: Int64Array, place_S: Int64Array, draw: Draw, at: dict[str, Any]) -> Sides:
         span_K, text_K = self.span_lengths(ids_S.size, draw, at)
         standing_K = np.asarray(self._sentinels[: span_K.size])
         end_K = np.cumsum(span_K + text_K)
@@ -86,7 +87,7 @@ class SpanCorruption(DocumentRecovery):
             np.insert(place_S[is_missing_S], before, -1),
         )
 
-    def span_lengths(self, length: int, draw: Draw, at: dict[str, Any]) -> tuple[Integers, Integers]:
+    def span_lengths(self, length: int, draw: Draw, at: dict[str, Any]) -> tuple[Int64Array, Int64Array]:
         """Lengths of the missing spans and of the text before each, (K,), for a text of this many tokens.
         A text of one token cannot be divided, so its span is empty.
         """
@@ -102,7 +103,7 @@ class SpanCorruption(DocumentRecovery):
         )
 
 
-def _divided(items: int, parts: int, draw: Draw, purpose: str, at: dict[str, Any]) -> Integers:
+def _divided(items: int, parts: int, draw: Draw, purpose: str, at: dict[str, Any]) -> Int64Array:
     """Lengths of this many parts, each with at least one item, all divisions equally likely, (K,)."""
     key = draw.uniform(purpose, **at, position=np.arange(items - 1))
     ends = np.sort(np.argsort(key, kind="stable")[: parts - 1]) + 1

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.objectives.base import Objective, TokenDetection
 from bertkit.objectives.capitalisation import Capitalisation
@@ -74,11 +74,11 @@ class TokenDocument(TokenDetection):
         return max(1.0, length - 2.0)
 
 
-def recurring(shards: TokenShards, start: int, end: int) -> NDArray[np.bool_]:
+def recurring(shards: TokenShards, start: int, end: int) -> BoolArray:
     """Whether each token of a document (the corpus's tokens from start to end) also occurs in another of its segments,
     (N,)."""
     _, kind_N = np.unique(shards.tokens_between(start, end), return_inverse=True)
-    segment_N: Integers = np.searchsorted(shards.segment_start_S1, np.arange(start, end), side="right")
+    segment_N: Int64Array = np.searchsorted(shards.segment_start_S1, np.arange(start, end), side="right")
     # The number of distinct pairs of kind and segment is the number of segments of a kind.
     pairs = np.unique(np.stack([kind_N.ravel(), segment_N]), axis=1)
     segments_U = np.bincount(pairs[0])

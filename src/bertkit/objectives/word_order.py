@@ -24,11 +24,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Targets, Vocabulary
+from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.objectives.base import TokenPrediction
 
 _USUALLY_FREE = 0.85
@@ -90,7 +90,7 @@ class WordOrder(TokenPrediction):
         index_M = place_SK.ravel()
         return samples.with_targets(self.term, Targets(index_M, samples.ids_T[index_M]), ids_T=ids_T)
 
-    def _trigrams(self, samples: Samples) -> Integers:
+    def _trigrams(self, samples: Samples) -> Int64Array:
         """The start of each run of `length` free tokens of one sequence, including overlapping ones."""
         free_T = samples.free_T
         last = self.length - 1
@@ -104,7 +104,7 @@ class WordOrder(TokenPrediction):
         return self.length * self.share * max(length - self.length - 1, 0) * _USUALLY_FREE**self.length
 
 
-def _first_come_apart(start_W: Integers, priority_W: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
+def _first_come_apart(start_W: Int64Array, priority_W: Float64Array, length: int) -> BoolArray:
     """Which runs are chosen in the order of their priority, when those that overlap a chosen one are skipped.
 
     A run with precedence over all that overlap it is always chosen, so all of these are chosen at once and the rest is

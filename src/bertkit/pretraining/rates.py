@@ -1,6 +1,6 @@
 """Per-parameter learning-rate factors of a recipe, checked before any text is read.
 
-Not from a paper. Parameter groups are resolved in training/rates.py, width rules in training/width_transfer.py.
+Not from a paper. Parameter groups are resolved in training/rates.py, width rules in width_transfer.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import PretrainingOptimisation
 from bertkit.pretraining.stages import Stage
+from bertkit.pretraining.width_transfer import WidthTransfer
 from bertkit.training.rates import group_rates
-from bertkit.training.width_transfer import WidthTransfer
 
 
 def stage_rates(names: Sequence[str], stage: Stage, *, stages: int) -> dict[str, float]:

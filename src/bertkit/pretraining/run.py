@@ -25,7 +25,7 @@ from bertkit.pretraining.words import (
     needs_words,
     warn_of_unexpected_files,
 )
-from bertkit.progress import Progress
+from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
@@ -76,7 +76,7 @@ def run_pretraining(
         commits = current().from_first(lambda: hub_commits(recipe.data.all_sources, offline=arguments.offline))
     words = None if run is None else run.record.get(WORDS)
     if words is None:
-        opened = partial(open_text, recipe, offline=arguments.offline, commits=commits)
+        opened = partial(open_text, recipe, offline=arguments.offline, commits=commits, progress=progress)
         words = current().from_first(lambda: _words_of(recipe, opened, progress))
     if words is not None:
         check_words(recipe.data, words)
@@ -129,7 +129,7 @@ def open_shards(
     if recipe.data.is_tokenised:
         directory = shards_directory(recipe.data.sources[0], cache=cache, offline=offline, progress=progress)
         return TokenShards.open(directory, verify=True)
-    corpus = open_text(recipe, offline=offline, commits=commits)
+    corpus = open_text(recipe, offline=offline, commits=commits, progress=progress)
     engine = recipe.engine
     return prepare_shards(
         corpus,
@@ -143,12 +143,18 @@ def open_shards(
     )
 
 
-def open_text(recipe: Recipe, *, offline: bool, commits: Mapping[str, str] | None = None) -> Corpus:
+def open_text(
+    recipe: Recipe,
+    *,
+    offline: bool,
+    commits: Mapping[str, str] | None = None,
+    progress: Progress = silent_progress,
+) -> Corpus:
     """The recipe's text."""
     data = recipe.data
     if data.languages:
-        return open_languages(data, offline=offline, commits=commits)
-    return open_corpus(data.sources, data.reading, offline=offline, commits=commits)
+        return open_languages(data, offline=offline, commits=commits, progress=progress)
+    return open_corpus(data.sources, data.reading, offline=offline, commits=commits, progress=progress)
 
 
 def _words_of(recipe: Recipe, opened: Callable[[], Corpus], progress: Progress) -> int | None:

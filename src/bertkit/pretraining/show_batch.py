@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.data.samples import Integers, Samples
+from bertkit.arrays import Int64Array
+from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.base import Objective
@@ -140,7 +141,7 @@ def _recipe_on_text(run: RunDirectory) -> Recipe:
 
 
 def _sequence(
-    one: Samples, original_T: Integers, objectives: Sequence[Objective], tokenizer: Tokenizer
+    one: Samples, original_T: Int64Array, objectives: Sequence[Objective], tokenizer: Tokenizer
 ) -> ShownSequence:
     """One sequence, with the text's original ids; without them if an objective changed the tokenization."""
     if original_T.size != one.ids_T.size:

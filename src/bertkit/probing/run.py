@@ -12,16 +12,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, load_models
-from bertkit.evaluation.run import (
-    MeasurementArguments,
-    begin_measurement,
-    finished_measurement,
-    measurement_identity,
-)
+from bertkit.evaluation.run import MeasurementArguments, measure_or_reuse, measurement_identity
 from bertkit.probing import STORE_GB, ProbeSettings
 from bertkit.probing.report import Report, read_sentences
 from bertkit.probing.sentence_sources import DrawnSentences, read_texts
@@ -118,13 +113,10 @@ def run_probe(
         data: hashes of all data read, by name.
     """
     identity = measurement_identity("probe", settings.kind, subjects, settings, request, data=data, seed=settings.seed)
-    if (done := finished_measurement(identity, request)) is not None:
-        return ProbeResult(done, done.results or {}, read_sentences(done.path))
-    run = begin_measurement(identity, request)
-    with run.recording(request.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         report = measure()
-        results: dict[str, Any] = {
+        results = {
             "kind": settings.kind,
             "model": ", ".join(subject.name for subject in subjects),
             "summary": dict(report.summary),
@@ -136,10 +128,12 @@ def run_probe(
             "data": sorted(data),
             "settings": settings.model_dump(mode="json"),
         }
-        results = json.loads(json.dumps(results, default=_plain))
+        plain = cast("dict[str, Any]", json.loads(json.dumps(results, default=_plain)))
         report.write(run.path)
-        run.write_results(results)
-    return ProbeResult(run, results, report.sentences)
+        return plain
+
+    found = measure_or_reuse(identity, request, compute)
+    return ProbeResult(found.run, found.results, read_sentences(found.run.path))
 
 
 def left_out(notes: Notes) -> dict[str, Any]:

@@ -22,16 +22,14 @@ from itertools import count, islice
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
 from bertkit.text.tokenizer import Tokenizer
 
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 CutInto = Literal["words", "spaces"]
 """How plain text is split into words: by the tokenizer's own rules (most split off punctuation), or only at white
 space, which gives models with different tokenizers the same words."""
@@ -76,22 +74,22 @@ class EncodedSentence:
     number: int
     name: str
     words: tuple[str, ...]
-    ids_T: Int64s
-    types_T: Int64s
-    word_T: Int64s
-    spans_W2: Int64s
+    ids_T: Int64Array
+    types_T: Int64Array
+    word_T: Int64Array
+    spans_W2: Int64Array
 
     @property
-    def special_T(self) -> Bools:
+    def special_T(self) -> BoolArray:
         """Tokens that belong to no word."""
         return self.word_T < 0
 
     @cached_property
-    def punctuation_W(self) -> Bools:
+    def punctuation_W(self) -> BoolArray:
         """Words that consist only of punctuation and symbols."""
         return np.array([is_punctuation(word) for word in self.words], dtype=np.bool_)
 
-    def places(self, token_id: int) -> Int64s:
+    def places(self, token_id: int) -> Int64Array:
         """Positions of a special token, such as the tokenizer's `cls_id` or `sep_id`."""
         return np.flatnonzero((self.ids_T == token_id) & self.special_T)
 
@@ -227,7 +225,7 @@ def _words_of(text: str, encoding: Any) -> tuple[str, ...]:
     return tuple(text[slice(*spans.get(word, (0, 0)))].strip() for word in range(max(spans, default=-1) + 1))
 
 
-def _without_blanks(word_N: Int64s, words: tuple[str, ...]) -> tuple[Int64s, tuple[str, ...]]:
+def _without_blanks(word_N: Int64Array, words: tuple[str, ...]) -> tuple[Int64Array, tuple[str, ...]]:
     """Drop words that are only white space and renumber the rest: byte-level vocabularies have tokens for blanks."""
     if all(words):
         return word_N, words

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
@@ -44,7 +44,7 @@ class StateStore:
     def __init__(self, directory: Path, layers: int, rows_S: Sequence[int], width: int) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # lives as long as the store
         self.layers, self.width = layers, width
-        self.offsets_S1: NDArray[np.int64] = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
+        self.offsets_S1: Int64Array = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
         self.rows = int(self.offsets_S1[-1])
         self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=(layers, max(1, self.rows), width))
 

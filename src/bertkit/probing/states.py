@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
@@ -43,8 +43,8 @@ class WordStates:
 
     sentences: tuple[EncodedSentence, ...]
     states: tuple[Tensor, ...]
-    sentence_W: NDArray[np.int64]
-    word_W: NDArray[np.int64]
+    sentence_W: Int64Array
+    word_W: Int64Array
 
 
 def layer_states(

@@ -100,7 +100,7 @@ def unread_settings(
         settings += [
             _described(key, one, part.where)
             for key, one in own.items()
-            if key not in everywhere and any(_is_within(key, change) for change in part.changes)
+            if key not in everywhere and any(is_within(key, change) for change in part.changes)
         ]
     return settings
 
@@ -161,9 +161,7 @@ def _unread_in_all(
 
     def is_read(key: str) -> bool:
         pairs = zip(parts, found, strict=True)
-        return any(
-            key not in own and not any(_is_within(key, change) for change in part.changes) for part, own in pairs
-        )
+        return any(key not in own and not any(is_within(key, change) for change in part.changes) for part, own in pairs)
 
     own = {key: one for each in found for key, one in each.items() if _at(recipe, key) == one.value}
     replaced = UnreadKey("", "every stage has a value of its own for it", "change it in optimisation.stages")
@@ -191,7 +189,8 @@ def _show(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-def _is_within(key: str, section: str) -> bool:
+def is_within(key: str, section: str) -> bool:
+    """Whether a dotted key is a section or one of its keys."""
     return key == section or key.startswith(f"{section}.")
 
 

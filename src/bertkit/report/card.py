@@ -14,15 +14,14 @@ from typing import Any
 import yaml
 
 from bertkit.files import read_json
-from bertkit.models.model_files import CONFIG_FILE
-from bertkit.models.similar_models import is_local_name
+from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECIPE, RESULTS
+from bertkit.run.similar_models import is_local_name
 from bertkit.tasks.catalogue import TASKS
 from bertkit.visible import visible
 
-SENTENCE_MODULES = "modules.json"
 _WITHOUT_CLASS = frozenset(
     {"fast-encoder", "gpt-bert", "gpt_bert", "mosaicbert", "elmo", "transfo-xl", "universal-transformer", "bilstm"}
 )
@@ -89,7 +88,7 @@ def model_card(
         DataError: config.json, or the run's recipe, cannot be read.
     """
     config = read_json(model / CONFIG_FILE) if (model / CONFIG_FILE).is_file() else {}
-    is_embedder = (model / SENTENCE_MODULES).is_file()
+    is_embedder = (model / MODULES_FILE).is_file()
     trained = chosen or run
     recipe = {} if trained is None else dict(read_tree(trained.recipe, str(trained.path / RECIPE)).plain())
     metadata = yaml.safe_dump(

@@ -21,6 +21,7 @@ import torch
 
 from bertkit import __version__
 from bertkit.files import without_credentials
+from bertkit.openmp import usable_cores
 
 VARIABLES = frozenset(
     {
@@ -125,12 +126,11 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "model": _cpu_model(),
         "cores": psutil.cpu_count(logical=False),
         "logical": psutil.cpu_count(),
-        "usable": usable,
+        "usable": usable_cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -8,8 +8,6 @@ by a few percent.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 import torch
 
 from bertkit.data.shards import TokenShards
+from bertkit.files import json_sha256
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stage_run import StageRun
@@ -50,7 +49,7 @@ def cost_key(recipe: Recipe) -> str:
     half = hashed_settings(recipe)
     optimisation = {key: value for key, value in half.pop("optimisation").items() if key not in _FREE}
     half.pop("seed")
-    return hashlib.sha256(json.dumps([half, optimisation], sort_keys=True).encode()).hexdigest()
+    return json_sha256([half, optimisation])
 
 
 def step_cost(recipe: Recipe, shards: TokenShards, *, cache: Path) -> StepCost:

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertkit.arrays import Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.metrics.modules import AdditionalMetric, local_metric
@@ -126,9 +127,9 @@ class Features:
 
     ids_T: NDArray[np.int32]
     token_types_T: NDArray[np.int8]
-    starts_S1: NDArray[np.int64]
-    example_starts_I1: NDArray[np.int64]
-    origin_I: NDArray[np.int64]
+    starts_S1: Int64Array
+    example_starts_I1: Int64Array
+    origin_I: Int64Array
     account: EncodedTokenCounts
     labelled: bool = False
     example_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -140,11 +141,11 @@ class Features:
         return self.example_starts_I1.size - 1
 
     @cached_property
-    def tokens_I(self) -> NDArray[np.int64]:
+    def tokens_I(self) -> Int64Array:
         """Tokens of each training example, over all its sequences."""
         return np.asarray(np.diff(self.starts_S1[self.example_starts_I1]))
 
-    def batch(self, examples: NDArray[np.int64]) -> TaskBatch:
+    def batch(self, examples: Int64Array) -> TaskBatch:
         """These training examples, in this order."""
         sequences = ranges(self.example_starts_I1[examples], self.example_starts_I1[examples + 1])
         tokens = ranges(self.starts_S1[sequences], self.starts_S1[sequences + 1])
@@ -161,13 +162,13 @@ class Features:
             {name: torch.from_numpy(label[tokens]) for name, label in self.token_labels.items()},
         )
 
-    def cut(self, examples: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    def cut(self, examples: Int64Array, max_tokens: int) -> list[Int64Array]:
         """Micro-batches of at most `max_tokens` tokens (a larger example is one by itself), the longest first.
 
         Sorted by length, so that attention's rectangles contain little padding.
         """
         ordered = examples[np.argsort(-self.tokens_I[examples], kind="stable")]
-        parts: list[NDArray[np.int64]] = []
+        parts: list[Int64Array] = []
         first = tokens = 0
         for number, size in enumerate(self.tokens_I[ordered].tolist()):
             if number > first and tokens + size > max_tokens:
@@ -176,7 +177,7 @@ class Features:
             tokens += size
         return [*parts, ordered[first:]] if ordered.size else []
 
-    def joined_batch(self, parts: Sequence[NDArray[np.int64]]) -> TaskBatch:
+    def joined_batch(self, parts: Sequence[Int64Array]) -> TaskBatch:
         """The examples of several micro-batches as one batch with these as its parts."""
         whole = self.batch(np.concatenate(parts))
         return whole if len(parts) == 1 else replace(whole, parts=tuple(self.batch(items) for items in parts))
@@ -318,7 +319,7 @@ class Task(ABC):
         """
         return {}
 
-    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+    def corrupted(self, batch: TaskBatch, items: Int64Array, *, seed: int, epoch: int) -> TaskBatch:
         """A training batch as the model reads it in this epoch; unchanged for most tasks.
 
         Args:
@@ -458,7 +459,7 @@ class Task(ABC):
         return list(predictions)
 
 
-def ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def ranges(starts: Int64Array, ends: Int64Array) -> Int64Array:
     """range(start, end) of every pair, concatenated."""
     lengths = ends - starts
     offsets = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)

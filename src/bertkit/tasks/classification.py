@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.arrays import Float32Array, Float64Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
 from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
@@ -114,7 +115,7 @@ class TextTask(Task):
         settings: TextSettings,
         *,
         positive: str | None = None,
-        class_weight_K: NDArray[np.float32] | None = None,
+        class_weight_K: Float32Array | None = None,
     ) -> None:
         super().__init__(labels, metrics)
         self.settings = settings
@@ -222,7 +223,7 @@ class Classification(TextTask):
     }
     tuned_keys: ClassVar[tuple[str, ...]] = (TEMPERATURE,)
 
-    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.int64]:
+    def label_array(self, examples: Sequence[TextExample]) -> Int64Array:
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
 
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
@@ -278,7 +279,7 @@ class Classification(TextTask):
 
     def probabilities(
         self, predictions: Sequence[Prediction], examples: Sequence[TextExample]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[Float64Array, Int64Array]:
         """Probabilities (I, K) and label ids (I) of the examples that have a label."""
         known = [pair for pair in zip(predictions, examples, strict=True) if pair[1].label is not None]
         rows = [[each.scores[name] for name in self.labels.names] for each, _ in known]
@@ -325,7 +326,7 @@ class MultiLabelClassification(TextTask):
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [self.labels.count] * batch.num_examples
 
-    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
+    def label_array(self, examples: Sequence[TextExample]) -> Float32Array:
         label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)
         for row_K, example in zip(label_IK, examples, strict=True):
             assert isinstance(example.label, tuple)
@@ -403,7 +404,7 @@ class Regression(TextTask):
         largest = self.settings.largest_score
         return {} if largest is None else {ACTIVATION_OWNER: {"activation_fn": SIGMOID}, LARGEST_SCORE: largest}
 
-    def label_array(self, examples: Sequence[TextExample]) -> NDArray[np.float32]:
+    def label_array(self, examples: Sequence[TextExample]) -> Float32Array:
         numbers_I = np.asarray([_number(example) for example in examples], dtype=np.float32)
         largest = self.settings.largest_score
         if largest is None:
@@ -445,6 +446,6 @@ def _number(example: TextExample) -> float:
     raise DataError(f"example {example.id}: the label is {example.label!r}; a regression needs a number")
 
 
-def _softmax(logits_K: NDArray[Any]) -> NDArray[np.float64]:
+def _softmax(logits_K: NDArray[Any]) -> Float64Array:
     shifted_K = np.exp(logits_K.astype(np.float64) - logits_K.max())
     return np.asarray(shifted_K / shifted_K.sum())

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import TextExample
 
 
-def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> NDArray[np.int64]:
+def label_ids(labelled: Sequence[tuple[str, str]], names: Sequence[str]) -> Int64Array:
     """The label id of each (example, label); an exact match takes precedence over one that differs in case.
 
     Raises:
@@ -47,7 +47,7 @@ def _some_of(names: Sequence[str]) -> str:
 
 def class_weights(
     wanted: Literal["balanced"] | Mapping[str, float] | None, examples: Sequence[TextExample], names: Sequence[str]
-) -> NDArray[np.float32] | None:
+) -> Float32Array | None:
     """The weight of each label's loss.
 
     Raises:

@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import UsageError
 from bertkit.metrics.modules import local_metric
 from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
@@ -34,6 +35,7 @@ from bertkit.settings import Settings
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
+from bertkit.text.sentences import without_space
 from bertkit.text.word_split import whole_words
 
 START, END = "start", "end"
@@ -68,7 +70,7 @@ class ContextWindow:
     example: int
     first: int
     offsets: list[tuple[int, int]]
-    has_most_context: NDArray[np.bool_]
+    has_most_context: BoolArray
     null: int
 
 
@@ -250,7 +252,7 @@ class Span(Task):
 
     def _scored_spans(
         self, chunk: ContextWindow, logits_S2: NDArray[Any]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
+    ) -> tuple[Int64Array, Int64Array, NDArray[Any]]:
         """The `n_best` starts and ends in the chunk's own tokens; each pair's score, minus infinity if not allowed."""
         own = logits_S2[chunk.first : chunk.first + len(chunk.offsets)]
         count = self.settings.n_best
@@ -333,10 +335,7 @@ class Span(Task):
 
 def answer_place(context: str, start: int, end: int) -> tuple[int, int]:
     """The characters of an answer: those of its tokens, extended to whole words, without surrounding white space."""
-    start, end = whole_words(context, start, end)
-    inside = context[start:end]
-    start += len(inside) - len(inside.lstrip())
-    return start, start + len(inside.strip())
+    return without_space(context, *whole_words(context, start, end))
 
 
 def references_of(examples: Sequence[QuestionExample]) -> dict[str, list[str]]:
@@ -355,7 +354,7 @@ def answer_tokens(example: QuestionExample, offsets: Sequence[tuple[int, int]]) 
     return (inside[0], inside[-1]) if inside else None
 
 
-def most_context(chunks: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]:
+def most_context(chunks: Sequence[tuple[int, int]], length: int) -> Int64Array:
     """For each token, the chunk (given by start and length) that shows the most context around it.
 
     The rule of run_squad.py: min(left, right) + 0.01 * chunk length, the first if equal.

@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.arrays import Int64Array
 from bertkit.metrics.tagging import conlleval_spans
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
@@ -241,7 +242,7 @@ def _first(batch: TaskBatch) -> Tensor:
     return batch.token_labels[FIRST].nonzero()[:, 0]
 
 
-def _word_ends(batch: TaskBatch) -> NDArray[np.int64]:
+def _word_ends(batch: TaskBatch) -> Int64Array:
     """The number of these words before each sequence, and in all, (B + 1,)."""
     before_T1 = np.concatenate([[0], np.cumsum(batch.token_labels[FIRST].cpu().numpy())])
     return np.asarray(before_T1[batch.packed.sequences.cu_seqlens_B1.cpu().numpy()])

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
+from bertkit.text.sentences import without_space
 
 Span = tuple[int, int]
 """The first character and the exclusive end."""
@@ -121,19 +123,13 @@ def annotated_lines(text: str, spans: Sequence[Sequence[Span]]) -> list[str]:
     own: list[list[list[Span]]] = [[[] for _ in spans] for _ in places]
     for field, listed in enumerate(spans):
         for start, end in listed:
-            start, end = _without_blanks(text, start, end)
+            start, end = without_space(text, start, end)
             # An empty span may be between two lines, or before the first.
             number = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
             if places:
                 offset = places[number].start()
                 own[number][field].append((max(0, start - offset), max(0, end - offset)))
     return [AnnotatedLine(match[0], found) for match, found in zip(places, own, strict=True)]
-
-
-def _without_blanks(text: str, start: int, end: int) -> Span:
-    inside = text[start:end]
-    start += len(inside) - len(inside.lstrip())
-    return start, start + len(inside.strip())
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ def annotated_segments(line: AnnotatedLine, segments: Sequence[str]) -> Iterator
         yield AnnotatedSegment(number, segments[number], tuple(map(tuple, found)))
 
 
-def marked(segment: AnnotatedSegment, offset_T2: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def marked(segment: AnnotatedSegment, offset_T2: Int64Array) -> tuple[NDArray[np.uint8], Int64Array]:
     """Marks of a segment's tokens, two bits per field, and the number of its spans by field and outcome.
 
     A span covers all tokens that overlap it. Spans of one field do not overlap: longer ones take precedence, then those

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.native import CompilerError, build_library, library_file
 from bertkit.text import word_table
-from bertkit.text.word_table import Int64s, KnownWords, TokensOf
+from bertkit.text.word_table import KnownWords, TokensOf
 
 SOURCE = Path(__file__).with_name("words.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared")
@@ -122,7 +123,7 @@ class CompiledWords(KnownWords):
     def __len__(self) -> int:
         return int(self._library.words_count(self._table))
 
-    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
+    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64Array, Int64Array]:
         library, table = self._library, self._table
         if len(self) > word_table.MAX_WORDS or library.words_tokens(table) > word_table.MAX_TOKENS:
             library.words_clear(table)

@@ -5,14 +5,13 @@ Not from a paper; sources.py opens one, readers.py reads each kind of file, sent
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bertkit.files import json_sha256
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.readers import Part, Reader
 from bertkit.text.source_options import SourceOptions
@@ -64,8 +63,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """sha256 over the content of every source and the options; file names are not included."""
         read = [[reader.kind, content] for reader, content in zip(self.readers, self.contents, strict=True)]
-        record = json.dumps([read, self.options.decides], sort_keys=True)
-        return hashlib.sha256(record.encode()).hexdigest()
+        return json_sha256([read, self.options.decides])
 
     def describe(self) -> list[dict[str, Any]]:
         """The sources, for manifests: name, kind and content hash of each reader."""

@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Int64Array, Uint64Array
 from bertkit.errors import DataError
 from bertkit.text.lines import read_lines
 from bertkit.text.tokenizer import Tokenizer
-
-Integers = NDArray[np.int64]
-Hashes = NDArray[np.uint64]
 
 LONGEST_PHRASE = 64
 """Maximum number of tokens of a phrase; a longer line is a text."""
@@ -55,9 +53,9 @@ class Finds:
         entry_P: index of each one's entry in the list.
     """
 
-    start_P: Integers
-    length_P: Integers
-    entry_P: Integers
+    start_P: Int64Array
+    length_P: Int64Array
+    entry_P: Int64Array
 
 
 class PhraseTable:
@@ -77,7 +75,7 @@ class PhraseTable:
         self,
         phrases: Sequence[Sequence[int]],
         entries: Sequence[int] | None = None,
-        found_as_E: Integers | None = None,
+        found_as_E: Int64Array | None = None,
     ) -> None:
         length_N = np.array([len(phrase) for phrase in phrases], dtype=np.int64)
         ids_NL = np.full((length_N.size, int(length_N.max(initial=0))), -1, dtype=np.int64)
@@ -87,8 +85,8 @@ class PhraseTable:
         self.found_as_E = self.entry_N if found_as_E is None else found_as_E
         self.ids_NL = ids_NL
         self._firsts = np.unique(ids_NL[:, 0]) if ids_NL.size else np.zeros(0, np.int64)
-        self._beginnings: list[Hashes] = []
-        self._wholes: list[tuple[Hashes, Integers]] = []
+        self._beginnings: list[Uint64Array] = []
+        self._wholes: list[tuple[Uint64Array, Int64Array]] = []
         hash_N = np.zeros(length_N.size, dtype=np.uint64)
         for column in range(ids_NL.shape[1]):
             hash_N = _extended(hash_N, ids_NL[:, column])
@@ -112,7 +110,7 @@ class PhraseTable:
                     found_as_E[entry] = owner if found_as_E[entry] < 0 else found_as_E[entry]
         return cls(list(phrases), list(phrases.values()), found_as_E)
 
-    def find(self, ids_T: Integers, begins_T: NDArray[np.bool_], run_T: Integers) -> Finds:
+    def find(self, ids_T: Int64Array, begins_T: BoolArray, run_T: Int64Array) -> Finds:
         """Non-overlapping phrases in text: longer ones take precedence, then those further left.
 
         Args:
@@ -127,7 +125,7 @@ class PhraseTable:
         border_T1[1:-1] |= run_T[1:] != run_T[:-1]
         place_C = np.flatnonzero(begins_T & (run_T >= 0) & _among(ids_T, self._firsts))
         hash_C = np.zeros(place_C.size, dtype=np.uint64)
-        found: list[tuple[Integers, Integers]] = []
+        found: list[tuple[Int64Array, Int64Array]] = []
         for column, (hash_W, row_W) in enumerate(self._wholes):
             end_C = np.minimum(place_C + column, ids_T.size - 1)
             inside_C = (end_C == place_C + column) & (run_T[end_C] == run_T[place_C])
@@ -141,16 +139,16 @@ class PhraseTable:
         return self._not_overlapping(found, ids_T.size)
 
     def _really_there(
-        self, place_P: Integers, row_P: Integers, ids_T: Integers, length: int
-    ) -> tuple[Integers, Integers]:
+        self, place_P: Int64Array, row_P: Int64Array, ids_T: Int64Array, length: int
+    ) -> tuple[Int64Array, Int64Array]:
         """Positions and rows of the table, without those that match only by the hash."""
         equal_P = (ids_T[place_P[:, None] + np.arange(length)] == self.ids_NL[row_P, :length]).all(axis=1)
         return place_P[equal_P], row_P[equal_P]
 
-    def _not_overlapping(self, found: list[tuple[Integers, Integers]], tokens: int) -> Finds:
+    def _not_overlapping(self, found: list[tuple[Int64Array, Int64Array]], tokens: int) -> Finds:
         """The matches of each length, from 1, without those that overlap a longer or earlier one."""
         taken_T = np.zeros(tokens, dtype=np.bool_)
-        kept: list[tuple[Integers, Integers, Integers]] = []
+        kept: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         for length in range(len(found), 0, -1):
             place_P, row_P = found[length - 1]
             offset_L = np.arange(length)
@@ -170,13 +168,13 @@ class PhraseTable:
         return Finds(start_P[order_P], length_P[order_P], self.entry_N[row_P[order_P]])
 
 
-def _extended(hash_N: Hashes, id_N: Integers) -> Hashes:
+def _extended(hash_N: Uint64Array, id_N: Int64Array) -> Uint64Array:
     """The hash of a sequence and one more token."""
     mixed = (hash_N ^ (id_N + 1).astype(np.uint64)) * _MULTIPLIER
     return np.asarray(mixed ^ (mixed >> _SHIFT))
 
 
-def _among(value_C: NDArray[Any], sorted_N: NDArray[Any]) -> NDArray[np.bool_]:
+def _among(value_C: NDArray[Any], sorted_N: NDArray[Any]) -> BoolArray:
     """Which values occur in a sorted list."""
     if not sorted_N.size:
         return np.zeros(value_C.size, dtype=np.bool_)

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
+from bertkit.arrays import Int64Array
 from bertkit.text.compiled_words import CompiledWords, pieces_of, words_library
-from bertkit.text.word_table import Int64s, KnownWords, NumpyWords
+from bertkit.text.word_table import KnownWords, NumpyWords
 
 # How a text is split into words: at any space and around punctuation, at single spaces only, or before single spaces,
 # which then stay with the word.
@@ -62,7 +63,7 @@ class PlainEncoder:
     def __reduce__(self) -> tuple[type[PlainEncoder], tuple[tokenizers.Tokenizer]]:
         return PlainEncoder, (self._backend,)
 
-    def encode(self, texts: Sequence[str]) -> tuple[Int64s, Int64s]:
+    def encode(self, texts: Sequence[str]) -> tuple[Int64Array, Int64Array]:
         """The concatenated ids of all texts, ids_T, and the number of ids of each, length_K."""
         if not texts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -100,7 +101,7 @@ class PlainEncoder:
             return " \n ".join(texts).encode()
         return "\0\n\0".join(texts).encode().replace(b" ", b"\0 ")
 
-    def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64s, Int64s]:
+    def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64Array, Int64Array]:
         """As `encode`; the texts at `uneven`, whose words are not separated by single spaces, are encoded whole."""
         ids_K = dict(zip(uneven, self._ids([texts[k] for k in uneven]), strict=True))
         even = [k for k in range(len(texts)) if k not in ids_K]
@@ -110,11 +111,11 @@ class PlainEncoder:
             ids_K |= dict(zip(even, (part.tolist() for part in parts), strict=True))
         return _flattened([ids_K[k] for k in range(len(texts))])
 
-    def _encode_words(self, content: bytes) -> tuple[Int64s, Int64s]:
+    def _encode_words(self, content: bytes) -> tuple[Int64Array, Int64Array]:
         with self._lock:
             return self._words.encode(content, self._tokens_of)
 
-    def _tokens_of(self, new: list[bytes]) -> tuple[Int64s, Int64s]:
+    def _tokens_of(self, new: list[bytes]) -> tuple[Int64Array, Int64Array]:
         """The concatenated ids of words that are not in the table, and the number of ids of each."""
         words = [word.decode() for word in new]
         rows: dict[str, list[int]] = {"": []}
@@ -185,6 +186,6 @@ def _is_local(step: dict[str, Any]) -> bool:
     return step["type"] in _LOCAL_NORMALIZERS
 
 
-def _flattened(rows: list[list[int]]) -> tuple[Int64s, Int64s]:
+def _flattened(rows: list[list[int]]) -> tuple[Int64Array, Int64Array]:
     length_K = np.fromiter(map(len, rows), np.int64, len(rows))
     return np.fromiter(chain.from_iterable(rows), np.int64, int(length_K.sum())), length_K

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import logging
 import multiprocessing
-import os
 import platform
 import re
 import sysconfig
@@ -23,6 +22,7 @@ from pathlib import Path
 from bertkit.cache import cache_file
 from bertkit.errors import DataError
 from bertkit.files import write_text
+from bertkit.openmp import usable_cores
 from bertkit.text.docstrings import prose
 
 # Increased when the harvesting rules change, so that no older harvest is used.
@@ -121,7 +121,7 @@ def distinct_documents(documents: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _harvested(files: list[Path]) -> Iterator[list[str]]:
-    workers = os.cpu_count() or 1
+    workers = usable_cores()
     if workers == 1:
         yield from map(documented_prose, files)
         return

@@ -57,7 +57,7 @@ def sentence_places(line: str) -> list[tuple[int, int]]:
     """The start and exclusive end of each sentence of `split_sentences`."""
     sentences, start = [], 0
     for end in _ends(line):
-        sentences.append(_without_space(line, start, end))
+        sentences.append(without_space(line, start, end))
         start = end
     return [(first, last) for first, last in sentences if first < last]
 
@@ -91,7 +91,8 @@ def is_abbreviation(word: str, line: str, behind: int) -> bool:
     return known in _ABBREVIATIONS
 
 
-def _without_space(line: str, start: int, end: int) -> tuple[int, int]:
+def without_space(line: str, start: int, end: int) -> tuple[int, int]:
+    """Start and end of this part of the line without the white space around it."""
     inside = line[start:end]
     start += len(inside) - len(inside.lstrip())
     return start, start + len(inside.strip())

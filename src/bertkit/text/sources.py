@@ -16,6 +16,7 @@ from pathlib import Path
 from bertkit.errors import DataError, UsageError
 from bertkit.files import cache_directory, open_regular, read_json, sha256_of, write_json
 from bertkit.hub import dataset_commit, is_offline
+from bertkit.progress import Progress, silent_progress
 from bertkit.stores.fetch import fetched_files
 from bertkit.stores.url import has_scheme, is_url
 from bertkit.text.corpus import Corpus
@@ -83,6 +84,7 @@ def open_corpus(
     cache: Path | None = None,
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
+    progress: Progress = silent_progress,
 ) -> Corpus:
     """Open sources: files, directories, globs, those of a store (`s3://BUCKET/KEY`), `hub:ORG/NAME[@REVISION][:CONFIG
     [:SPLIT]]`, `builtin:pydocs`.
@@ -91,6 +93,7 @@ def open_corpus(
         cache: directory of file hashes and harvested text; None: BERTKIT_CACHE or ~/.cache/bertkit.
         offline: do not use the network.
         commits: of Hub datasets, as from `hub_commits`; these are then not looked up.
+        progress: shows the bytes that are fetched from a store.
 
     Raises:
         UsageError: no source, or an unknown scheme or kind of file.
@@ -105,10 +108,13 @@ def open_corpus(
     contents: list[str] = []
     seen: set[Path] = set()
     if options.target_field is not None:
-        opened = _opened_pairs(sources, options, cache, hashes, offline=offline, commits=commits or {})
+        opened = _opened_pairs(
+            sources, options, cache, hashes, offline=offline, commits=commits or {}, progress=progress
+        )
     else:
         opened = chain.from_iterable(
-            _opened(source, options, cache, hashes, offline=offline, commits=commits or {}) for source in sources
+            _opened(source, options, cache, hashes, offline=offline, commits=commits or {}, progress=progress)
+            for source in sources
         )
     for reader, content in opened:
         path = getattr(reader, "path", None)
@@ -140,6 +146,7 @@ def _opened(
     *,
     offline: bool,
     commits: Mapping[str, str],
+    progress: Progress,
 ) -> Iterator[tuple[Reader, str]]:
     scheme, colon, rest = source.partition(":")
     if scheme == "hub" and colon:
@@ -153,7 +160,7 @@ def _opened(
         path = harvest(cache)
         yield TextReader(path, "blank-line"), hashes.sha256(path)
     else:
-        for path in _files(source, cache, offline=offline):
+        for path in _files(source, cache, offline=offline, progress=progress):
             yield _file_reader(path, options), hashes.sha256(path)
 
 
@@ -165,6 +172,7 @@ def _opened_pairs(
     *,
     offline: bool,
     commits: Mapping[str, str],
+    progress: Progress,
 ) -> Iterator[tuple[Reader, str]]:
     """Readers of parallel text; text files are taken in twos, in the order given."""
     assert options.target_field is not None
@@ -181,7 +189,7 @@ def _opened_pairs(
                 f"source {source!r} has no pairs; parallel text is .tsv, .jsonl, .parquet, two text files, or"
                 " hub:ORG/NAME[:CONFIG[:SPLIT]]"
             )
-        for path in _files(source, cache, offline=offline):
+        for path in _files(source, cache, offline=offline, progress=progress):
             kind = kind_of_file(path, {**KINDS, ".tsv": "tsv"})
             content = hashes.sha256(path)
             if kind == "tsv":
@@ -208,10 +216,12 @@ _SHARD_FILES = frozenset({"manifest.json", "tokenizer.json"})
 _RUN_FILES = frozenset({"run.json", "recipe.yaml"})
 
 
-def _files(source: str, cache: Path, *, offline: bool) -> list[Path]:
+def _files(source: str, cache: Path, *, offline: bool, progress: Progress) -> list[Path]:
     """Files of a path, directory or glob, ordered by name; for a store, their copies in the cache."""
     if is_url(source):
-        return fetched_files(source, lambda path: kind_of_file(path) is not None, cache=cache, offline=offline)
+        return fetched_files(
+            source, lambda path: kind_of_file(path) is not None, cache=cache, offline=offline, progress=progress
+        )
     if has_scheme(source):
         raise UsageError(
             f"source {source!r}: no such scheme; expected a path, s3://, gs:// or file://, hub:ORG/NAME or"

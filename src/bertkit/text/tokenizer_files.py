@@ -30,6 +30,7 @@ KNOWN_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 MAX_WORD_CHARACTERS = 200
+"""A longer word becomes [UNK]: max_input_chars_per_word of google-research/bert tokenization.py (`tokenizers`: 100)."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 FILE_SUFFIXES = (".json", ".txt", ".model")
 READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENTENCEPIECE_FILES)

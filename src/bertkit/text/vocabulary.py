@@ -29,12 +29,10 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
-from bertkit.text.tokenizer_files import template
+from bertkit.text.tokenizer_files import MAX_WORD_CHARACTERS, template
 
 # Ids 0 to 4 of every trained vocabulary. The google-research vocabularies have [PAD] at 0 and the rest at 100 to 103.
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-# A longer word becomes [UNK]: max_input_chars_per_word of google-research/bert tokenization.py (`tokenizers` has 100).
-MAX_WORD_CHARACTERS = 200
 SCORE_DECIMALS = 4
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # A run of punctuation, or of anything else, each with the word mark before it: as in GPT-2, without its contractions.

@@ -16,8 +16,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-TokensOf = Callable[[list[bytes]], tuple[Int64s, Int64s]]
+from bertkit.arrays import Int64Array, Uint64Array
+
+TokensOf = Callable[[list[bytes]], tuple[Int64Array, Int64Array]]
 """From new words to their concatenated ids, and the number of ids of each."""
 
 MAX_WORDS = 1 << 18
@@ -31,7 +32,7 @@ class KnownWords(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
+    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64Array, Int64Array]:
         """The concatenated ids of all texts, ids_T, and the number of ids of each, length_K.
 
         Args:
@@ -53,14 +54,14 @@ class NumpyWords(KnownWords):
 
     def _forget(self) -> None:
         self._index = WordIndex(self._separator)
-        self._tokens: Int64s = np.zeros(1 << 12, np.int64)
-        self._start_U: Int64s = np.zeros(1 << 12, np.int64)
+        self._tokens: Int64Array = np.zeros(1 << 12, np.int64)
+        self._start_U: Int64Array = np.zeros(1 << 12, np.int64)
         self._used = 0
 
     def __len__(self) -> int:
         return len(self._index)
 
-    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64s, Int64s]:
+    def encode(self, content: bytes, tokens_of: TokensOf) -> tuple[Int64Array, Int64Array]:
         if len(self._index) > MAX_WORDS or self._used > MAX_TOKENS:
             self._forget()
         index_W = self._index.numbers(content)
@@ -79,7 +80,7 @@ class NumpyWords(KnownWords):
         text_end_K = end_W[np.append(np.flatnonzero(index_W == 0), len(index_W) - 1)]
         return self._tokens[source_T], np.diff(text_end_K, prepend=0)
 
-    def _learn(self, ids: Int64s, lengths: Int64s) -> None:
+    def _learn(self, ids: Int64Array, lengths: Int64Array) -> None:
         """Append the last words of the index to the table: word u has the tokens start_U[u] to start_U[u + 1]."""
         last = len(self._index)
         self._tokens = with_room(self._tokens, self._used + len(ids))
@@ -89,7 +90,6 @@ class NumpyWords(KnownWords):
         self._used += len(ids)
 
 
-Uint64s = NDArray[np.uint64]
 _Number = TypeVar("_Number", bound=np.generic)
 
 # The separator between two texts; number 0.
@@ -122,8 +122,8 @@ class WordIndex:
         self._number_P = np.zeros(1 << PLACE_BITS, np.int32)
         # Keys are stored by number, not by slot: frequent words have small numbers, so their keys are close together.
         border = int.from_bytes(BORDER + separator, "little")
-        self._key_1_U: Uint64s = np.array([border], np.uint64)
-        self._key_2_U: Uint64s = np.zeros(1, np.uint64)
+        self._key_1_U: Uint64Array = np.array([border], np.uint64)
+        self._key_2_U: Uint64Array = np.zeros(1, np.uint64)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -133,21 +133,21 @@ class WordIndex:
         taken, self._numbers.new = self._numbers.new, []
         return taken
 
-    def numbers(self, content: bytes) -> Int64s:
+    def numbers(self, content: bytes) -> Int64Array:
         """The number of each word of `content.split(separator)`: number_W."""
         padded = content + self._separator + bytes(KEY_BYTES)
         end_W = np.flatnonzero(np.frombuffer(padded, np.uint8, len(content) + 1) == self._separator[0])
         start_W = np.empty_like(end_W)
         start_W[0], start_W[1:] = 0, end_W[:-1] + 1
         # Eight bytes starting at each byte; little-endian on every machine.
-        eight: Uint64s = np.ndarray(len(padded) - 7, np.dtype("<u8"), padded, strides=(1,))
+        eight: Uint64Array = np.ndarray(len(padded) - 7, np.dtype("<u8"), padded, strides=(1,))
         number_W = np.empty_like(end_W)
         for first in range(0, len(end_W), CHUNK_WORDS):
             chunk = slice(first, first + CHUNK_WORDS)
             number_W[chunk] = self._chunk(content, eight, start_W[chunk], end_W[chunk])
         return number_W
 
-    def _chunk(self, content: bytes, eight: Uint64s, start_C: Int64s, end_C: Int64s) -> NDArray[np.int32]:
+    def _chunk(self, content: bytes, eight: Uint64Array, start_C: Int64Array, end_C: Int64Array) -> NDArray[np.int32]:
         length_C = end_C - start_C
         key_1_C = eight[start_C] & _KEPT_1.take(length_C, mode="clip")
         key_2_C = eight[start_C + 8] & _KEPT_2.take(length_C, mode="clip")
@@ -164,7 +164,9 @@ class WordIndex:
             self._place(number_M[short_M], place_C[where_M], key_1_C[where_M], key_2_C[where_M])
         return number_C
 
-    def _place(self, number_M: NDArray[np.int32], place_M: Int64s, key_1_M: Uint64s, key_2_M: Uint64s) -> None:
+    def _place(
+        self, number_M: NDArray[np.int32], place_M: Int64Array, key_1_M: Uint64Array, key_2_M: Uint64Array
+    ) -> None:
         """Put short words into free slots; the first word keeps a slot, because frequent words come early."""
         self._key_1_U = with_room(self._key_1_U, len(self))
         self._key_2_U = with_room(self._key_2_U, len(self))

@@ -16,12 +16,10 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
 from bertkit.text.lines import read_lines
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class WordVectors:
     """
 
     words: tuple[str, ...]
-    vector_NE: Floats
+    vector_NE: Float32Array
 
     @property
     def width(self) -> int:
@@ -58,7 +56,7 @@ class WordVectors:
         return [self.words[number] for number in best[np.argsort(-cosine_N[best], kind="stable")]]
 
     @cached_property
-    def _unit_NE(self) -> Floats:
+    def _unit_NE(self) -> Float32Array:
         length_N1 = np.linalg.norm(self.vector_NE, axis=1, keepdims=True)
         return np.asarray(self.vector_NE / np.maximum(length_N1, 1e-12), dtype=np.float32)
 
@@ -74,7 +72,7 @@ def read_word_vectors(path: Path, *, only: Collection[str] | None = None, most_w
     Raises:
         DataError: the file cannot be read, or a line does not contain a word and as many numbers as the others.
     """
-    rows: dict[str, Floats] = {}
+    rows: dict[str, Float32Array] = {}
     width = 0
     for number, line in enumerate(chain.from_iterable(read_lines(path)), start=1):
         fields = line.rstrip().split(" ")

@@ -15,8 +15,8 @@ import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer
 
@@ -36,10 +36,10 @@ class WordMarks:
             follows a space, false if it marks what continues a word.
     """
 
-    start_V: NDArray[np.bool_]
-    sign_V: NDArray[np.bool_]
-    letters_V: NDArray[np.bool_]
-    special_V: NDArray[np.bool_]
+    start_V: BoolArray
+    sign_V: BoolArray
+    letters_V: BoolArray
+    special_V: BoolArray
     cuts_at_signs: bool
 
     @classmethod
@@ -64,12 +64,12 @@ class WordMarks:
         return cls(start_V, sign_V, letters_V, special_V, not marks_continuing)
 
     @classmethod
-    def plain(cls, start_V: NDArray[np.bool_]) -> WordMarks:
+    def plain(cls, start_V: BoolArray) -> WordMarks:
         """From only the tokens that begin a word."""
         nothing_V = np.zeros_like(start_V)
         return cls(start_V, nothing_V, ~nothing_V, nothing_V, cuts_at_signs=False)
 
-    def begins_T(self, ids_T: NDArray[np.int64], apart_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def begins_T(self, ids_T: Int64Array, apart_T: BoolArray) -> BoolArray:
         """Tokens that begin a word.
 
         Args:
@@ -77,7 +77,7 @@ class WordMarks:
             apart_T: tokens that never share a word with the token before: the first of a sequence or segment, special
                 tokens and those after them.
         """
-        begins_T: NDArray[np.bool_] = self.start_V[ids_T] | apart_T
+        begins_T: BoolArray = self.start_V[ids_T] | apart_T
         if self.cuts_at_signs and ids_T.size:
             sign_T, letters_T = self.sign_V[ids_T], self.letters_V[ids_T]
             begins_T[1:] |= (sign_T[1:] & letters_T[:-1]) | (letters_T[1:] & sign_T[:-1])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
+from bertkit.training.model_state import copy_weights
 
 
 class WeightAverage:
@@ -42,11 +43,11 @@ class WeightAverage:
         try:
             yield
         finally:
-            _copy(self.model, own)
+            copy_weights(self.model, own)
 
     def take(self) -> None:
         """Replace the model's weights with the average permanently."""
-        _copy(self.model, self.tensors)
+        copy_weights(self.model, self.tensors)
 
     def restore(self, tensors: Mapping[str, Tensor] | None, source: str) -> None:
         """Continue from a checkpoint's average.
@@ -61,9 +62,3 @@ class WeightAverage:
             )
         for name, average in self.tensors.items():
             average.copy_(tensors[name])
-
-
-@torch.no_grad()
-def _copy(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])

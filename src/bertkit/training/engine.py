@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from dataclasses import dataclass, replace
 
 import torch
 
 from bertkit.errors import UsageError
+from bertkit.openmp import usable_cores
 from bertkit.ranks import TorchrunEnvironment
-from bertkit.training.allocator import keep_freed_memory
-from bertkit.training.compiled import limit_primitive_cache
 from bertkit.training.config import EngineConfig
+from bertkit.training.cpu_memory import keep_freed_memory, limit_primitive_cache
 
 _CPU_MICRO_BATCH_TOKENS = 4096
 _CUDA_MICRO_BATCH_TOKENS = (4096, 65_536)
@@ -89,7 +88,7 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
             )
         device = torch.device("cuda", launch.local_rank)
     default_tokens = _cuda_micro_batch_tokens(device) if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
-    spare_cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1
+    spare_cores = usable_cores() - 1
     given = {name: getattr(config, name) for name in vars(auto) if getattr(config, name) != "auto"}
     return Engine(
         device=device,

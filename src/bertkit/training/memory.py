@@ -22,8 +22,8 @@ from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.headed import HeadedModel
 from bertkit.models.vocabulary import logit_bytes_on
-from bertkit.training.compiled import CACHED_PRIMITIVES
 from bertkit.training.cost import attentions_of, count_weights
+from bertkit.training.cpu_memory import CACHED_PRIMITIVES
 from bertkit.training.engine import Engine
 
 MemoryTerms = dict[str, float]

@@ -7,7 +7,6 @@ file in finetuning/methods/ or compression/. Layer-wise learning-rate decay, whi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bertkit.errors import UsageError
+from bertkit.models.encoder import LAYER_NAME
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.settings import Settings
@@ -22,7 +22,6 @@ from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient
 
-_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 _BELOW_ALL_LAYERS = ("embeddings", "embedding_norm", "word", "mask_emb", "projection")
 """Parts of an encoder that its first layer reads."""
 _ABOVE_FROZEN_ENCODER = ("encoder.lstm.", "encoder.mix.")
@@ -125,7 +124,9 @@ class Full(Method):
 def depth_below_head(model: HeadedModel) -> Mapping[str, int]:
     """How many layers each parameter is below the head: head and pooler 0, top layer 1, first layer L, embeddings
     L + 1. Weights that several layers share, as ALBERT's, count as the top layer's, like a norm after it."""
-    numbers = {name: int(found[1]) if (found := _LAYER.match(name)) else None for name, _ in model.named_parameters()}
+    numbers = {
+        name: int(found[1]) if (found := LAYER_NAME.match(name)) else None for name, _ in model.named_parameters()
+    }
     layers = 1 + max((number for number in numbers.values() if number is not None), default=0)
 
     def depth(name: str, number: int | None) -> int:

@@ -49,15 +49,12 @@ class RateGroup(Settings):
         return any(fnmatchcase(each, pattern) for pattern in self.patterns for each in _owners(name))
 
 
-def group_rates(
-    names: Iterable[str], groups: Sequence[RateGroup], key: str = "optimisation.groups"
-) -> dict[str, float]:
+def group_rates(names: Iterable[str], groups: Sequence[RateGroup]) -> dict[str, float]:
     """The factor of each parameter's learning rate: that of the first group that names it, or 1.
 
     Args:
         names: of the model's parameters.
         groups: in order.
-        key: the key of the groups, for messages.
 
     Raises:
         UsageError: a group names no parameter, or only parameters of earlier groups; or all would be frozen.
@@ -67,11 +64,13 @@ def group_rates(
     for number, group in enumerate(groups):
         named = {name for name in left if group.holds(name)}
         if not named:
-            raise UsageError(f"{key}.{number}.parameters: {_unknown(group, list(rates), any(map(group.holds, rates)))}")
+            raise UsageError(
+                f"optimisation.groups.{number}.parameters: {_unknown(group, list(rates), any(map(group.holds, rates)))}"
+            )
         rates |= dict.fromkeys(named, group.rate)
         left = [name for name in left if name not in named]
     if groups and not any(rates.values()):
-        raise UsageError(f"{key}: every parameter is frozen; give a group a rate above 0")
+        raise UsageError("optimisation.groups: every parameter is frozen; give a group a rate above 0")
     return rates
 
 

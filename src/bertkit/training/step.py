@@ -260,12 +260,7 @@ def merged(parts: Iterable[Mapping[str, TermTotal]]) -> dict[str, TermTotal]:
 
 def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
     """Number of tokens, and each term's total, over all ranks."""
-    first, *others = parts
-    tokens, totals = first
-    for more, part in others:
-        tokens += more
-        totals = {**totals, **{term: totals[term] + total if term in totals else total for term, total in part.items()}}
-    return tokens, totals
+    return sum(tokens for tokens, _ in parts), merged(part for _, part in parts)
 
 
 @torch.no_grad()

@@ -12,16 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.settings import Settings
 
 Plan = NDArray[Any]
-Ranges = NDArray[np.int64]
+Ranges = Int64Array
 
 
 class Layout(Settings, ABC):
@@ -77,6 +77,6 @@ class Address:
         sample_B: the row of each sample in its epoch's plan.
     """
 
-    def __init__(self, epoch_B: NDArray[np.int64], sample_B: NDArray[np.int64]) -> None:
+    def __init__(self, epoch_B: Int64Array, sample_B: Int64Array) -> None:
         self.epoch_B = epoch_B
         self.sample_B = sample_B

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 
-UniformOf = NDArray[np.float64]
+UniformOf = Float64Array
 """Numbers in [0, 1) of one sequence, as many as `LaneLayout.draws_of_sequence`."""
 
 
@@ -36,10 +36,10 @@ class LaneText(Protocol):
     def size(self) -> int:
         """Tokens."""
 
-    def read(self, first: int, end: int) -> tuple[Integers, Integers]:
+    def read(self, first: int, end: int) -> tuple[Int64Array, Int64Array]:
         """Ids of a range, and each token's place in the corpus, -1 of separators."""
 
-    def boundaries(self, first: int, end: int) -> Integers:
+    def boundaries(self, first: int, end: int) -> Int64Array:
         """The places in [first, end) where a segment of the text (a sentence, a separator) begins, ascending."""
 
     def boundary_before(self, place: int) -> int:
@@ -58,10 +58,10 @@ class LaneSequence:
         following: the token of the text behind those that the next sequence comes behind.
     """
 
-    ids_T: Integers
-    token_types_T: Integers
-    special_T: NDArray[np.bool_]
-    source_T: Integers
+    ids_T: Int64Array
+    token_types_T: Int64Array
+    special_T: BoolArray
+    source_T: Int64Array
     following: int
 
 

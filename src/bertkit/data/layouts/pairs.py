@@ -25,13 +25,13 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from scipy.stats import binom
 
+from bertkit.arrays import Int64Array
 from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.settings import UnreadKey
 
@@ -132,7 +132,7 @@ class PairLayout(Layout):
         )
 
 
-def _labels(plan_B: Plan) -> dict[str, Integers]:
+def _labels(plan_B: Plan) -> dict[str, Int64Array]:
     """By objective. The binary ones have the same label: whether the second segment does not follow the first."""
     one_document_B = np.where(plan_B["swapped"], Relation.PREVIOUS, Relation.NEXT)
     relation_B = np.where(plan_B["random"], Relation.RANDOM, one_document_B).astype(np.int64)
@@ -222,7 +222,7 @@ def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, dra
     Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial. The
     columns of `rows` are: first start, first end, second start, second end, random, swapped.
     """
-    rows_R6: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    rows_R6: Int64Array = np.array(rows, dtype=np.int64).reshape(-1, 6)
     first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]
     excess_R = np.maximum(first_R + second_R - maximum, 0)
     difference_R = np.minimum(np.abs(first_R - second_R), excess_R)

@@ -18,6 +18,8 @@ from bertkit.distillation.terms.base import (
 from bertkit.distillation.terms.logits import HardTargets, LogitError, LogitTerm, SoftTargets
 from bertkit.distillation.terms.states import Cosine, EmbeddingStates, FeatureMaps, HiddenStates, Patience
 
+LABELS = "labels"
+"""The name of the task's own loss among the terms."""
 TERMS: dict[str, type[DistillationTerm]] = {
     kind.term: kind
     for kind in (
@@ -34,6 +36,7 @@ TERMS: dict[str, type[DistillationTerm]] = {
 }
 
 __all__ = [
+    "LABELS",
     "TERMS",
     "Attention",
     "Cosine",

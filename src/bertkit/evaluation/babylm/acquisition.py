@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import pearsonr
 
+from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import (
@@ -43,8 +43,6 @@ from bertkit.models.scoring_rules import choose_rule
 from bertkit.progress import Progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers.common import field, list_in, numbered_lines, text_in
-
-Floats = NDArray[np.float64]
 
 CONTEXTS = "cdi_childes.json"
 CHILDREN = "cdi_human.csv"
@@ -81,7 +79,7 @@ def read_contexts(path: Path) -> list[WordContexts]:
     return found
 
 
-def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
+def read_children(path: Path) -> dict[str, tuple[Float64Array, Float64Array]]:
     """Ages in months and shares of children who say the word, (A,) each, for each word of `cdi_human.csv`.
 
     Raises:
@@ -91,7 +89,7 @@ def read_children(path: Path) -> dict[str, tuple[Floats, Floats]]:
     ages = [age for age in range(16, 31) if rows and str(age) in rows[0]]
     if not ages or "word" not in rows[0]:
         raise DataError(f"{path}: no column word, or none of ages 16 to 30; expected aoa/{CHILDREN}")
-    found: dict[str, tuple[Floats, Floats]] = {}
+    found: dict[str, tuple[Float64Array, Float64Array]] = {}
     for line, row in enumerate(rows, 2):
         try:
             share_A = np.array([float(row[str(age)]) if row[str(age)] else math.nan for age in ages])
@@ -174,7 +172,7 @@ def official_document(
 
 def agreement(
     surprisals: Mapping[int, Mapping[str, Sequence[float]]],
-    children: Mapping[str, tuple[Floats, Floats]],
+    children: Mapping[str, tuple[Float64Array, Float64Array]],
     guess_nats: float,
 ) -> dict[str, Any]:
     """Pearson's correlation of the models' and children's ages.
@@ -203,7 +201,7 @@ def agreement(
     return {"value": value if math.isfinite(value) else None, "words": len(pairs)}
 
 
-def child_age(age_A: Floats, share_A: Floats) -> float | None:
+def child_age(age_A: Float64Array, share_A: Float64Array) -> float | None:
     """The age in months at which half of the children say the word, by a sigmoid; None if there is no such age."""
     if len(age_A) < 3:
         return None
@@ -213,7 +211,7 @@ def child_age(age_A: Floats, share_A: Floats) -> float | None:
     return found if found is not None and low <= found <= high else None
 
 
-def model_age(read_P: Floats, nats_P: Floats, guess_nats: float) -> float | None:
+def model_age(read_P: Float64Array, nats_P: Float64Array, guess_nats: float) -> float | None:
     """The logarithm (base 10) of the words read at which surprisal is halfway from a guess to its lowest value."""
     if len(nats_P) < 3:
         return None
@@ -226,7 +224,7 @@ def model_age(read_P: Floats, nats_P: Floats, guess_nats: float) -> float | None
 
 
 def _crossing(
-    x_P: Floats, y_P: Floats, start: Sequence[float], level: float, bounds: Any = (-np.inf, np.inf)
+    x_P: Float64Array, y_P: Float64Array, start: Sequence[float], level: float, bounds: Any = (-np.inf, np.inf)
 ) -> float | None:
     """Where a sigmoid a / (1 + exp(-b (x - c))) + d fitted to the points has this value; None if nowhere, or if there
     are fewer points than parameters."""
@@ -243,5 +241,5 @@ def _crossing(
     return float(c - math.log(a / (level - d) - 1) / b)
 
 
-def _sigmoid(x_P: Floats, a: float, b: float, c: float, d: float) -> Floats:
+def _sigmoid(x_P: Float64Array, a: float, b: float, c: float, d: float) -> Float64Array:
     return np.asarray(a / (1 + np.exp(-b * (x_P - c))) + d)

@@ -19,6 +19,7 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.evaluation.blimp import NEAR_TIE
 from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.metrics.statistics import DEVIATIONS_OF_95
 from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.progress import Progress
 from bertkit.training.engine import Engine
@@ -26,9 +27,6 @@ from bertkit.training.engine import Engine
 COUNTS = ("accuracy", "accuracy_ties_shared", "accuracy_ties_wrong")
 """Ways to count: ties as correct (official); 1/m if m texts, including the correct one, tie for first place; ties as
 wrong."""
-
-Z = 1.959963984540054
-"""The normal quantile of a 95% interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def accuracy(subsets: Mapping[str, SubsetScore], weights: Mapping[str, float], c
         weights[name] ** 2 * subset.shares[count] * (1 - subset.shares[count]) / max(1, subset.items - 1)
         for name, subset in subsets.items()
     )
-    half = Z * math.sqrt(variance)
+    half = DEVIATIONS_OF_95 * math.sqrt(variance)
     return mean, [max(0.0, mean - half), min(1.0, mean + half)]
 
 

@@ -22,8 +22,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.scoring_rules import SCORING_RULES, LeftToRight, MaskedRule, ScoringRule, check_distribution
@@ -32,8 +32,6 @@ from bertkit.progress import Progress
 from bertkit.tasks.readers.common import numbered_lines
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.engine import Engine
-
-Floats = NDArray[np.float64]
 
 EYE_TRACKING = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
 SELF_PACED = "self_paced_reading_time"
@@ -56,7 +54,7 @@ class ReadingWords:
 
     word: list[tuple[str, str]]
     previous: list[tuple[str, str] | None]
-    columns: dict[str, Floats]
+    columns: dict[str, Float64Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def read_reading(path: Path) -> ReadingWords:
 
 def surprisals(
     loaded: LoadedModel, words: ReadingWords, rule: str, engine: Engine, progress: Progress
-) -> tuple[Floats, Floats]:
+) -> tuple[Float64Array, Float64Array]:
     """Surprisal in nats of each word, and of the previous word (NaN if there is none), (N,) each.
 
     Raises:
@@ -118,7 +116,9 @@ def surprisals(
     return np.array([nats[each] for each in words.word]), previous_N
 
 
-def reading_gains(words: ReadingWords, surprisal_N: Floats, previous_N: Floats, seed: int) -> dict[str, list[float]]:
+def reading_gains(
+    words: ReadingWords, surprisal_N: Float64Array, previous_N: Float64Array, seed: int
+) -> dict[str, list[float]]:
     """The two scores with their 95% intervals: `{"eye_tracking": [score, low, high], "self_paced_reading": ...}`.
 
     Fractions, not percent. Intervals are percentiles over resamples of the words, the same words for all times.
@@ -135,7 +135,9 @@ def reading_gains(words: ReadingWords, surprisal_N: Floats, previous_N: Floats, 
     return {"eye_tracking": _interval(mean_1R), "self_paced_reading": _interval(paced)}
 
 
-def partial_r2(time_N: Floats, predictors_NK: Floats, surprisal_N: Floats, count_RN: NDArray[np.int64]) -> Floats:
+def partial_r2(
+    time_N: Float64Array, predictors_NK: Float64Array, surprisal_N: Float64Array, count_RN: Int64Array
+) -> Float64Array:
     """(R2 with - R2 without) / (1 - R2 without) of least squares, (1 + R,): on all rows, then on each resample.
 
     The columns are those of `time ~ (a + b + c)**2` and an intercept; rows with an empty cell are left out. The result
@@ -161,11 +163,11 @@ def partial_r2(time_N: Floats, predictors_NK: Floats, surprisal_N: Floats, count
     greatest_R = rest_R22[:, 0, 0] * rest_R22[:, 1, 1]
     # A surprisal that is determined by the predictors explains nothing more.
     defined_R = rest_R22[:, 0, 0] > 1e-9 * product_RKK[:, -2, -2]
-    found_R: Floats = np.where(defined_R, rest_R22[:, 0, 1] ** 2 / np.where(defined_R, greatest_R, 1), 0.0)
+    found_R: Float64Array = np.where(defined_R, rest_R22[:, 0, 1] ** 2 / np.where(defined_R, greatest_R, 1), 0.0)
     return found_R
 
 
-def _interval(value_R: Floats) -> list[float]:
+def _interval(value_R: Float64Array) -> list[float]:
     low, high = np.percentile(value_R[1:], [2.5, 97.5])
     return [float(value_R[0]), float(low), float(high)]
 

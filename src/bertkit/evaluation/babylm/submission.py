@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.babylm.glue import wrong_sizes
 from bertkit.evaluation.babylm.items import ScoredItem, by_subset
 from bertkit.evaluation.babylm.tasks import READING, TASKS, BabylmTask
@@ -39,7 +39,6 @@ FAST_SIZES = {
     "reading": 1_726,
 }
 """Number of items in each task's fast sample; the official script rejects others."""
-Floats = NDArray[np.float64]
 
 
 def choice_predictions(task: BabylmTask, answered: Sequence[ScoredItem]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def choice_predictions(task: BabylmTask, answered: Sequence[ScoredItem]) -> dict
     }
 
 
-def reading_predictions(surprisal_N: Floats, previous_N: Floats) -> dict[str, Any]:
+def reading_predictions(surprisal_N: Float64Array, previous_N: Float64Array) -> dict[str, Any]:
     """The part for reading times: the surprisal of each word, and of the previous word (NaN if there is none)."""
     rows = zip(surprisal_N.tolist(), previous_N.tolist(), strict=True)
     return {READING: {"predictions": [{"id": k, "pred": own, "prev_pred": prev} for k, (own, prev) in enumerate(rows)]}}

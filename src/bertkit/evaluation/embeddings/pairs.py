@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, with_interval
 from bertkit.evaluation.embeddings.settings import VectorSettings
@@ -62,7 +62,7 @@ def evaluate_pairs(
     return _evaluate("pairs", arguments, table, settings, [*firsts, *seconds], compute)
 
 
-def pair_scores(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> tuple[dict[str, Any], dict[str, float]]:
+def pair_scores(cosine_N: Float64Array, label_N: BoolArray) -> tuple[dict[str, Any], dict[str, float]]:
     """Average precision with its interval, and accuracy and F1 at their best thresholds, with the thresholds."""
 
     def precision(predictions: Sequence[float], references: Sequence[bool]) -> float | None:
@@ -75,7 +75,7 @@ def pair_scores(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> tu
     return found, {name: threshold for name, (_, threshold) in best.items()}
 
 
-def best_thresholds(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> dict[str, tuple[float, float]]:
+def best_thresholds(cosine_N: Float64Array, label_N: BoolArray) -> dict[str, tuple[float, float]]:
     """The best accuracy and the best F1 of classifying pairs by a threshold on the cosine, each with its threshold."""
     # After each pair in decreasing order of the cosine: the counts for a threshold there.
     order_N = np.argsort(-cosine_N, kind="stable")
@@ -94,7 +94,7 @@ def best_thresholds(cosine_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -
     return found
 
 
-def average_precision(score_N: NDArray[np.float64], label_N: NDArray[np.bool_]) -> float | None:
+def average_precision(score_N: Float64Array, label_N: BoolArray) -> float | None:
     """The sum over thresholds of precision times the gain in recall, as in scikit-learn; None without positives."""
     positives = int(label_N.sum())
     if not positives:

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure
 from bertkit.evaluation.embeddings.settings import RetrievalSettings
 from bertkit.evaluation.embeddings.sources import VectorSource, model_source, word_source
 from bertkit.evaluation.run import EvaluationResult
 from bertkit.files import sha256_of
-from bertkit.inference.vector_types import Floats, normalised
+from bertkit.inference.vector_types import normalised
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.readers.common import field, json_rows, number_in, numbered_lines
 
@@ -171,7 +172,7 @@ def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> t
     return np.take_along_axis(score, order, axis=1), np.take_along_axis(number, order, axis=1)
 
 
-def _ready(vectors: Floats, settings: RetrievalSettings) -> Floats:
+def _ready(vectors: Float32Array, settings: RetrievalSettings) -> Float32Array:
     return normalised(vectors) if settings.similarity == "cosine" else vectors
 
 

@@ -17,12 +17,12 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.embeddings.settings import STS_SETS, StsSettings
 from bertkit.tasks.readers.common import field, number_in, numbered_lines, text_in
 from bertkit.tasks.readers.delimited import rows_of_lines
+from bertkit.tasks.readers.nli import SICK_SETS
 from bertkit.tasks.readers.table import table_rows
 
 SCORES = (0.0, 5.0)
 """The range of the published scores; SICK's start at 1."""
 _SPLITS = ("test", "dev", "train")
-_SICK_SPLITS = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _sick(directory: Path, settings: StsSettings) -> ScoredPairs | None:
     name = {"test": "SICK_test_annotated.txt", "train": "SICK_train.txt", "dev": "SICK_trial.txt"}[split]
     path, only = _below(directory, name), None
     if path is None:
-        path, only = _below(directory, "SICK.txt"), ("SemEval_set", _SICK_SPLITS[split])
+        path, only = _below(directory, "SICK.txt"), ("SemEval_set", SICK_SETS[split])
     if path is None:
         return None
     return ScoredPairs("sickr", split, (path,), {"sickr": list(_tab_table(path, columns, only))})

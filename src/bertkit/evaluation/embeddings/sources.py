@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Float32Array
 from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
-from bertkit.inference.embedder import Embedder, Floats
+from bertkit.inference.embedder import Embedder
 from bertkit.models.model_files import find_model
 from bertkit.text.word_split import word_places
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
@@ -41,7 +42,7 @@ class VectorSource:
     name: str
     fingerprint: str
     tokenizer: str | None
-    encode: Callable[[Sequence[str]], Floats]
+    encode: Callable[[Sequence[str]], Float32Array]
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +61,7 @@ def model_source(model: str, settings: VectorSettings, arguments: MeasurementArg
     )
     notes: dict[str, Any] = {"texts_cut": 0, "most_tokens": embedder.max_tokens}
 
-    def encode(texts: Sequence[str]) -> Floats:
+    def encode(texts: Sequence[str]) -> Float32Array:
         parts = embedder.parts(texts, "cut")
         notes["texts_cut"] += sum(several[0].cut > 0 for several in parts)
         return embedder.joined(parts)
@@ -92,7 +93,7 @@ def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterab
         "texts_without_known_words": 0,
     }
 
-    def encode(texts: Sequence[str]) -> Floats:
+    def encode(texts: Sequence[str]) -> Float32Array:
         found = np.zeros((len(texts), vectors.width), dtype=np.float32)
         for row, text in enumerate(texts):
             numbers = [each for word in _words(text) if (each := _number(vectors, word)) is not None]
@@ -127,14 +128,14 @@ def _number(vectors: WordVectors, word: str) -> int | None:
     return vectors.number.get(word.lower()) if number is None else number
 
 
-def cosines(first_NE: Floats, second_NE: Floats) -> Any:
+def cosines(first_NE: Float32Array, second_NE: Float32Array) -> Any:
     """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros."""
     first, second = first_NE.astype(np.float64), second_NE.astype(np.float64)
     product = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1))
     return (first * second).sum(axis=1) / np.where(product > 0, product, 1.0)
 
 
-def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Floats]:
+def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Float32Array]:
     """The vectors of several columns of texts; each distinct text is computed once."""
     numbers: dict[str, int] = {}
     for column in columns:

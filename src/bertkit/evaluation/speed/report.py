@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.evaluation.plots import MARKERS, new_figure, plain, save
+from bertkit.openmp import thread_count
 from bertkit.tables import write_csv
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
     points: Sequence[Mapping[str, Any]] = pareto["points"]
     batches = list(dict.fromkeys(point["batch"] for point in points))
     rounds, threads = results["settings"]["rounds"], results["threads"]
-    where = f"{threads} {'thread' if threads == 1 else 'threads'}" if results["device"] == "cpu" else results["device"]
+    where = thread_count(threads) if results["device"] == "cpu" else results["device"]
     where += ", processor time" if results["settings"]["clock"] == "processor" else ""
     goal = "score" if by_score else "size"
     title = (

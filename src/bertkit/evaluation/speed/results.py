@@ -18,6 +18,7 @@ from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.record import Score
 from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
 from bertkit.metrics.statistics import summarise
+from bertkit.openmp import thread_count
 from bertkit.tasks.published_compression import PublishedCompression, published_compression
 
 SUITE = "speed"
@@ -238,7 +239,7 @@ def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: Spee
 
 def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> dict[str, str]:
     """How the numbers were measured, in words."""
-    where = f"{threads} {'thread' if threads == 1 else 'threads'}" if device.type == "cpu" else device.type
+    where = thread_count(threads) if device.type == "cpu" else device.type
     return {
         "timed": f"forward pass on {where}, without gradients, up to the output of the task head if the model has one,"
         " else the states of all tokens; tokenization is not timed",

@@ -9,17 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.evaluation.run import (
-    EvaluationResult,
-    MeasurementArguments,
-    begin_measurement,
-    measurement_identity,
-)
+from bertkit.evaluation.run import EvaluationResult, MeasurementArguments, measure, measurement_identity
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.report import write_report
 from bertkit.evaluation.speed.results import SUITE, speed_results
 from bertkit.evaluation.speed.stopwatch import processor_share, threads
-from bertkit.evaluation.speed.timing import load_timed_models, measure
+from bertkit.evaluation.speed.timing import load_timed_models, time_models
 from bertkit.files import read_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RunDirectory
@@ -56,16 +51,16 @@ def evaluate_speed(
     with threads(settings.threads) as count:
         loaded = [each.loaded for each in timed_models]
         identity = measurement_identity("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
-        run = begin_measurement(identity, arguments)  # never reuse a finished one: times are only valid now
-        with run.recording(arguments.command):
-            run.write_environment()
+
+        def compute(run: RunDirectory) -> dict[str, Any]:
             with processor_share() as share:
-                timings = measure(timed_models, settings, engine.device, progress)
+                timings = time_models(timed_models, settings, engine.device, progress)
             found = speed_results(timed_models, timings, settings, threads=count, device=engine.device)
             found |= {"machine": _machine(run), "processor_share": share.of_processor}
             write_report(run.path, found)
-            run.write_results(found)
-    return EvaluationResult(run, found)
+            return found
+
+        return measure(identity, arguments, compute)  # never a finished one: times are only valid now
 
 
 def _machine(run: RunDirectory) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _unfit(model: HeadedModel, length: int) -> str | None:
     return "reads pairs of texts" if length < 2 and reads_pairs(model) else None
 
 
-def measure(
+def time_models(
     timed_models: Sequence[TimedModel], settings: SpeedSettings, device: torch.device, progress: Progress
 ) -> Timings:
     """Time every cell, in rounds over all models that can read it."""

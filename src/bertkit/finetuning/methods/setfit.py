@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
@@ -99,7 +99,7 @@ _NO_EXAMPLE = -1e4
 """The logit of a label without training examples."""
 
 
-def drawn_pairs(label_I: NDArray[np.int64], iterations: int, draw: Draw) -> NDArray[np.int64]:
+def drawn_pairs(label_I: Int64Array, iterations: int, draw: Draw) -> Int64Array:
     """The two examples of each pair and whether their labels are equal, (P, 3).
 
     Each example is paired with `iterations` others of its label (itself if it is the only one) and as many of other
@@ -119,7 +119,7 @@ def drawn_pairs(label_I: NDArray[np.int64], iterations: int, draw: Draw) -> NDAr
     return np.concatenate(found)
 
 
-def paired(features: Features, pairs_P3: NDArray[np.int64]) -> Features:
+def paired(features: Features, pairs_P3: Int64Array) -> Features:
     """Features in which each training example is a pair of texts."""
     writer = FeatureWriter()
     starts = features.starts_S1.tolist()

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, sha256_of, write_json
 from bertkit.inference.embed import InputText, embed_to_file
@@ -31,7 +32,7 @@ from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import vectors
 from bertkit.inference.search.bm25 import Bm25
 from bertkit.inference.search.settings import IndexSettings
-from bertkit.inference.vector_types import Floats, finished
+from bertkit.inference.vector_types import finished
 from bertkit.progress import Progress, silent_progress
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,9 @@ class TextIndex:
         return IndexSettings.model_validate(self.described["settings"])
 
     @cached_property
-    def vectors(self) -> Floats:
+    def vectors(self) -> Float32Array:
         """(N, E), a memory map."""
-        found: Floats = np.load(self.directory / _VECTORS, mmap_mode="r")
+        found: Float32Array = np.load(self.directory / _VECTORS, mmap_mode="r")
         if found.shape != (self.count, self.described["width"]):
             raise DataError(f"{self.directory / _VECTORS}: has shape {found.shape}; build the index again")
         return found
@@ -136,7 +137,7 @@ class TextIndex:
                 " build the index again"
             )
 
-    def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Floats:
+    def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Float32Array:
         """The vectors of queries, computed like those of the texts."""
         return finished(embedder.encode(texts, long=self.settings.long), embed_settings(self.settings))
 

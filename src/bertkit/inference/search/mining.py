@@ -68,8 +68,6 @@ def hard_negatives(
     pairs: Iterable[LabelledPair],
     right: dict[str, set[str]],
     settings: NegativeSettings,
-    *,
-    probes: int | None = None,
 ) -> Iterator[tuple[LabelledPair, list[tuple[str, float]]]]:
     """Each pair with its negatives and their cosines, nearest first; fewer if not enough qualify.
 
@@ -79,13 +77,12 @@ def hard_negatives(
         pairs: read block by block.
         right: all positives of each anchor; none of them becomes a negative.
         settings: which of the nearest texts are taken.
-        probes: see `set_probes`.
 
     Raises:
         DataError: the model differs from the index's.
     """
     index.check_model(embedder)
-    set_probes(index.faiss, probes)
+    set_probes(index.faiss, None)
     for block in _blocks(pairs):
         anchors = index.query_vectors(embedder, [pair.anchor for pair in block])
         positives = index.query_vectors(embedder, [pair.positive for pair in block])

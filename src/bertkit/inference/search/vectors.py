@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.search.settings import EXACT_UP_TO, IndexKind
 from bertkit.progress import Progress, silent_progress
 
 log = logging.getLogger(__name__)
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 _BLOCK = 65_536
 _TRAINING_VECTORS = 40
@@ -60,7 +58,7 @@ def cells_for(count: int) -> int:
     return int(2 ** max(0, round(math.log2(4 * math.sqrt(max(1, count))))))
 
 
-def build(vectors_NE: Floats, kind: IndexKind, *, progress: Progress = silent_progress) -> Any:
+def build(vectors_NE: Float32Array, kind: IndexKind, *, progress: Progress = silent_progress) -> Any:
     """A FAISS index of these vectors, added in blocks.
 
     Args:
@@ -130,7 +128,7 @@ def set_probes(index: Any, probes: int | None) -> None:
         index.hnsw.efSearch = probes or DEFAULT_PROBES
 
 
-def nearest(index: Any, query_QE: Floats, count: int) -> tuple[Floats, Ints]:
+def nearest(index: Any, query_QE: Float32Array, count: int) -> tuple[Float32Array, Int64Array]:
     """Cosines and numbers of the nearest vectors, (Q, K), nearest first; -1 if the index found fewer."""
     count = min(count, int(index.ntotal))
     if hasattr(index, "hnsw"):

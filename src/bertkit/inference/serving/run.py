@@ -16,7 +16,7 @@ from bertkit.inference.serving.app import build_app
 from bertkit.inference.serving.connections import address_of, open_socket, run_server
 from bertkit.inference.serving.served import ServedModel
 from bertkit.inference.serving.settings import ServeSettings
-from bertkit.models.similar_models import is_local_name
+from bertkit.run.similar_models import is_local_name
 
 _MODEL_DIRECTORY = "model"
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.masking.base import Chosen
@@ -51,7 +50,7 @@ class MarkedSpans(WholeWordMasking):
         prepared._number = shards.span_fields.index(self.field)
         return prepared
 
-    def span_tokens(self, samples: Samples) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def span_tokens(self, samples: Samples) -> tuple[BoolArray, BoolArray]:
         """Which tokens begin a span of the field, and which belong to one, including the first; each (T,)."""
         assert self._number is not None, "prepared() finds the field"
         assert samples.spans_T is not None, "layouts give the spans of shards that have some"
@@ -67,7 +66,7 @@ class AnnotatedSpans(MarkedSpans):
     field: str = Field("spans", description="Which of data.reading.span_fields is used.")
     phrase_rate: float = Field(0.15, gt=0, le=1, description="Probability that a span is chosen.")
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         starts_T, inside_T = self.span_tokens(samples)
         words = self.words(samples, vocabulary)
         return draw_phrases(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
@@ -35,8 +35,8 @@ class Chosen:
         first_M: the packed position of the first token of each one's unit; None if every token is its own unit.
     """
 
-    index_M: Integers
-    first_M: Integers | None = None
+    index_M: Int64Array
+    first_M: Int64Array | None = None
 
 
 class MaskingStrategy(Settings, ABC):
@@ -48,7 +48,7 @@ class MaskingStrategy(Settings, ABC):
     reads_annotated_spans: ClassVar[bool] = False
     """Whether it chooses spans that are annotated in the corpus."""
 
-    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+    def counts_B(self, rate: float, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
         """The number of tokens to choose: BERT's rule, which includes special tokens, and at least one.
 
         Args:
@@ -56,7 +56,7 @@ class MaskingStrategy(Settings, ABC):
             lengths_B: tokens of each sequence.
             ordinary_B: those that may be chosen.
         """
-        counts_B: Integers = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
+        counts_B: Int64Array = np.maximum(1, np.rint(rate * lengths_B)).astype(np.int64)
         return counts_B
 
     def errors(self, data: DataConfig) -> list[str]:
@@ -73,11 +73,11 @@ class MaskingStrategy(Settings, ABC):
         return self
 
     @abstractmethod
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         """The tokens to predict, at most `counts_B` of each sequence and none of `samples.fixed_T`."""
 
 
-def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> Integers:
+def ranked(key_C: Float64Array, sequence_C: Int64Array, sequences: int) -> Int64Array:
     """Candidates in the order of their keys, (K, B): row k contains the k-th of every sequence, -1 if it has no more.
 
     Args:
@@ -94,7 +94,7 @@ def ranked(key_C: NDArray[np.float64], sequence_C: Integers, sequences: int) -> 
     return ranked_KB
 
 
-def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) -> NDArray[np.bool_]:
+def within_budget(length_C: Int64Array, sequence_C: Int64Array, counts_B: Int64Array) -> BoolArray:
     """The candidates that are taken if each sequence takes its own in this order, skipping those that no longer fit.
 
     Args:
@@ -120,14 +120,14 @@ def within_budget(length_C: Integers, sequence_C: Integers, counts_B: Integers) 
         remaining_C = remaining_C[~fits_c]
 
 
-def spread(start_U: Integers, length_U: Integers) -> tuple[Integers, Integers]:
+def spread(start_U: Int64Array, length_U: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The tokens of ranges, concatenated, and the number of each token's range."""
     range_M = np.repeat(np.arange(start_U.size), length_U)
     offset_U = np.cumsum(length_U) - length_U
     return np.arange(range_M.size) - offset_U[range_M] + start_U[range_M], range_M
 
 
-def chosen_units(start_U: Integers, length_U: Integers) -> Chosen:
+def chosen_units(start_U: Int64Array, length_U: Int64Array) -> Chosen:
     """The tokens of units that do not overlap, given in any order."""
     order_U = np.argsort(start_U, kind="stable")
     index_M, unit_M = spread(start_U[order_U], length_U[order_U])

@@ -21,11 +21,11 @@ from itertools import count
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.annotated import MarkedSpans
 from bertkit.objectives.masking.base import Chosen
 from bertkit.objectives.masking.spans import Spans, merged, take
@@ -51,10 +51,10 @@ class EntitySpans(MarkedSpans):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         yield from self.others.unread_keys(recipe)
 
-    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+    def counts_B(self, rate: float, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
         return self.others.counts_B(rate, lengths_B, ordinary_B)
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         others, words = self.others, self.words(samples, vocabulary)
         starts_T, inside_T = self.span_tokens(samples)
         start_E = np.flatnonzero(starts_T)
@@ -69,7 +69,7 @@ class EntitySpans(MarkedSpans):
             if not sequence_b.size:
                 return merged(np.flatnonzero(chosen_T), samples.sequence_T)
 
-            def uniform_b(purpose: str, sequence_b: Integers = sequence_b, turn: int = turn) -> NDArray[np.float64]:
+            def uniform_b(purpose: str, sequence_b: Int64Array = sequence_b, turn: int = turn) -> Float64Array:
                 return draw.uniform(
                     purpose,
                     epoch=samples.epoch_B[sequence_b],
@@ -95,15 +95,15 @@ class EntitySpans(MarkedSpans):
 class _PerSequence:
     """Items ordered by sequence, from which one of a sequence's own is drawn."""
 
-    def __init__(self, count_B: Integers) -> None:
+    def __init__(self, count_B: Int64Array) -> None:
         self.count_B = count_B
         self.first_B = np.cumsum(count_B) - count_B
 
     @classmethod
-    def of(cls, sequence_X: Integers, sequences: int) -> _PerSequence:
+    def of(cls, sequence_X: Int64Array, sequences: int) -> _PerSequence:
         return cls(np.bincount(sequence_X, minlength=sequences))
 
-    def drawn(self, sequence_b: Integers, uniform_b: NDArray[np.float64]) -> Integers:
+    def drawn(self, sequence_b: Int64Array, uniform_b: Float64Array) -> Int64Array:
         """The number of the item that each of these sequences draws; each must have at least one."""
-        drawn_b: Integers = self.first_B[sequence_b] + (uniform_b * self.count_B[sequence_b]).astype(np.int64)
+        drawn_b: Int64Array = self.first_B[sequence_b] + (uniform_b * self.count_B[sequence_b]).astype(np.int64)
         return drawn_b

@@ -18,8 +18,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, chosen_units, ranked
 from bertkit.objectives.masking.words import WholeWordMasking
 
@@ -30,7 +31,7 @@ class Ngrams(WholeWordMasking):
     name: Literal["ngrams"] = "ngrams"
     longest: int = Field(3, ge=1, description="Maximum n-gram length in words.")
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         words = self.words(samples, vocabulary)
         drawn_W = self.drawn(samples.uniform_T(draw, "mask/length")[words.start_W])
         number_W = np.minimum(drawn_W, words.end_W - np.arange(drawn_W.size))
@@ -59,8 +60,8 @@ class Ngrams(WholeWordMasking):
         word_U = np.flatnonzero(taken_W)
         return chosen_units(words.start_W[word_U], subwords_W1[word_U + taken_W[word_U]] - subwords_W1[word_U])
 
-    def drawn(self, uniform_W: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Integers:
+    def drawn(self, uniform_W: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Int64Array:
         """Lengths in words, from uniform numbers in [0, 1)."""
         weight_N = 1.0 / np.arange(1, self.longest + 1)
-        drawn_W: Integers = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_W, side="right")
+        drawn_W: Int64Array = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_W, side="right")
         return drawn_W

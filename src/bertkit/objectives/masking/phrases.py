@@ -3,7 +3,7 @@
 Sun et al. 2019, ERNIE 1.0, arXiv:1904.09223, section 3.2: knowledge masking by phrases and entities. As in the released
 batching.py, a whole unit is chosen with probability 0.15, and whether a token is masked, replaced or kept is drawn for
 each token. The paper's phrases come from a chunker and an entity tagger; here they come from a file, or are the
-collocations of the corpus (data/collocations.py). Sibling annotated.py uses those that are marked in the corpus.
+collocations of the corpus (collocations.py). Sibling annotated.py uses those that are marked in the corpus.
 
 A phrase is a sequence of whole words; if several overlap, the longest is used. Each one is chosen with probability
 `phrase_rate`; then words outside of phrases fill up the count, and if these are not enough, the remaining phrases. A
@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
-from bertkit.data.collocations import Collocations, entries_seen
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.files import sha256_of
 from bertkit.objectives.masking.base import Chosen, chosen_units, within_budget
+from bertkit.objectives.masking.collocations import Collocations, entries_seen
 from bertkit.objectives.masking.words import BatchWords, WholeWordMasking
 from bertkit.settings import UnreadKey
 from bertkit.text.lexicon import PhraseTable, read_lexicon
@@ -117,7 +117,7 @@ class Phrases(WholeWordMasking):
                 " set lexicon_sha256 to null for a run with the new one"
             )
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         assert self._table is not None, "prepared() finds the phrases"
         words = self.words(samples, vocabulary)
         # All words of a run have the same end, which is unique to the run.
@@ -138,10 +138,10 @@ class Phrases(WholeWordMasking):
 def draw_phrases(
     samples: Samples,
     words: BatchWords,
-    starts_T: NDArray[np.bool_],
-    inside_T: NDArray[np.bool_],
+    starts_T: BoolArray,
+    inside_T: BoolArray,
     rate: float,
-    counts_B: Integers,
+    counts_B: Int64Array,
     draw: Draw,
 ) -> Chosen:
     """Choose random whole phrases, then words until the count is reached, then the remaining phrases.

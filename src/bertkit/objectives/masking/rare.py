@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy, ranked
 from bertkit.text.tokenizer import Tokenizer
@@ -34,14 +34,14 @@ class RareTokens(MaskingStrategy):
         0.7, ge=0, description="Exponent: a token's weight is its count in the corpus to the power of minus this."
     )
 
-    _weight_V: NDArray[np.float64] | None = PrivateAttr(None)
+    _weight_V: Float64Array | None = PrivateAttr(None)
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         prepared = self.model_copy()
         prepared._weight_V = np.maximum(shards.token_counts_V, 1).astype(np.float64) ** -self.exponent
         return prepared
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         assert self._weight_V is not None, "prepared() counts the corpus"
         free_T = ~samples.fixed_T
         index_C, sequence_C = np.flatnonzero(free_T), samples.sequence_T[free_T]

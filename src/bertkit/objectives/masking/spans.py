@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, ranked, spread
 from bertkit.objectives.masking.words import WholeWordMasking
 from bertkit.settings import UnreadKey
@@ -41,12 +41,12 @@ class Spans(WholeWordMasking):
         if self.longest == 1:
             yield UnreadKey("p", "units.longest is 1: every span is one word", "raise longest")
 
-    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+    def counts_B(self, rate: float, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
         """The rate times the number of ordinary tokens, rounded up."""
-        counts_B: Integers = np.ceil(rate * ordinary_B).astype(np.int64)
+        counts_B: Int64Array = np.ceil(rate * ordinary_B).astype(np.int64)
         return counts_B
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         words = self.words(samples, vocabulary)
         number_T = self.drawn(samples.uniform_T(draw, "mask/length"))
         candidate_C = np.flatnonzero(words.word_T >= 0)
@@ -67,15 +67,15 @@ class Spans(WholeWordMasking):
             take(sequence_b, start_b, length_b, chosen_T, left_B)
         return merged(np.flatnonzero(chosen_T), samples.sequence_T)
 
-    def drawn(self, uniform_T: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Integers:
+    def drawn(self, uniform_T: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Int64Array:
         """Lengths in words, from uniform numbers in [0, 1)."""
         weight_N = self.p * (1 - self.p) ** np.arange(self.longest)
-        drawn_T: Integers = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_T, side="right")
+        drawn_T: Int64Array = 1 + np.searchsorted(np.cumsum(weight_N / weight_N.sum())[:-1], uniform_T, side="right")
         return drawn_T
 
 
 def take(
-    sequence_b: Integers, start_b: Integers, length_b: Integers, chosen_T: NDArray[np.bool_], left_B: Integers
+    sequence_b: Int64Array, start_b: Int64Array, length_b: Int64Array, chosen_T: BoolArray, left_B: Int64Array
 ) -> None:
     """Choose one span in each of these sequences: as many of its new tokens as the count still allows.
 
@@ -94,7 +94,7 @@ def take(
     left_B[sequence_b] -= np.bincount(span[allowed], minlength=sequence_b.size)
 
 
-def merged(index_M: Integers, sequence_T: Integers) -> Chosen:
+def merged(index_M: Int64Array, sequence_T: Int64Array) -> Chosen:
     """Chosen tokens as spans: adjacent tokens of one sequence form one."""
     if not index_M.size:
         return Chosen(index_M, index_M)

@@ -22,12 +22,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 REMEMBERED_EPOCHS = 16
@@ -56,12 +56,12 @@ class TiledSpans(MaskingStrategy):
             )
         return found
 
-    def counts_B(self, rate: float, lengths_B: Integers, ordinary_B: Integers) -> Integers:
+    def counts_B(self, rate: float, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
         """The rate times the number of ordinary tokens, rounded, and at least one."""
-        counts_B: Integers = np.maximum(1, np.rint(rate * ordinary_B)).astype(np.int64)
+        counts_B: Int64Array = np.maximum(1, np.rint(rate * ordinary_B)).astype(np.int64)
         return counts_B
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         place_B = samples.epoch_B % REMEMBERED_EPOCHS
         times_T = np.zeros(samples.ids_T.size, dtype=np.int64)
         chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
@@ -79,7 +79,7 @@ class TiledSpans(MaskingStrategy):
         index_M = np.flatnonzero(chosen_T)
         return Chosen(index_M, first_T[index_M])
 
-    def _spans(self, samples: Samples, epoch_B: Integers, draw: Draw) -> tuple[Integers, NDArray[np.float64]]:
+    def _spans(self, samples: Samples, epoch_B: Int64Array, draw: Draw) -> tuple[Int64Array, Float64Array]:
         """For each token in an epoch, the packed position of its span's first token, and the span's uniform number.
 
         A special token ends a span, so none reaches from one document into the next.
@@ -97,7 +97,7 @@ class TiledSpans(MaskingStrategy):
         return first_T, draw.uniform("mask/choose", **at, position=samples.position_T[first_T])
 
 
-def _smallest(key_T: NDArray[np.float64], counts_B: Integers, samples: Samples) -> NDArray[np.bool_]:
+def _smallest(key_T: Float64Array, counts_B: Int64Array, samples: Samples) -> BoolArray:
     """The tokens of each sequence with the smallest keys that may be chosen; the first if tied."""
     order_T = np.lexsort((np.where(samples.fixed_T, np.inf, key_T), samples.sequence_T))
     # The sort keeps sequences in order, so a token's rank is its position within its sequence.

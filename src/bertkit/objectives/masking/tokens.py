@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy
 
 
@@ -21,7 +22,7 @@ class Tokens(MaskingStrategy):
 
     name: Literal["pieces"] = "pieces"
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         # With one uniform number per candidate, the k smallest are a uniform choice of k without replacement.
         order_T = np.lexsort(
             (np.where(samples.fixed_T, 2.0, samples.uniform_T(draw, "mask/choose")), samples.sequence_T)

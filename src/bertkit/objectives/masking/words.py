@@ -16,8 +16,9 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import PrivateAttr
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Integers, Samples, Vocabulary
+from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.objectives.masking.base import Chosen, MaskingStrategy, chosen_units, within_budget
 from bertkit.text.tokenizer import Tokenizer
@@ -36,11 +37,11 @@ class BatchWords:
         word_T: the word of each token, -1 for fixed tokens.
     """
 
-    start_W: Integers
-    length_W: Integers
-    sequence_W: Integers
-    end_W: Integers
-    word_T: Integers
+    start_W: Int64Array
+    length_W: Int64Array
+    sequence_W: Int64Array
+    end_W: Int64Array
+    word_T: Int64Array
 
     @classmethod
     def of(cls, samples: Samples, marks: WordMarks) -> BatchWords:
@@ -77,7 +78,7 @@ class Words(WholeWordMasking):
 
     name: Literal["words"] = "words"
 
-    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Integers, draw: Draw) -> Chosen:
+    def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         words = self.words(samples, vocabulary)
         order_W = np.lexsort((samples.uniform_T(draw, "mask/choose")[words.start_W], words.sequence_W))
         taken_W = order_W[within_budget(words.length_W[order_W], words.sequence_W[order_W], counts_B)]

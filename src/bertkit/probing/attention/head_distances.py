@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.probing.attention.measure import Floats, Maps
+from bertkit.probing.attention.measure import Maps
 from bertkit.probing.sentences import EncodedSentence
 
 
@@ -36,7 +36,7 @@ class HeadDistances:
     def __init__(self, share: float, draw: Draw) -> None:
         self.tokens = 0
         self._share, self._draw = share, draw
-        self._sums_AA: Floats = np.zeros((0, 0))
+        self._sums_AA: Float64Array = np.zeros((0, 0))
 
     def add(self, maps: Maps) -> None:
         """Add a batch."""
@@ -50,13 +50,13 @@ class HeadDistances:
         self._sums_AA = self._sums_AA + found_AA if self.tokens else found_AA
         self.tokens += row_R.numel()
 
-    def _chosen(self, sentence: EncodedSentence) -> NDArray[np.int64]:
+    def _chosen(self, sentence: EncodedSentence) -> Int64Array:
         places = np.arange(sentence.ids_T.size)
         if self._share >= 1:
             return places
         return places[self._draw.uniform("token", sample=sentence.number, position=places) < self._share]
 
-    def means(self) -> Floats:
+    def means(self) -> Float64Array:
         """Mean divergence of every two heads, (A, A), in nats.
 
         Raises:
@@ -67,7 +67,7 @@ class HeadDistances:
         return self._sums_AA / self.tokens
 
 
-def pairwise(rows_ARn: Tensor) -> Floats:
+def pairwise(rows_ARn: Tensor) -> Float64Array:
     """Divergence of every two heads, in nats, summed over tokens, (A, A): the entropy of the mean of two rows minus the
     mean of their entropies; symmetric, 0 on the diagonal."""
     heads = rows_ARn.shape[0]
@@ -82,7 +82,7 @@ def pairwise(rows_ARn: Tensor) -> Floats:
     return sums_AA + sums_AA.T
 
 
-def plane(distances_AA: Floats) -> tuple[Floats, float]:
+def plane(distances_AA: Float64Array) -> tuple[Float64Array, float]:
     """Points in a plane whose distances approximate the given ones, (A, 2), and the error of the approximation.
 
     Args:
@@ -97,7 +97,7 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
     squared = distances_AA**2
     centred = -(squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean()) / 2
     values, vectors = np.linalg.eigh(centred)
-    start: Floats = vectors[:, ::-1][:, :2] * np.sqrt(np.clip(values[::-1][:2], 0.0, None))
+    start: Float64Array = vectors[:, ::-1][:, :2] * np.sqrt(np.clip(values[::-1][:2], 0.0, None))
     if not np.any(distances_AA):
         return start, 0.0
     points, _ = smacof(distances_AA, n_components=2, init=start, n_init=1, max_iter=300, normalized_stress=False)
@@ -108,11 +108,11 @@ def plane(distances_AA: Floats) -> tuple[Floats, float]:
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
     turned = centred @ axes.T
     signs = np.sign(turned[np.abs(turned).argmax(0), range(turned.shape[1])])
-    placed: Floats = turned * np.where(signs == 0, 1.0, signs)
+    placed: Float64Array = turned * np.where(signs == 0, 1.0, signs)
     return placed, stress
 
 
-def within_and_between(distances_AA: Floats, layer_A: NDArray[np.int64]) -> tuple[float, float]:
+def within_and_between(distances_AA: Float64Array, layer_A: Int64Array) -> tuple[float, float]:
     """Mean distance of two heads of one layer, and of two heads of different layers; NaN if there are none."""
     same = layer_A[:, None] == layer_A
     other_pairs, same_pairs = ~same, same & ~np.eye(layer_A.size, dtype=bool)

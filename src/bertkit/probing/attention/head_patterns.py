@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
@@ -77,7 +78,7 @@ def pairs(
         )
 
 
-def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArray[np.int64]:
+def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> Int64Array:
     """The shape of each head's map for one pair, (A,), as indices into `PATTERNS`.
 
     Args:
@@ -100,7 +101,7 @@ def classify(maps_Ann: Tensor, pair: EncodedSentence, first_words: int) -> NDArr
 
 def by_rule(
     vertical_A: NDArray[np.floating], diagonal_A: NDArray[np.floating], within_A: NDArray[np.floating]
-) -> NDArray[np.int64]:
+) -> Int64Array:
     """The shapes that the rule gives for v, d and s."""
     total_A = vertical_A + diagonal_A
     concentrated = np.where(vertical_A >= ALONE * total_A, 0, np.where(diagonal_A >= ALONE * total_A, 1, 2))

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Int64Array
 from bertkit.probing.sentences import EncodedSentence
 
-Int64s = NDArray[np.int64]
 DIRECTIONS = ("dependent attends to head", "head attends to dependent")
 ALL = "all"
 PUNCTUATION = "punct"
@@ -51,7 +50,7 @@ def among_words(maps_Ann: Tensor, sentence: EncodedSentence) -> Tensor:
     return word_attention(maps_Ann, sentence)[:, words[:, None], words]
 
 
-def _units(sentence: EncodedSentence) -> Int64s:
+def _units(sentence: EncodedSentence) -> Int64Array:
     """The number of each token's word or special token, in text order, (n,)."""
     word_T = sentence.word_T
     begins = np.ones(word_T.size, dtype=bool)
@@ -59,11 +58,11 @@ def _units(sentence: EncodedSentence) -> Int64s:
     return np.cumsum(begins) - 1
 
 
-def predicted_heads(attention_AWW: Tensor) -> Int64s:
+def predicted_heads(attention_AWW: Tensor) -> Int64Array:
     """Each head's prediction of every word's syntactic head, (2, A, W), for `DIRECTIONS`; never the word itself."""
     own = torch.eye(attention_AWW.shape[-1], dtype=torch.bool)
     others_AWW = attention_AWW.masked_fill(own, -1.0)
-    found: Int64s = torch.stack([others_AWW.argmax(-1), others_AWW.argmax(-2)]).numpy()
+    found: Int64Array = torch.stack([others_AWW.argmax(-1), others_AWW.argmax(-2)]).numpy()
     return found
 
 
@@ -100,7 +99,7 @@ class DependencyScores:
         self._number = {name: number for number, name in enumerate(self.relations)}
         self._counts = np.zeros(len(self.relations), dtype=np.int64)
         self._offset_hits = np.zeros((len(self.relations), len(OFFSETS)), dtype=np.int64)
-        self._hits: Int64s | None = None
+        self._hits: Int64Array | None = None
 
     def add(self, attention_AWW: Tensor, heads: Sequence[int], relations: Sequence[str]) -> None:
         """Add a sentence.
@@ -136,7 +135,7 @@ class DependencyScores:
         ]
         return [row for row in rows if row.count >= max(1, least)]
 
-    def _best(self, name: str, count: int, hits_2A: Int64s, hits_O: Int64s) -> RelationScore:
+    def _best(self, name: str, count: int, hits_2A: Int64Array, hits_O: Int64Array) -> RelationScore:
         direction, head = np.unravel_index(int(hits_2A.argmax()), hits_2A.shape)
         offset, total = int(hits_O.argmax()), max(1, int(count))
         return RelationScore(

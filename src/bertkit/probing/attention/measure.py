@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
@@ -31,7 +31,6 @@ from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer
 
-Floats = NDArray[np.float64]
 PATTERN = "blocks.{n}.attn.hook_pattern"
 TARGETS = ("cls", "sep", "punctuation", "self", "previous", "next")
 """Targets that attention is measured to."""
@@ -138,7 +137,7 @@ class SpecialTokens:
         has = tokenizer.roles
         return cls(tokenizer.cls_id if "cls" in has else None, tokenizer.sep_id if "sep" in has else None)
 
-    def marks(self, sentence: EncodedSentence) -> NDArray[np.bool_]:
+    def marks(self, sentence: EncodedSentence) -> BoolArray:
         """Which tokens are [CLS], [SEP] and punctuation, (n, C)."""
         marks = np.zeros((sentence.ids_T.size, len(_MARKED)), dtype=np.bool_)
         for column, token_id in enumerate((self.cls_id, self.sep_id)):
@@ -240,7 +239,7 @@ class HeadProfile:
         sentences, tokens: their numbers.
     """
 
-    values: dict[str, Floats]
+    values: dict[str, Float64Array]
     even: dict[str, float]
     sentences: int
     tokens: int

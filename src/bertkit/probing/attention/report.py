@@ -14,14 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.evaluation.plots import MARKERS, layer_ticks, legend_below, new_figure, plain
 from bertkit.models.pruning import HeadNumbers
 from bertkit.probing.attention.head_distances import plane, within_and_between
 from bertkit.probing.attention.head_patterns import PATTERNS
 from bertkit.probing.attention.head_syntax import DIRECTIONS, FARTHEST, RelationScore
-from bertkit.probing.attention.measure import Floats, HeadProfile, head_names, numbers_from_1
+from bertkit.probing.attention.measure import HeadProfile, head_names, numbers_from_1
 from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PatternCounts:
         too_long: number of pairs too long for the model.
     """
 
-    counts_AP: NDArray[np.int64]
+    counts_AP: Int64Array
     pairs: int
     too_long: int
 
@@ -102,7 +102,7 @@ class AttentionResults:
 
     numbers: HeadNumbers
     profile: HeadProfile
-    divergence_AA: Floats
+    divergence_AA: Float64Array
     divergence_tokens: int
     patterns: PatternCounts | None
     relations: Sequence[RelationScore]
@@ -161,7 +161,7 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
     return summary, findings
 
 
-def _known_targets(values: Table | dict[str, Floats]) -> list[str]:
+def _known_targets(values: Table | dict[str, Float64Array]) -> list[str]:
     """Targets that the vocabulary has."""
     return [name for name in NAMES if not np.isnan(np.asarray(values[name], dtype=float)).all()]
 
@@ -275,7 +275,7 @@ def _distances(
     results: AttentionResults,
     names: Sequence[str],
     mostly_A: Sequence[str],
-    points_A2: Floats,
+    points_A2: Float64Array,
     means: tuple[float, float, float],
 ) -> Finding:
     within, between, stress = means

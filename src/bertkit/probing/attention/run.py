@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
@@ -172,7 +172,7 @@ def _patterns(
     first_words = {pair.number: (pair, words) for pair, words in pairs(some, sequences, notes)}
     if not first_words:
         return None
-    counts_AP: NDArray[np.int64] | int = 0
+    counts_AP: Int64Array | int = 0
     for maps in _maps(subject.model, [pair for pair, _ in first_words.values()], engine):
         for place, pair in enumerate(maps.sentences):
             shape_A = classify(maps.of(place), pair, first_words[pair.number][1])

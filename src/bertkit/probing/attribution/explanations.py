@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
@@ -32,7 +31,6 @@ from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.states import recorded
 
-Floats = NDArray[np.float64]
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")
 ROLLOUT = "attention_rollout"
 METHODS = (*GRADIENT_METHODS, ROLLOUT)

@@ -15,15 +15,15 @@ Shapes: T tokens of all sentences, n of one, D width.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertkit.arrays import BoolArray, Int64Array
+from bertkit.data.random import derived_seed
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
@@ -60,7 +60,7 @@ class TokenStates:
     """
 
     layers: tuple[Tensor, ...]
-    sentence_T: NDArray[np.int64]
+    sentence_T: Int64Array
 
     def of(self, sentences: Sequence[int]) -> TokenStates:
         """The states of these sentences."""
@@ -83,7 +83,7 @@ def token_states(
         DataError: the model has no hidden states to record, or they are not finite.
     """
     parts: list[tuple[Tensor, ...]] = []
-    numbers: list[NDArray[np.int64]] = []
+    numbers: list[Int64Array] = []
     done = 0
     stream = layer_states(model, map(as_tokens, sentences), max_batch_tokens=max_batch_tokens, device=device)
     with progress("hidden states", len(sentences), "sentences") as meter:
@@ -96,7 +96,7 @@ def token_states(
     return TokenStates(layers, np.concatenate(numbers))
 
 
-def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: NDArray[np.int64]) -> NDArray[np.bool_]:
+def identified(guess_TD: Tensor, inputs_TD: Tensor, sentence_T: Int64Array) -> BoolArray:
     """Whether a token's own input is, of all inputs of its sentence, the nearest to its guess by cosine, (T,).
 
     Args:
@@ -135,8 +135,7 @@ def perceptron_map(states_TD: Tensor, inputs_TD: Tensor, *, epochs: int, seed: i
     width, out = states_TD.shape[1], inputs_TD.shape[1]
     state_mean, state_scale = states_TD.mean(0), states_TD.std(0).clamp_min(1e-6)
     input_mean, input_scale = inputs_TD.mean(0), inputs_TD.std(0).clamp_min(1e-6)
-    digest = hashlib.sha256(f"{seed}/perceptron".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator().manual_seed(derived_seed(seed, "perceptron") >> 1)
     net = nn.Sequential(nn.Linear(width, _WIDTH_FACTOR * width), nn.GELU(), nn.Linear(_WIDTH_FACTOR * width, out))
     with torch.no_grad():
         for name, parameter in net.named_parameters():

@@ -18,15 +18,15 @@ batch.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bertkit.arrays import Float64Array
+from bertkit.data.random import derived_seed
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of
@@ -35,7 +35,6 @@ from bertkit.models.scoring_rules import reads_causally
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed
 
-Floats = NDArray[np.float64]
 GROUPS = (("itself", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3 to 5", 3, 5), ("6 to 10", 6, 10), ("more than 10", 11, None))
 """Groups of distances to sum over: name, from, to."""
 FARTHEST = 10
@@ -53,8 +52,7 @@ def directions(width: int, count: int, *, seed: int, sentence: int) -> Tensor:
     """
     if count >= width:
         return torch.eye(width)
-    digest = hashlib.sha256(f"{seed}/{sentence}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator().manual_seed(derived_seed(seed, sentence) >> 1)
     basis_DK, _ = torch.linalg.qr(torch.randn(width, count, generator=generator, dtype=torch.float64))
     along_KD: Tensor = (basis_DK.T * (width / count) ** 0.5).float()
     return along_KD
@@ -116,13 +114,13 @@ def _dual_along(moved_TD: Tensor) -> Callable[[Tensor], Tensor]:
     return edit
 
 
-def contributions(squares_Lnn: Tensor) -> Floats:
+def contributions(squares_Lnn: Tensor) -> Float64Array:
     """Shares c, (L, n, n): layer, state j, input i; they sum to 1 over inputs. A state that depends on no input (in no
     working model) is shared evenly."""
     norms_Lnn = squares_Lnn.sqrt()
     total_Ln1 = norms_Lnn.sum(-1, keepdim=True)
     even = torch.full_like(norms_Lnn, 1 / norms_Lnn.shape[-1])
-    found: Floats = torch.where(total_Ln1 > 0, norms_Lnn / total_Ln1, even).numpy()
+    found: Float64Array = torch.where(total_Ln1 > 0, norms_Lnn / total_Ln1, even).numpy()
     return found
 
 
@@ -135,13 +133,13 @@ class Contributions:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._own: list[Floats] = []
-        self._led_L: Floats | int = 0
-        self._offset_sums: Floats | int = 0
-        self._offset_counts: Floats | int = 0
-        self._group_sums: Floats | int = 0
+        self._own: list[Float64Array] = []
+        self._led_L: Float64Array | int = 0
+        self._offset_sums: Float64Array | int = 0
+        self._offset_counts: Float64Array | int = 0
+        self._group_sums: Float64Array | int = 0
 
-    def add(self, shares_Lnn: Floats) -> None:
+    def add(self, shares_Lnn: Float64Array) -> None:
         """Add a sentence."""
         size = shares_Lnn.shape[-1]
         self.tokens += size
@@ -155,22 +153,22 @@ class Contributions:
         self._group_sums = self._group_sums + np.stack([(shares_Lnn * each).sum((-1, -2)) for each in within], axis=1)
 
     @property
-    def own_LT(self) -> Floats:
+    def own_LT(self) -> Float64Array:
         """Share of a token's own input in its state, for all states, (L, T)."""
         return np.concatenate(self._own, axis=1)
 
     @property
-    def led_by_others_L(self) -> Floats:
+    def led_by_others_L(self) -> Float64Array:
         """Share of states to which another token contributes most."""
         return np.asarray(self._led_L / self.tokens)
 
     @property
-    def offset_means(self) -> Floats:
+    def offset_means(self) -> Float64Array:
         """Mean contribution of one token at each offset, (L, offsets); NaN if no sentence is long enough."""
         with np.errstate(invalid="ignore"):
             return np.asarray(np.divide(self._offset_sums, self._offset_counts))
 
     @property
-    def group_means(self) -> Floats:
+    def group_means(self) -> Float64Array:
         """Mean total contribution of the tokens in each group of distances, (L, groups); sums to 1."""
         return np.asarray(self._group_sums / self.tokens)

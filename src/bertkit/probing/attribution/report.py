@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
-from bertkit.probing.attribution.explanations import GRADIENT_METHODS, ROLLOUT, Floats
+from bertkit.probing.attribution.explanations import GRADIENT_METHODS, ROLLOUT
 from bertkit.probing.attribution.identifiability import MAPS
 from bertkit.probing.attribution.measure import FARTHEST, GROUPS, OFFSETS, Contributions
 from bertkit.probing.attribution.predictions import Explanation
@@ -242,7 +243,7 @@ def prediction_finding(label: str, number: int, explanation: Explanation) -> Fin
     )
 
 
-def _greatest(values_n: Floats) -> Sequence[int]:
+def _greatest(values_n: Float64Array) -> Sequence[int]:
     order: list[int] = np.argsort(-np.abs(values_n), kind="stable")[:3].tolist()
     return order
 

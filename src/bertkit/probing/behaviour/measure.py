@@ -21,25 +21,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
+from bertkit.metrics.statistics import DEVIATIONS_OF_95
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring_rules import EncodedTexts, MaskedRule, ScoringRule, SingleMaskRule, WithinWordLeftToRight
 from bertkit.models.token_predictors import TokenPredictor
+from bertkit.probing.behaviour.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.progress import Progress, silent_progress
-from bertkit.tasks.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.text.tokenizer import Tokenizer
 
-Int64s = NDArray[np.int64]
 SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
 """Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
 """Number of most probable tokens recorded per blank."""
 ALL = ""
 _CPU = torch.device("cpu")
-_DEVIATIONS = 1.959963984540054
-"""Half-width, in standard deviations, of the central 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class BlankScore:
 class _Text:
     """A context with a word in its blank: ids without special tokens, and the positions of the word's tokens."""
 
-    ids_N: Int64s
+    ids_N: Int64Array
     places: tuple[int, ...]
 
 
@@ -191,9 +189,9 @@ def among_top(above: int, equal: int, k: int) -> float:
 
 def wilson(successes: float, count: int) -> tuple[float, float]:
     """The 95% interval of a share (Wilson 1927), which stays within 0 and 1 for few items; ties are half successes."""
-    share, square = successes / count, _DEVIATIONS**2
+    share, square = successes / count, DEVIATIONS_OF_95**2
     middle = (share + square / (2 * count)) / (1 + square / count)
-    half = _DEVIATIONS / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    half = DEVIATIONS_OF_95 / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

@@ -2,7 +2,7 @@
 
 Minimal pairs are those of `eval blimp` (Warstadt et al. 2020, arXiv:1912.00582), scored and averaged by the same code
 (evaluation/blimp.py). Diagnostics are Ettinger's (2020, arXiv:1907.13528): cloze, role reversal, negation; files are
-read by tasks/diagnostics.py, blanks scored by measure.py.
+read by diagnostics.py, blanks scored by measure.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.scoring_rules import ScoringRule, check_distribution, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
+from bertkit.probing.behaviour.diagnostics import Diagnostic, diagnostic_files, read_diagnostic
 from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, score_blanks, score_diagnostic
 from bertkit.probing.behaviour.report import DEFINITIONS, diagnostic_findings, diagnostic_summary, pair_findings
 from bertkit.probing.report import Finding, Report
 from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
-from bertkit.tasks.diagnostics import Diagnostic, diagnostic_files, read_diagnostic
 from bertkit.tasks.minimal_pairs import BELOW, Paradigm
 
 

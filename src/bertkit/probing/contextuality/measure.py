@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float64Array
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
@@ -30,7 +30,6 @@ from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
 
-Floats = NDArray[np.float64]
 Place = tuple[int, int]
 """The index of a sentence, and of a word in the sentence."""
 
@@ -188,11 +187,11 @@ class LayerFigures:
         anisotropy: mean cosine of random occurrences, the baseline of both similarities.
     """
 
-    self_similarity_W: Floats
-    explainable_W: Floats
-    random_explainable_W: Floats
-    centred_W: Floats
-    random_centred_W: Floats
+    self_similarity_W: Float64Array
+    explainable_W: Float64Array
+    random_explainable_W: Float64Array
+    centred_W: Float64Array
+    random_centred_W: Float64Array
     intra_sentence: float
     anisotropy: float
 
@@ -278,7 +277,7 @@ def intra_sentence_similarity(states_WD: Tensor, sentence_W: Tensor) -> Tensor:
     return cosine_W.new_zeros(counts_B.numel()).index_add_(0, sentence_W, cosine_W) / counts_B
 
 
-def first_component(vectors_ND: Tensor) -> Floats:
+def first_component(vectors_ND: Tensor) -> Float64Array:
     """A static vector of a word (section 4.3 of the paper): the first right singular vector of its uncentred vectors.
 
     It has unit length, and of the two directions it is the one that the word's mean points in.
@@ -288,7 +287,7 @@ def first_component(vectors_ND: Tensor) -> Floats:
     component_D = right[0]
     if (vectors_ND.mean(0) @ component_D).item() < 0:
         component_D = -component_D
-    found: Floats = component_D.numpy()
+    found: Float64Array = component_D.numpy()
     return found
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
-from bertkit.probing.contextuality.measure import RANDOM_SETS, Floats, LayerFigures, Occurrences
+from bertkit.probing.contextuality.measure import RANDOM_SETS, LayerFigures, Occurrences
 from bertkit.probing.report import Finding, Table
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class ContextualityScores:
         table = self._by_word({"layer": [each.self_similarity_W for each in self.figures]})
         return Finding("self_similarity", sentence, table, self._draw_words if least else None)
 
-    def _by_word(self, measures: Mapping[str, Sequence[Floats]]) -> Table:
+    def _by_word(self, measures: Mapping[str, Sequence[Float64Array]]) -> Table:
         """A table with one row per word, and one column per layer of each measure."""
         table: dict[str, Sequence[Any]] = {"word": self.occurrences.words, "contexts": self.occurrences.contexts}
         for name, layers in measures.items():
@@ -200,7 +201,7 @@ class ContextualityScores:
         return figure
 
 
-def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Floats]) -> None:
+def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Float64Array]) -> None:
     """Write word2vec's text format: a line with number of words and width, then one line per word with its numbers.
 
     White space inside a word is written as `_`, as in word2vec's own phrases.

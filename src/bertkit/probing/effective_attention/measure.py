@@ -98,13 +98,11 @@ class LayerAttention:
 
     Attributes:
         raw_Nnn, effective_Nnn: float64.
-        mixed_NnD: T.
         rank_N: rank of T.
     """
 
     raw_Nnn: Tensor
     effective_Nnn: Tensor
-    mixed_NnD: Tensor
     rank_N: Tensor
 
 
@@ -134,7 +132,7 @@ def _of_layer(raw_Nnn: Tensor, value_nNH: Tensor, map_NHD: Tensor) -> LayerAtten
     # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
     _, upper_NHH = torch.linalg.qr(map_NHD.transpose(-1, -2))
     effective_Nnn, rank_N = effective(raw_Nnn, value_NnH @ upper_NHH.transpose(-1, -2))
-    return LayerAttention(raw_Nnn, effective_Nnn, value_NnH @ map_NHD, rank_N)
+    return LayerAttention(raw_Nnn, effective_Nnn, rank_N)
 
 
 def correlations(layer: LayerAttention) -> Tensor:

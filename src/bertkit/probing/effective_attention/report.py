@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
 from bertkit.models.pruning import head_numbers
@@ -27,7 +27,6 @@ from bertkit.probing.sentences import EncodedSentence
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 LABELS = {"cls": "[CLS]", "sep": "[SEP]", "punctuation": "punctuation", "words": "other words"}
 """Kinds of tokens."""
 _EXAMPLE_TOKENS = 48
@@ -62,9 +61,9 @@ class TextResult:
     """
 
     length: int
-    correlation_LN: Floats
+    correlation_LN: Float64Array
     rank: float
-    shares_2LK: Floats
+    shares_2LK: Float64Array
 
     @classmethod
     def of(
@@ -90,8 +89,8 @@ class ExampleMaps:
 
     tokens: Sequence[str]
     head: str
-    raw_nn: Floats
-    effective_nn: Floats
+    raw_nn: Float64Array
+    effective_nn: Float64Array
 
     @classmethod
     def of(
@@ -126,7 +125,7 @@ def effective_report(
     ranks = [float(np.mean([each.rank for each in by_length[length]])) for length in lengths]
     # Texts longer than the head width, or all texts if there are none.
     long = [length for length in lengths if length > width] or lengths
-    shares_2LK: Floats = np.mean([each.shares_2LK for length in long for each in by_length[length]], axis=0)
+    shares_2LK: Float64Array = np.mean([each.shares_2LK for length in long for each in by_length[length]], axis=0)
     summary = {
         "texts": len(results),
         "head_width": width,
@@ -149,7 +148,7 @@ def _by_length(
     width: int,
     lengths: Sequence[int],
     counts: Sequence[int],
-    layers_GL: Sequence[Floats],
+    layers_GL: Sequence[Float64Array],
     ranks: Sequence[float],
 ) -> Finding:
     least = int(np.argmin(layers_GL[-1]))
@@ -184,7 +183,7 @@ def _draw_lengths(title: str, width: int, table: Table) -> Figure:
     return figure
 
 
-def _by_kind(label: str, lengths: Sequence[int], texts: int, shares_2LK: Floats) -> Finding:
+def _by_kind(label: str, lengths: Sequence[int], texts: int, shares_2LK: Float64Array) -> Finding:
     raw_K, effective_K = shares_2LK.mean(1)
     present = shares_2LK[0].any(0)
     parts = ", ".join(

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.compression.head_importance import ExampleBatch, Int64s, Measure
+from bertkit.arrays import Int64Array
+from bertkit.compression.head_importance import ExampleBatch, Measure
 from bertkit.data.random import Draw
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
@@ -98,7 +99,7 @@ class WordLoss(Measure):
         batch = packed(read, causal=self.rule.causal).to(self.device)
         return ExampleBatch(batch, torch.arange(len(sentences), device=self.device), len(sentences), (index_M, id_M))
 
-    def _places(self, sentence: EncodedSentence) -> Int64s:
+    def _places(self, sentence: EncodedSentence) -> Int64Array:
         """The predicted tokens, never special ones: every token with one before it, or a share of all."""
         place_N = np.flatnonzero(~sentence.special_T)
         if not isinstance(self.rule, MaskedRule):
@@ -224,7 +225,7 @@ class TaskScore(Measure):
         parts = self._features.cut(np.arange(self.examples), engine.micro_batch_tokens)
         self._batches = [self._batch(items) for items in parts]
 
-    def _batch(self, items: Int64s) -> ExampleBatch:
+    def _batch(self, items: Int64Array) -> ExampleBatch:
         batch = self._features.batch(items).to(self.device)
         return ExampleBatch(batch.packed, batch.example_B, items.size, (items, batch))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertkit.compression.head_importance import Floats, Int64s
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.evaluation.plots import heat_map, lines, new_figure, plain
 from bertkit.metrics.regression import spearman_value
 from bertkit.models.pruning import HeadNumbers
@@ -79,20 +79,20 @@ class HeadResults:
     higher_is_better: bool
     examples: tuple[int, int]
     before: float
-    importance_LN: Floats
-    normalised_LN: Floats
-    ranked_LN: Floats
-    worse_without_LN: Floats
-    worse_alone_LN: Floats
+    importance_LN: Float64Array
+    normalised_LN: Float64Array
+    ranked_LN: Float64Array
+    worse_without_LN: Float64Array
+    worse_alone_LN: Float64Array
     numbers: HeadNumbers
     counts: Sequence[int]
     curves: Mapping[str, Sequence[float]]
 
-    def scores(self, worse: Floats) -> Floats:
+    def scores(self, worse: Float64Array) -> Float64Array:
         """The scores that are worse by this much."""
         return self.before - worse if self.higher_is_better else self.before + worse
 
-    def worse_by(self, curve: Sequence[float]) -> Floats:
+    def worse_by(self, curve: Sequence[float]) -> Float64Array:
         """How much worse than with all heads, per step."""
         difference = np.array(curve) - self.before
         return -difference if self.higher_is_better else difference
@@ -106,10 +106,10 @@ class HeadResults:
         bad = np.flatnonzero(~(worse <= TOLERANCE * worse[-1]))
         return self.counts[int(bad[0]) - 1] if bad.size and bad[0] else 0
 
-    def best_left(self) -> Int64s:
+    def best_left(self) -> Int64Array:
         """The number, from 1, of each layer's head whose score is best if it is the only one left."""
         best_L1 = self.worse_alone_LN.argmin(axis=1)[:, None]
-        found: Int64s = np.take_along_axis(np.array(self.numbers), best_L1, axis=1)[:, 0] + 1
+        found: Int64Array = np.take_along_axis(np.array(self.numbers), best_L1, axis=1)[:, 0] + 1
         return found
 
     def rank_correlation(self) -> float | None:

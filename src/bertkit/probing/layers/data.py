@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.tagging import conlleval_spans
-from bertkit.probing.layers.measure import Int64s, Items
+from bertkit.probing.layers.measure import Items, accuracy
 from bertkit.probing.sentence_sources import is_treebank
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.tasks.examples import TaggedExample
@@ -185,7 +186,12 @@ class LayerTask:
     test_names: tuple[str, ...]
     test_words: tuple[int, ...] = ()
 
-    def chunk_f1(self, predicted_N: Int64s) -> float | None:
+    def score(self, predicted_N: Int64Array) -> float:
+        """F1 over chunks for a task with chunks, else accuracy on the test items."""
+        f1 = self.chunk_f1(predicted_N)
+        return accuracy(self.test.label_N, predicted_N) if f1 is None else f1
+
+    def chunk_f1(self, predicted_N: Int64Array) -> float | None:
         """conlleval's F1 over the chunks of the test sentences; None for a task without chunks."""
         if not self.test_words:
             return None

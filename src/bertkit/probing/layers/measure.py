@@ -22,15 +22,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.probing.layers import ProbeFit, SpanPooling
-
-Floats = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Shares of the training items after which the online code fits a new probe (Voita and Titov 2020)."""
@@ -49,18 +46,18 @@ class Items:
         keys: what the label of the control task depends on: the item's first span as written.
     """
 
-    spans_NP2: Int64s
-    label_N: Int64s
+    spans_NP2: Int64Array
+    label_N: Int64Array
     keys: Sequence[str]
 
     def __len__(self) -> int:
         return int(self.label_N.size)
 
-    def at(self, index: Int64s) -> Items:
+    def at(self, index: Int64Array) -> Items:
         """The items at these indices, in this order."""
         return Items(self.spans_NP2[index], self.label_N[index], [self.keys[number] for number in index.tolist()])
 
-    def chunks(self) -> Iterator[tuple[Int64s, Tensor]]:
+    def chunks(self) -> Iterator[tuple[Int64Array, Tensor]]:
         """Spans and labels of a few thousand items at a time, so that memory use does not grow with their number."""
         for first in range(0, len(self), _ITEMS_AT_ONCE):
             chunk = slice(first, first + _ITEMS_AT_ONCE)
@@ -91,9 +88,9 @@ class LinearProbe:
         self.query_PD = torch.zeros(spans, width, requires_grad=fit.pooling == "attention")
 
     @property
-    def mix_weights(self) -> Floats:
+    def mix_weights(self) -> Float64Array:
         """The softmax of the mix, (L,)."""
-        found: Floats = torch.softmax(self.mix_L.detach().double(), 0).numpy()
+        found: Float64Array = torch.softmax(self.mix_L.detach().double(), 0).numpy()
         return found
 
     def fit(self, items: Items) -> LinearProbe:
@@ -127,7 +124,7 @@ class LinearProbe:
         optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
-    def logits(self, spans_NP2: Int64s) -> Tensor:
+    def logits(self, spans_NP2: Int64Array) -> Tensor:
         """(N, K)."""
         pooled = [
             pool_spans(self._states(spans_NP2[:, number]), spans_NP2[:, number], self._fit.pooling, query_D)
@@ -136,7 +133,7 @@ class LinearProbe:
         features_NF = torch.cat(pooled, dim=1)
         return features_NF @ self.weight_KF[:, :-1].T + self.weight_KF[:, -1]
 
-    def _states(self, spans_N2: Int64s) -> Tensor:
+    def _states(self, spans_N2: Int64Array) -> Tensor:
         """Mixed states of the words of all spans in order, (C, D)."""
         rows_C = span_rows(spans_N2)
         if len(self._tables) == 1:
@@ -146,7 +143,7 @@ class LinearProbe:
         return mixed_CD
 
     @torch.no_grad()
-    def predict(self, items: Items) -> Int64s:
+    def predict(self, items: Items) -> Int64Array:
         """The most probable label of each item, (N,)."""
         return np.concatenate([self.logits(spans_NP2).argmax(1).numpy() for spans_NP2, _ in items.chunks()])
 
@@ -159,7 +156,7 @@ class LinearProbe:
         return nats / float(np.log(2))
 
 
-def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_D: Tensor) -> Tensor:
+def pool_spans(states_CD: Tensor, spans_N2: Int64Array, pooling: SpanPooling, query_D: Tensor) -> Tensor:
     """One vector per span, (N, D), or (N, 2 D) for endpoints.
 
     Args:
@@ -184,15 +181,15 @@ def pool_spans(states_CD: Tensor, spans_N2: Int64s, pooling: SpanPooling, query_
     return states_CD.new_zeros(count, states_CD.shape[1]).index_add(0, span_C, weighted_CD)
 
 
-def span_rows(spans_N2: Int64s) -> Int64s:
+def span_rows(spans_N2: Int64Array) -> Int64Array:
     """The rows of all spans in order."""
     lengths_N = spans_N2[:, 1] - spans_N2[:, 0]
     ends_N = np.cumsum(lengths_N)
-    found: Int64s = np.arange(int(ends_N[-1])) + np.repeat(spans_N2[:, 0] - (ends_N - lengths_N), lengths_N)
+    found: Int64Array = np.arange(int(ends_N[-1])) + np.repeat(spans_N2[:, 0] - (ends_N - lengths_N), lengths_N)
     return found
 
 
-def _read(table_WD: Tensor, rows_C: Int64s) -> Tensor:
+def _read(table_WD: Tensor, rows_C: Int64Array) -> Tensor:
     """Rows of a table; not copied if they are contiguous."""
     if rows_C.size and rows_C[-1] - rows_C[0] + 1 == rows_C.size and (np.diff(rows_C) == 1).all():
         return table_WD[int(rows_C[0]) : int(rows_C[-1]) + 1]
@@ -212,7 +209,7 @@ class Code:
         return self.uniform_bits / self.bits if self.bits else float("inf")
 
 
-def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64s) -> Code:
+def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeFit, order_N: Int64Array) -> Code:
     """The description length of the labels by online coding (Voita and Titov 2020).
 
     The first portion takes log2 K bits per item. Each later portion is coded by a probe fitted on all items before it,
@@ -229,7 +226,7 @@ def online_code(tables: Sequence[Tensor], items: Items, labels: int, fit: ProbeF
     return Code(bits, count * float(np.log2(labels)))
 
 
-def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict[str, int]) -> Int64s:
+def control_labels(keys: Sequence[str], label_N: Int64Array, draw: Draw, known: dict[str, int]) -> Int64Array:
     """Labels of a control task: one per key, drawn from the distribution of the labels (Hewitt and Liang 2019).
 
     Labels of -1 do not count. `known` contains the labels drawn so far, by key; new ones are added in alphabetical
@@ -244,17 +241,17 @@ def control_labels(keys: Sequence[str], label_N: Int64s, draw: Draw, known: dict
     return np.array([known[key] for key in keys], dtype=np.int64)
 
 
-def accuracy(label_N: Int64s, predicted_N: Int64s) -> float:
+def accuracy(label_N: Int64Array, predicted_N: Int64Array) -> float:
     """The share of correct items; an item whose label does not occur in training is always wrong."""
     return float((label_N == predicted_N).mean())
 
 
-def centre_of_gravity(weights_L: Floats) -> float:
+def centre_of_gravity(weights_L: Float64Array) -> float:
     """The mean layer, weighted by the mix, with the embeddings as layer 0 (Tenney et al. 2019, 1905.05950)."""
     return float(np.arange(weights_L.size) @ weights_L)
 
 
-def divergence_from_uniform(weights_L: Floats) -> float:
+def divergence_from_uniform(weights_L: Float64Array) -> float:
     """KL(mix || uniform) in nats: 0 if every layer has the same weight."""
     positive = weights_L[weights_L > 0]
     return float((positive * np.log(positive * weights_L.size)).sum())

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import MARKERS, layer_ticks, lines, new_figure, plain
 from bertkit.probing.layers.data import LayerTask
-from bertkit.probing.layers.measure import Code, Floats, centre_of_gravity, divergence_from_uniform, expected_layer
+from bertkit.probing.layers.measure import Code, centre_of_gravity, divergence_from_uniform, expected_layer
 from bertkit.probing.report import Finding, Table, table_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class TaskResult:
     layers: Sequence[LayerScore]
     control_accuracy: Sequence[float]
     control_seen: float
-    mix_weights_L: Floats
+    mix_weights_L: Float64Array
     cumulative: Sequence[float]
     random: Sequence[LayerScore] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
@@ -27,7 +28,7 @@ from bertkit.probing.annotated import (
 )
 from bertkit.probing.layers import LEAST_SENTENCES, LayersSettings
 from bertkit.probing.layers.data import LayerTask, Pair, check_tasks, chosen_tasks, layer_task, read_labelled
-from bertkit.probing.layers.measure import Floats, Items, LinearProbe, accuracy, control_labels, online_code
+from bertkit.probing.layers.measure import Items, LinearProbe, accuracy, control_labels, online_code
 from bertkit.probing.layers.report import DEFINITIONS, LayerScore, LayersScores, TaskResult
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
@@ -162,12 +163,10 @@ class _Measurement:
         scores = self._scores(store, task)
         control_accuracy, seen = self._controls(store, task)
         cumulative = [scores[0].score]
-        weights_L: Floats = np.ones(1)
+        weights_L: Float64Array = np.ones(1)
         for top in range(1, store.layers):
             probe = self._probe(store, range(top + 1), task, task.train)
-            predicted_N = probe.predict(task.test)
-            f1 = task.chunk_f1(predicted_N)
-            cumulative.append(accuracy(task.test.label_N, predicted_N) if f1 is None else f1)
+            cumulative.append(task.score(probe.predict(task.test)))
             weights_L = probe.mix_weights
         return TaskResult(task, scores, control_accuracy, seen, weights_L, cumulative)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import check_store, kept_states, width_of
 from bertkit.probing.layers import LayersSettings
-from bertkit.probing.layers.measure import LinearProbe, accuracy
+from bertkit.probing.layers.measure import LinearProbe
 from bertkit.probing.layers.run import read_files
 from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentence_sources import existing
@@ -38,8 +38,6 @@ def layer_scores(request: ProbeArguments, settings: LayersSettings) -> dict[str,
                 for number in range(store.layers):
                     tables, spans = [store.layer(number)], task.train.spans_NP2.shape[1]
                     probe = LinearProbe(tables, spans, len(task.labels), settings.fit).fit(task.train)
-                    predicted_N = probe.predict(task.test)
-                    f1 = task.chunk_f1(predicted_N)
-                    scores.append(accuracy(task.test.label_N, predicted_N) if f1 is None else f1)
+                    scores.append(task.score(probe.predict(task.test)))
                 found[task.name] = scores
     return found

@@ -18,20 +18,19 @@ from functools import reduce
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from bertkit.arrays import Float64Array
 
 
-def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Floats:
+def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Float64Array:
     """Cosines of concatenated layers, (M, N), from (M, D) and (N, D) per layer; 0 for a zero vector."""
     dots_MN = reduce(torch.add, (a_MD.double() @ b_ND.double().T for a_MD, b_ND in zip(tests, trains, strict=True)))
     squares_M, squares_N = (
         reduce(torch.add, (each.double().square().sum(1) for each in side)) for side in (tests, trains)
     )
     lengths_MN = (squares_M[:, None] * squares_N[None, :]).sqrt()
-    found: Floats = (dots_MN / lengths_MN.clamp(min=1e-300)).numpy()
+    found: Float64Array = (dots_MN / lengths_MN.clamp(min=1e-300)).numpy()
     return found
 
 
@@ -103,7 +102,7 @@ def backed_off(answers: Sequence[str | None], others: Sequence[str | None]) -> l
     return [other if answer is None else answer for answer, other in zip(answers, others, strict=True)]
 
 
-def left_out_purity(similarity_NN: Floats, senses: Sequence[str]) -> float:
+def left_out_purity(similarity_NN: Float64Array, senses: Sequence[str]) -> float:
     """The share of a word's occurrences whose nearest other occurrence has the same sense."""
     apart_NN = similarity_NN.copy()
     np.fill_diagonal(apart_NN, -np.inf)

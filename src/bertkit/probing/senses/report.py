@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import MARKERS, SHADES, layer_ticks, lines, new_figure, plain
 from bertkit.probing.report import Finding, Table, table_of
-from bertkit.probing.senses.measure import Floats, SenseScores
+from bertkit.probing.senses.measure import SenseScores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ class WordPicture:
 
     word: str
     senses: tuple[str, ...]
-    places_N2: Floats
+    places_N2: Float64Array
     purity: float
 
 

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float64Array
 from bertkit.progress import Progress, silent_progress
 
-Floats = NDArray[np.float64]
 _NOISE = 1e-12
 """Singular values below this share of the largest are rounding errors."""
 
@@ -46,8 +45,8 @@ def main_directions(x_NP: Tensor, variance: float) -> Tensor:
 class Similarities:
     """CKA and SVCCA of all pairs, symmetric with ones on the diagonal; number of directions kept per representation."""
 
-    cka: Floats
-    svcca: Floats
+    cka: Float64Array
+    svcca: Float64Array
     directions: tuple[int, ...]
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.arrays import Float64Array
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.plots import heat_map, new_figure
 from bertkit.probing.report import Finding, table_of
-from bertkit.probing.similarity.measure import Floats, Similarities
+from bertkit.probing.similarity.measure import Similarities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +115,7 @@ class SimilarityScores:
         every = list(range(len(self.layers)))
         return every, every
 
-    def _draw_map(self, axes: Any, values: Floats, rows: Sequence[int], columns: Sequence[int]) -> None:
+    def _draw_map(self, axes: Any, values: Float64Array, rows: Sequence[int], columns: Sequence[int]) -> None:
         row_names, column_names = ([str(self.layers[row][1]) for row in numbers] for numbers in (rows, columns))
         heat_map(axes, values, rows=row_names, columns=column_names)
         if len(self.subjects) <= 2:

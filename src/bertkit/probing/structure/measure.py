@@ -27,16 +27,15 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bertkit.arrays import BoolArray, Float64Array
 from bertkit.data.random import Draw
 from bertkit.probing.structure import ProbeTraining
-from bertkit.probing.structure.trees import Bools, Edge, chain, spanning_tree, tree_distances, tree_edges
+from bertkit.probing.structure.trees import Edge, chain, spanning_tree, tree_distances, tree_edges
 
-Floats = NDArray[np.float64]
 Form = Literal["distance", "depth"]
 
 SHORTEST, LONGEST = 5, 50
@@ -57,10 +56,10 @@ class GoldTree:
     depths_W: Tensor
     edges: tuple[Edge, ...]
     root: int
-    counted_W: Bools
+    counted_W: BoolArray
 
     @classmethod
-    def of(cls, heads: Sequence[int], counted_W: Bools) -> GoldTree:
+    def of(cls, heads: Sequence[int], counted_W: BoolArray) -> GoldTree:
         """The targets of the tree with these heads, -1 at the root."""
         root, distances_WW = list(heads).index(-1), torch.from_numpy(tree_distances(heads)).float()
         return cls(distances_WW, distances_WW[root], tuple(tree_edges(heads, counted_W)), root, counted_W)
@@ -83,7 +82,7 @@ class StructuralProbe:
     scale: float
     held_out_loss: float
 
-    def predict(self, states: Sequence[Tensor]) -> list[Floats]:
+    def predict(self, states: Sequence[Tensor]) -> list[Float64Array]:
         """Squared distances (W, W) or squared lengths (W,) of the words of each sentence."""
         projection_DR = self.projection_RD.double().T
         projected = ((states_WD.double() / self.scale) @ projection_DR for states_WD in states)
@@ -199,7 +198,7 @@ class DepthScores:
     spearman: float
 
 
-def distance_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DistanceScores:
+def distance_scores(trees: Sequence[GoldTree], predicted: Sequence[Float64Array]) -> DistanceScores:
     """UUAS and DSpr of predicted distances, (W, W) per sentence; only their order matters."""
     found = [spanning_tree(each, tree.counted_W) for tree, each in zip(trees, predicted, strict=True)]
     return _distance_scores(trees, predicted, found)
@@ -213,7 +212,7 @@ def chain_scores(trees: Sequence[GoldTree]) -> DistanceScores:
 
 
 def _distance_scores(
-    trees: Sequence[GoldTree], predicted: Sequence[Floats], found: Sequence[Sequence[Edge]]
+    trees: Sequence[GoldTree], predicted: Sequence[Float64Array], found: Sequence[Sequence[Edge]]
 ) -> DistanceScores:
     edges = sum(len(tree.edges) for tree in trees)
     right = sum(len(set(tree.edges) & set(each)) for tree, each in zip(trees, found, strict=True))
@@ -221,7 +220,7 @@ def _distance_scores(
     return DistanceScores(right / edges if edges else float("nan"), _by_length(correlations, trees), edges)
 
 
-def depth_scores(trees: Sequence[GoldTree], predicted: Sequence[Floats]) -> DepthScores:
+def depth_scores(trees: Sequence[GoldTree], predicted: Sequence[Float64Array]) -> DepthScores:
     """Root accuracy and NSpr of predicted depths, (W,) per sentence; only their order matters."""
     rooted = [(tree, each) for tree, each in zip(trees, predicted, strict=True) if tree.counted_W[tree.root]]
     right = [int(np.argmin(np.where(tree.counted_W, each, np.inf))) == tree.root for tree, each in rooted]
@@ -236,19 +235,19 @@ def position_scores(trees: Sequence[GoldTree]) -> DepthScores:
     return depth_scores(trees, [np.arange(tree.counted_W.size, dtype=np.float64) for tree in trees])
 
 
-def spearman_rows(first_NW: Floats, second_NW: Floats) -> Floats:
+def spearman_rows(first_NW: Float64Array, second_NW: Float64Array) -> Float64Array:
     """Spearman's correlation of each row with its counterpart, ties get their mean rank; 0 if a row is constant."""
     ranks = [rankdata(each, axis=1) for each in (first_NW, second_NW)]
     centred = [each - each.mean(1, keepdims=True) for each in ranks]
     product_N = (centred[0] * centred[1]).sum(1)
     lengths_N = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
-    found: Floats = np.divide(product_N, lengths_N, out=np.zeros_like(product_N), where=lengths_N > 0)
+    found: Float64Array = np.divide(product_N, lengths_N, out=np.zeros_like(product_N), where=lengths_N > 0)
     return found
 
 
-def _by_length(correlations: Sequence[Floats], trees: Sequence[GoldTree]) -> float:
+def _by_length(correlations: Sequence[Float64Array], trees: Sequence[GoldTree]) -> float:
     """The mean over lengths from 5 to 50 of the mean correlation at each; NaN if no sentence has such a length."""
-    lengths: dict[int, list[Floats]] = {}
+    lengths: dict[int, list[Float64Array]] = {}
     for each, tree in zip(correlations, trees, strict=True):
         if SHORTEST <= tree.counted_W.size <= LONGEST:
             lengths.setdefault(tree.counted_W.size, []).append(each)

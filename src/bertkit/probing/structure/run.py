@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertkit.arrays import Float64Array
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
@@ -35,7 +36,6 @@ from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
 from bertkit.probing.structure import LEAST_SENTENCES, StructureSettings
 from bertkit.probing.structure.measure import (
-    Floats,
     Form,
     GoldTree,
     StructuralProbe,
@@ -178,7 +178,7 @@ class _Trainer:
         self._meter.update(self._done)
         return trained
 
-    def layer(self, parts: Sequence[Treebank]) -> tuple[LayerScores, list[Floats]]:
+    def layer(self, parts: Sequence[Treebank]) -> tuple[LayerScores, list[Float64Array]]:
         """The scores of a layer's two probes, and the predicted distances in the test sentences."""
         distance, depth = (self.probe(form, parts, self._settings.rank) for form in ("distance", "depth"))
         test = parts[2]

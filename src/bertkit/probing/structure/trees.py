@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from bertkit.arrays import BoolArray, Float64Array
+
 Edge = tuple[int, int]
 """Two words, in order of position."""
 
 
-def tree_distances(heads: Sequence[int]) -> Floats:
+def tree_distances(heads: Sequence[int]) -> Float64Array:
     """The number of edges between every two words, (W, W); the root's row holds the depths of all words.
 
     Args:
@@ -33,17 +32,17 @@ def tree_distances(heads: Sequence[int]) -> Floats:
     for place, head in enumerate(heads):
         if head >= 0:
             graph_WW[place, head] = 1
-    distances_WW: Floats = shortest_path(graph_WW, directed=False, unweighted=True)
+    distances_WW: Float64Array = shortest_path(graph_WW, directed=False, unweighted=True)
     return distances_WW
 
 
-def tree_edges(heads: Sequence[int], kept_W: Bools) -> list[Edge]:
+def tree_edges(heads: Sequence[int], kept_W: BoolArray) -> list[Edge]:
     """The tree's edges between kept words."""
     pairs = ((min(place, head), max(place, head)) for place, head in enumerate(heads) if head >= 0)
     return sorted(pair for pair in pairs if kept_W[pair[0]] and kept_W[pair[1]])
 
 
-def spanning_tree(distances_WW: Floats, kept_W: Bools) -> list[Edge]:
+def spanning_tree(distances_WW: Float64Array, kept_W: BoolArray) -> list[Edge]:
     """The minimum spanning tree of the kept words; of equal distances, the earlier pair takes precedence.
 
     Args:
@@ -59,6 +58,6 @@ def spanning_tree(distances_WW: Floats, kept_W: Bools) -> list[Edge]:
     return sorted(zip(tree.row.tolist(), tree.col.tolist(), strict=True))
 
 
-def chain(kept_W: Bools) -> list[Edge]:
+def chain(kept_W: BoolArray) -> list[Edge]:
     """Every kept word linked to the next one: the baseline for any tree."""
     return list(pairwise(np.flatnonzero(kept_W).tolist()))

@@ -85,22 +85,12 @@ class Augmentation(Settings, ABC):
     def reads(self, *, offline: bool) -> dict[str, str]:
         """The sha256 of each file or model that is read, by the setting that names it."""
 
-    def augmented(
-        self, examples: Sequence[TextExample], surroundings: AugmentationContext | None = None
-    ) -> list[TextExample]:
-        """The examples in order, each followed by its copies; `cache.augmented_examples` stores them on disk.
+    def with_copies(self, examples: Sequence[TextExample], variants: Sequence[Sequence[Variant]]) -> list[TextExample]:
+        """The examples in order, each followed by its copies.
 
         A copy's id is the example's, a slash and the copy's number from 1; a copy that is equal to its example or to
         one of its earlier copies is left out.
-
-        Raises:
-            DataError: a file or a model is invalid.
         """
-        augmenter = self.augmenter(examples, surroundings or AugmentationContext())
-        return self.with_copies(examples, augmenter.variants(examples))
-
-    def with_copies(self, examples: Sequence[TextExample], variants: Sequence[Sequence[Variant]]) -> list[TextExample]:
-        """The examples, each followed by its distinct copies."""
         found = []
         for example, own in zip(examples, variants, strict=True):
             found.append(example)

@@ -38,7 +38,7 @@ def augmented_examples(
     progress: Progress | None = None,
     block_examples: int = BLOCK_EXAMPLES,
 ) -> list[TextExample]:
-    """The result of `Augmentation.augmented`, from the cache if it is there.
+    """The result of `Augmentation.with_copies`, from the cache if it is there.
 
     Args:
         examples: in any order; a copy's content depends only on its own example (and, with word classes derived from

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from bertkit.arrays import Float64Array
 from bertkit.data.random import Draw
 from bertkit.settings import UnreadKey
 from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext, Augmenter, Variant, address, content_hash
@@ -154,7 +154,7 @@ class MaskingAugmenter(Augmenter):
             found.append(cut.changed(new, kept))
         return found
 
-    def _ngram(self, number_3: NDArray[np.float64], words: int) -> range:
+    def _ngram(self, number_3: Float64Array, words: int) -> range:
         """The words of an n-gram, of this many."""
         length = min(words, 1 + int(number_3[1] * self.settings.longest_ngram))
         first = int(number_3[2] * (words - length + 1))

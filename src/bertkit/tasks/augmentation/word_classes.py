@@ -22,8 +22,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.tasks.augmentation.words import WordSplitText
@@ -50,7 +50,7 @@ class WordClass:
     """
 
     words: tuple[str, ...]
-    ends_N: NDArray[np.int64]
+    ends_N: Int64Array
 
     def another(self, word: str, share: float) -> str | None:
         """Another word of the class, drawn by frequency; None if there is no other.
@@ -155,7 +155,7 @@ def learnt_classes(texts: Sequence[str]) -> dict[str, str]:
 
 def _neighbour_shares(
     sentences: Sequence[Sequence[str]], words: Sequence[str], neighbours: Sequence[str]
-) -> NDArray[np.float64]:
+) -> Float64Array:
     """Square roots of the neighbours' shares to the left and to the right of each word, (N, 2 F + 4); the end of a text
     and all other words together count as one neighbour each."""
     column = {word: number for number, word in enumerate(neighbours)}
@@ -179,7 +179,7 @@ def _neighbour_shares(
     return np.asarray(np.sqrt(share_N2F).reshape(len(words), -1))
 
 
-def _k_means(point_NR: NDArray[np.float64], classes: int) -> NDArray[np.int64]:
+def _k_means(point_NR: Float64Array, classes: int) -> Int64Array:
     """The class of each point: k-means, initialised as in k-means++ (Arthur and Vassilvitskii 2007)."""
     draw = Draw(0, "word-classes")
     centre_CR = point_NR[:1]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.tasks.base import TaskBatch
@@ -39,7 +40,7 @@ def words_of_tokens(texts: Sequence[str], encoder: SequenceEncoder) -> NDArray[n
     return np.asarray(found, dtype=np.int32)
 
 
-def without_words(batch: TaskBatch, items: NDArray[np.int64], loss: EmbeddingLoss, draw: Draw, epoch: int) -> TaskBatch:
+def without_words(batch: TaskBatch, items: Int64Array, loss: EmbeddingLoss, draw: Draw, epoch: int) -> TaskBatch:
     """The batch with randomly deleted words, and the whole texts as a label; unchanged for other losses.
 
     Args:
@@ -68,7 +69,7 @@ def without_words(batch: TaskBatch, items: NDArray[np.int64], loss: EmbeddingLos
     return replace(batch, packed=packed, example_labels=labels, token_labels={})
 
 
-def _kept(words_S: NDArray[np.int32], share: float, draw: Draw, item: int, epoch: int) -> NDArray[np.bool_]:
+def _kept(words_S: NDArray[np.int32], share: float, draw: Draw, item: int, epoch: int) -> BoolArray:
     """Which tokens of a text are kept, bool (S,): special ones, and those of the kept words."""
     words_W = np.unique(words_S[words_S != _NONE])
     if not words_W.size:

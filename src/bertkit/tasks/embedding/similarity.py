@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import SentenceExample
 
@@ -90,6 +91,6 @@ def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[NDArr
     return found
 
 
-def _normal(vectors: NDArray[Any]) -> NDArray[np.float64]:
+def _normal(vectors: NDArray[Any]) -> Float64Array:
     wide = vectors.astype(np.float64)
     return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12))

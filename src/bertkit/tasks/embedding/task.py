@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
@@ -212,7 +213,7 @@ class Embedding(Task):
             self.objective.take_weights_of(directory, module)
         return {MODULE: module}
 
-    def corrupted(self, batch: TaskBatch, items: NDArray[np.int64], *, seed: int, epoch: int) -> TaskBatch:
+    def corrupted(self, batch: TaskBatch, items: Int64Array, *, seed: int, epoch: int) -> TaskBatch:
         return without_words(batch, items, self.objective, Draw(seed, "tsdae"), epoch)
 
     def count(self, batch: TaskBatch) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
-from bertkit.hub import hub_errors, is_offline, without_network
+from bertkit.hub import dataset_commit, hub_errors, is_offline, note_task, without_network
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import alone, is_iob, to_iob2
@@ -59,9 +59,22 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
     return examples_of(rows, spec, split, source=f"hub:{copy.id}:{copy.config}:{name}")
 
 
+def _commit(hub_id: str, *, offline: bool) -> str | None:
+    """The commit to read; None for a directory, and if it is unknown: an old copy in the cache may be without it, and
+    every other failure is reported when the data are loaded."""
+    if Path(hub_id).is_dir():
+        return None
+    try:
+        commit = dataset_commit(hub_id, offline=offline)
+    except DataError:
+        return None
+    note_task(hub_id, commit)
+    return commit
+
+
 def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offline: bool) -> Any:
     try:
-        return datasets.load_dataset(hub_id, config, split=split)
+        return datasets.load_dataset(hub_id, config, split=split, revision=_commit(hub_id, offline=offline))
     except (OSError, ValueError, RuntimeError) as fault:
         # The library does not run a data set that is a script. It reports this only online; offline it reports only
         # that it has no copy.
@@ -78,9 +91,10 @@ def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
     """Files of the Hub's Parquet export of a data set, in the local cache; empty if there are none."""
     from huggingface_hub import snapshot_download
 
+    commit = _commit(f"{hub_id}@{_EXPORT}", offline=offline) or _EXPORT
     try:
         directory = snapshot_download(
-            hub_id, repo_type="dataset", revision=_EXPORT, allow_patterns=pattern, local_files_only=offline
+            hub_id, repo_type="dataset", revision=commit, allow_patterns=pattern, local_files_only=offline
         )
     except hub_errors():
         return []

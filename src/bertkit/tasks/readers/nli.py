@@ -25,7 +25,7 @@ from bertkit.tasks.readers.common import (
 )
 
 NO_MAJORITY = "pairs without a majority label (dropped)"
-_SICK_SETS = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
+SICK_SETS = {"train": "TRAIN", "dev": "TRIAL", "test": "TEST"}
 
 
 def read_nli(path: Path, spec: TaskSpec, split: str) -> Split:
@@ -70,7 +70,7 @@ def read_sick(path: Path, spec: TaskSpec, split: str) -> Split:
     for line, fields in rows:
         where = f"{path}, line {line}"
         check_width(fields, len(header), where)
-        if part is not None and fields[part].strip() != _SICK_SETS[split]:
+        if part is not None and fields[part].strip() != SICK_SETS[split]:
             continue
         value = (
             number_in(fields[label], where) if regression else known_label(fields[label].lower(), spec.labels, where)

@@ -68,7 +68,7 @@ class OptimizerConfig(Settings, ABC):
     @property
     def width_power(self) -> float | None:
         """The power of the width by which the learning rate of a layer's matrices falls as a model gets wider
-        (training/width_transfer.py); None: no rule is known."""
+        (pretraining/width_transfer.py); None: no rule is known."""
         return None
 
     can_shard: ClassVar[bool] = True

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bertkit.errors import UsageError
+from bertkit.finetuning.splitting import folds, held_out
 from bertkit.tasks.examples import Answer, QuestionExample, Split, TaggedExample, TextExample
-from bertkit.tasks.splitting import folds, held_out
 
 LABELS = ["a"] * 61 + ["b"] * 27 + ["c"] * 12
 

@@ -23,6 +23,7 @@ from bertkit.models.modernbert import ModernBertConfig
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.width_transfer import WidthTransfer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import read_tree
 from bertkit.text.tokenizer import TokenizerConfig
@@ -32,7 +33,6 @@ from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig, MuonConfig, OptimizerConfig
 from bertkit.training.rates import ParameterRates
 from bertkit.training.step import Step
-from bertkit.training.width_transfer import WidthTransfer
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE, corrupted, made_samples
 
 TUNED = 32

@@ -7,7 +7,7 @@ columns of a file show what it tests:
     ROLE    is a verb more probable after "which customer the waitress had" than after the roles reversed
     NEG     is what is true of "A robin is" and "A robin is not" preferred to what is false
 
-`(a|an)` before a blank is replaced by the article that the word needs. Sibling minimal_pairs.py reads whole sentences.
+`(a|an)` before a blank is replaced by the article that the word needs. tasks/minimal_pairs.py reads whole sentences.
 """
 
 from __future__ import annotations

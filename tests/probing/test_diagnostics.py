@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.tasks.diagnostics import Completion, diagnostic_files, read_diagnostic
+from bertkit.probing.behaviour.diagnostics import Completion, diagnostic_files, read_diagnostic
 
 CPRAG = "item\tcontext_s1\tcontext_s2\texpected\twithin_category\tbetween_category\tconstraint\n"
 ROLE = "item\tcontext\texpected\texp_cloze\ttarget\ttgt_cloze\n"

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from bertkit.arrays import BoolArray, Float64Array, Int64Array, Uint64Array
 from bertkit.data.shards import TokenShards
 from bertkit.settings import Settings
 from bertkit.text.lexicon import PhraseTable
@@ -26,8 +26,6 @@ from bertkit.text.words import WordMarks
 
 log = logging.getLogger(__name__)
 
-Integers = NDArray[np.int64]
-Hashes = NDArray[np.uint64]
 
 CHUNK_TOKENS = 1 << 20
 KNOWN_SEQUENCES = 1 << 21
@@ -76,7 +74,7 @@ class Collocations(Settings):
         return [shards.tokens_between(start, end).tolist() for start, end in place_N2[order_N].tolist()]
 
 
-def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read_tokens: int) -> NDArray[np.bool_]:
+def entries_seen(table: PhraseTable, shards: TokenShards, marks: WordMarks, read_tokens: int) -> BoolArray:
     """Which entries of a list occur in the corpus, or in the part that is read.
 
     Args:
@@ -104,9 +102,9 @@ class Chunk:
         marks: where words begin.
     """
 
-    ids_T: Integers
-    begins_T: NDArray[np.bool_]
-    run_T: Integers
+    ids_T: Int64Array
+    begins_T: BoolArray
+    run_T: Int64Array
     start: int
     marks: WordMarks
 
@@ -166,13 +164,13 @@ class _Counts:
     """
 
     def __init__(self) -> None:
-        self.hash_N: Hashes = np.zeros(0, np.uint64)
-        self.count_N: Integers = np.zeros(0, np.int64)
-        self.parts_Nn: Hashes = np.zeros((0, 0), np.uint64)
-        self.place_N2: Integers = np.zeros((0, 2), np.int64)
+        self.hash_N: Uint64Array = np.zeros(0, np.uint64)
+        self.count_N: Int64Array = np.zeros(0, np.int64)
+        self.parts_Nn: Uint64Array = np.zeros((0, 0), np.uint64)
+        self.place_N2: Int64Array = np.zeros((0, 2), np.int64)
         self.forgotten = 0
 
-    def add(self, hash_N: Hashes, parts_Nn: Hashes, place_N2: Integers) -> None:
+    def add(self, hash_N: Uint64Array, parts_Nn: Uint64Array, place_N2: Int64Array) -> None:
         """Add these counts; they come from later in the corpus than all previous ones."""
         if not self.parts_Nn.size:
             self.parts_Nn = np.zeros((0, parts_Nn.shape[1]), np.uint64)
@@ -188,7 +186,7 @@ class _Counts:
             self.hash_N, self.count_N = self.hash_N[kept_N], self.count_N[kept_N]
             self.parts_Nn, self.place_N2 = self.parts_Nn[kept_N], self.place_N2[kept_N]
 
-    def counts_of(self, hash_N: Hashes) -> Integers:
+    def counts_of(self, hash_N: Uint64Array) -> Int64Array:
         """How often these were seen; at least 1, since dropped sequences were seen, too."""
         if not self.hash_N.size:
             return np.ones(hash_N.size, np.int64)
@@ -196,7 +194,7 @@ class _Counts:
         return np.where(self.hash_N[at_N] == hash_N, self.count_N[at_N], max(1, self.forgotten))
 
 
-def _association(count_N: Integers, parts_Nn: Hashes, words: _Counts, total: int, number: int) -> NDArray[np.float64]:
+def _association(count_N: Int64Array, parts_Nn: Uint64Array, words: _Counts, total: int, number: int) -> Float64Array:
     """Normalised pointwise mutual information of sequences, at most 1."""
     log_p_N = np.log(count_N / max(1, total))
     log_apart_N = sum(
@@ -204,11 +202,11 @@ def _association(count_N: Integers, parts_Nn: Hashes, words: _Counts, total: int
     )
     # A sequence that is the whole text has probability 1.
     room_N = np.maximum(-(number - 1) * log_p_N, np.finfo(np.float64).tiny)
-    association_N: NDArray[np.float64] = (log_p_N - log_apart_N) / room_N
+    association_N: Float64Array = (log_p_N - log_apart_N) / room_N
     return association_N
 
 
-def _mixed(hash_N: Hashes) -> Hashes:
+def _mixed(hash_N: Uint64Array) -> Uint64Array:
     """Hashes with their bits mixed, so that sums of a few of them do not collide."""
     mixed = (hash_N ^ (hash_N >> _SHIFT)) * _MULTIPLIER + _MULTIPLIER
     return np.asarray(mixed ^ (mixed >> _SHIFT))

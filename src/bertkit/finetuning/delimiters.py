@@ -1,7 +1,7 @@
 """GPT's tokens around the texts of a task: a start, a delimiter between two texts, and one whose state is classified.
 
 Radford et al. 2018, GPT, section 3.3 and figure 1; names as in openai/finetune-transformer-lm, train.py. They are
-appended to the vocabulary. Sibling added_tokens.py adds words of a text.
+appended to the vocabulary. text/added_tokens.py adds words of a text.
 """
 
 from __future__ import annotations

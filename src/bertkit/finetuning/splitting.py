@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.tasks.examples import (
@@ -27,15 +27,13 @@ from bertkit.tasks.examples import (
     TextExample,
 )
 
-Integers = NDArray[np.int64]
-
 ATTEMPTS, FEW_GROUPS = 50, 200
 """The number of random orders of the groups that are tried, and the maximum number of groups for doing so."""
 SCORE_BINS = 10
 """Regression scores are stratified by this many quantiles."""
 
 
-def held_out(split: Split, share: float, seed: int) -> Integers:
+def held_out(split: Split, share: float, seed: int) -> Int64Array:
     """The dev examples: about `share` of all and of each label, in whole groups; no label is only in dev.
 
     Args:
@@ -70,7 +68,7 @@ def held_out(split: Split, share: float, seed: int) -> Integers:
     return np.sort(np.concatenate(dev))
 
 
-def folds(split: Split, count: int, seed: int) -> Integers:
+def folds(split: Split, count: int, seed: int) -> Int64Array:
     """The fold of each example, from 0; folds have about equally many examples, in all and of each label.
     Groups are kept whole.
 
@@ -115,12 +113,12 @@ def folds(split: Split, count: int, seed: int) -> Integers:
     return fold_N
 
 
-def _order(count: int, seed: int, attempt: int = 0) -> Integers:
+def _order(count: int, seed: int, attempt: int = 0) -> Int64Array:
     """A permutation of the units."""
     return Draw(seed, "split").permuted("units", np.arange(count), size=count, epoch=attempt)
 
 
-def _units(split: Split) -> list[Integers]:
+def _units(split: Split) -> list[Int64Array]:
     """The positions of the examples of each unit, in the order of their first examples."""
     groups: dict[str, list[int]] = {}
     for position, example in enumerate(split.examples):
@@ -138,7 +136,7 @@ def _natural_group(example: Example, position: int) -> str:
     return str(position)
 
 
-def _counts(examples: Sequence[Example], units: Sequence[Integers]) -> Integers:
+def _counts(examples: Sequence[Example], units: Sequence[Int64Array]) -> Int64Array:
     """The number of examples per unit and stratum, (U, L)."""
     numbers: dict[Any, int] = {}
     stratum_N = [numbers.setdefault(stratum, len(numbers)) for stratum in _strata(examples)]
@@ -178,7 +176,7 @@ def _names(example: Example) -> set[str]:
     return {label} if isinstance(label, str) else set(label) if isinstance(label, tuple) else set()
 
 
-def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
+def _proportional(counts_UL: Int64Array, size: int, order: Int64Array) -> list[int]:
     """`size` single examples: each stratum's share, by largest remainders."""
     stratum_U = counts_UL.argmax(1)
     share_L = counts_UL.sum(0) * (size / len(counts_UL))
@@ -193,7 +191,7 @@ def _proportional(counts_UL: Integers, size: int, order: Integers) -> list[int]:
     return chosen
 
 
-def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
+def _nearest(counts_UL: Int64Array, size: int, seed: int) -> list[int]:
     """Groups in random order, each taken if it brings the strata's counts and their sum closer to the target.
 
     With few groups, several orders are tried and the closest choice is used, since their sizes matter.
@@ -213,7 +211,7 @@ def _nearest(counts_UL: Integers, size: int, seed: int) -> list[int]:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:
+def _balanced(counts_UL: Int64Array, count: int, order: Int64Array) -> Int64Array:
     """The fold of each group, (U,): large groups first, each into the fold where its strata are rarest so far."""
     total_L = counts_UL.sum(0)
     size_U = counts_UL.sum(1)
@@ -227,11 +225,11 @@ def _balanced(counts_UL: Integers, count: int, order: Integers) -> Integers:
     return fold_U
 
 
-def _leaving_every_label(examples: Sequence[Example], dev: list[Integers]) -> list[Integers]:
+def _leaving_every_label(examples: Sequence[Example], dev: list[Int64Array]) -> list[Int64Array]:
     """The units of dev without those that would leave a label only in dev."""
     held = {position for unit in dev for position in unit.tolist()}
     known = {name for position, each in enumerate(examples) if position not in held for name in _names(each)}
-    kept: list[Integers] = []
+    kept: list[Int64Array] = []
     for unit in dev:
         names = {name for position in unit.tolist() for name in _names(examples[position])}
         if names <= known:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import DataError, UsageError
-from bertkit.tasks.submission import (
+from bertkit.evaluation.submission import (
     GLUE_FILES,
     GlueFile,
     check_submission,

@@ -1,8 +1,7 @@
 """GLUE submissions: write and check the files that the server accepts.
 
 Wang et al. 2019, arXiv:1804.07461, and the benchmark's FAQ. Files are built as text or bytes; equal predictions give
-equal files. Only `write_glue_submission` and `check_submission` use the disk. Sibling of readers/, which read gold
-files.
+equal files. Only `write_glue_submission` and `check_submission` use the disk. tasks/readers/ read gold files.
 """
 
 from __future__ import annotations
@@ -162,16 +161,13 @@ def glue_zip(texts: Mapping[str, str]) -> bytes:
     return packed.getvalue()
 
 
-def write_glue_submission(
-    directory: Path, predictions: Mapping[str, Sequence[str | float]], archive: str = "submission.zip"
-) -> Path:
-    """Write `NAME.tsv` for each of the given files, and a zip of them; returns the path of the zip.
+def write_glue_submission(directory: Path, predictions: Mapping[str, Sequence[str | float]]) -> Path:
+    """Write `NAME.tsv` for each of the given files, and submission.zip of them; returns the path of the zip.
 
     Args:
         directory: created if missing.
         predictions: by file name without .tsv, as in GLUE_FILES. The server takes a zip of all eleven; fewer are
             written all the same, and `check_submission` lists what is missing.
-        archive: the zip's name.
 
     Raises:
         DataError: as `glue_tsv`; nothing is written in that case.
@@ -185,7 +181,7 @@ def write_glue_submission(
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_text(directory / name, text)
-    path = directory / archive
+    path = directory / "submission.zip"
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(packed)
     temporary.replace(path)

@@ -11,6 +11,7 @@ from bertkit.errors import DataError, StoppedError
 from bertkit.models import model_files
 from bertkit.models.model_files import find_model
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.similar_models import is_local_name
 
 
 @pytest.fixture
@@ -58,6 +59,14 @@ def test_the_runs_may_lie_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch)
         DataError, match=re.escape("mine/mrpc-large: does not exist; did you mean mine/mrpc-large-0f1e2d3c?")
     ):
         find_model("mine/mrpc-large")
+
+
+def test_an_empty_bertkit_runs_counts_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in ("", "runs", "./runs"):
+        monkeypatch.setenv("BERTKIT_RUNS", value)
+        assert is_local_name("runs/bert")
+        assert not is_local_name("google-bert/bert")
 
 
 def test_a_name_that_may_be_the_hubs_is_asked_there_and_runs_near_it_are_named(

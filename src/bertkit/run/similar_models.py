@@ -1,15 +1,15 @@
 """Hints for a model that was not found: whether its name is a path, and runs and models on disk with similar names.
 
-Sibling model_files.py finds models.
+models/model_files.py finds models.
 """
 
 from __future__ import annotations
 
-import os
 from difflib import get_close_matches
 from pathlib import Path
 
 from bertkit.errors import DataError
+from bertkit.run import runs_root
 from bertkit.run.directory import RECORD, RunDirectory
 
 _MARKS = (RECORD, "config.json", "modules.json")
@@ -23,7 +23,7 @@ def is_local_name(model: str) -> bool:
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
         return True
     parent, slash, _ = model.partition("/")
-    return bool(slash) and (parent == os.environ.get("BERTKIT_RUNS", "runs") or bool(_children(Path(parent))))
+    return bool(slash) and (parent == str(runs_root()) or bool(_children(Path(parent))))
 
 
 def similar_models(path: Path) -> str:
@@ -42,7 +42,7 @@ def close_names(path: Path) -> list[str]:
     """Runs and models with names similar to the path's, in its directory and in the runs directory; closest first."""
     named = _named(path)
     candidates: dict[str, str] = {}
-    for directory in (_runs_root(), named.parent):
+    for directory in (runs_root(), named.parent):
         candidates |= {each.name: str(each) for each in _children(directory)}
     return [candidates[name] for name in get_close_matches(named.name, candidates, n=_MOST, cutoff=0.6)]
 
@@ -64,10 +64,6 @@ def unfinished_run(path: Path) -> str:
 def _named(path: Path) -> Path:
     """The path itself, or RUN for RUN/model."""
     return path.parent if path.name == "model" else path
-
-
-def _runs_root() -> Path:
-    return Path(os.environ.get("BERTKIT_RUNS") or "runs")
 
 
 def _children(directory: Path) -> list[Path]:
