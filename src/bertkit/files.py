@@ -13,8 +13,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -31,7 +31,12 @@ def bytes_in(path: Path) -> int:
     """The bytes of a file or of all files below a directory; links are not followed, missing files count 0."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size if os.path.lexists(path) else 0
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):  # a process that is writing there has just removed it
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 def file_within(directory: Path, name: Any, source: str | Path) -> Path:
@@ -178,6 +183,8 @@ def _may_open(path: Path) -> bool:
 
 MAX_JSON_BYTES = 64 << 20
 """Limit for a single JSON document; once parsed it takes up to about twenty times as much memory."""
+MAX_LISTING_BYTES = 1 << 30
+"""Limit for a document that lists all files or all words of a corpus."""
 
 
 def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -197,13 +204,13 @@ def read_json_file(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     return parse_json(content, str(path))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
         DataError: the file is missing, is not JSON (see `json_input`), or contains something other than an object.
     """
-    value = read_json_file(path)
+    value = read_json_file(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found a {type(value).__name__}")
     return value
@@ -218,3 +225,19 @@ def sha256_of(path: Path) -> str:
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def joint_sha256(hashes: Iterable[str]) -> str:
+    """The sha256 of several hashes in this order, in hexadecimal."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    """The sha256 of a JSON value, in hexadecimal, regardless of the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def shown_path(path: Path) -> str:
+    """A path as messages show it: relative if it is below the working directory."""
+    real, here = path.resolve(), Path.cwd()
+    return os.path.relpath(real, here) if real.is_relative_to(here) else str(path)

@@ -93,6 +93,30 @@ def test_wrong_usage_ends_with_2_and_the_nearest_name(bertkit, arguments: list[s
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["finetune", "--train", "a.csv", "--dev", "b.csv", "--model", ""], "--model: the value is empty"),
+        (["finetune", "--train", "a.csv", "--dev", "b.csv", "--text="], "--text: the value is empty"),
+        (["pretrain", "", "--data", "a.txt"], "RECIPE: the value is empty"),
+        (["pretrain", "bert-tiny", "--data", ""], "--data: the value is empty"),
+        (["pretrain", "bert-tiny", "--init", ""], "--init: the value is empty"),
+        (["distill", "distil-task", "--teacher="], "--teacher: the value is empty"),
+        (["predict", "", "--model", "base"], "FILE: the value is empty"),
+        (["embed", "a.txt", "--model", ""], "--model: the value is empty, as that of a shell variable that is not set"),
+        (
+            ["export", "", "--to", "b"],
+            "MODEL: the value is empty, as that of a shell variable that is not set; give one\n",
+        ),
+        (["eval", "mlm", "--data", "a.txt", "--model", ""], "--model: the value is empty"),
+    ],
+)
+def test_an_empty_name_is_told_as_such(bertkit, arguments: list[str], told: str) -> None:
+    done = bertkit(*arguments)
+    assert done.code == 2
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
     ("fault", "code"),
     [
         (errors.UsageError, 2),
@@ -162,6 +186,22 @@ def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
     assert outcome.stderr == "error: out.bin: No space left on device; free some space and run again\n"
 
 
+@pytest.mark.parametrize(
+    "fault", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_memory_that_is_exhausted_is_no_bug(bertkit, play, fault: Exception) -> None:
+    import torch  # noqa: F401  # as whatever raises torch's error has done
+
+    def computing() -> None:
+        """Compute."""
+        raise fault
+
+    play(computing)
+    outcome = bertkit("play")
+    assert outcome.code == 3
+    assert outcome.stderr.startswith(f"error: out of memory: {fault}; free some memory, or compute less at once")
+
+
 def test_ctrl_c_ends_with_130_without_a_traceback(bertkit, play) -> None:
     def waiting() -> None:
         """Wait."""
@@ -170,6 +210,12 @@ def test_ctrl_c_ends_with_130_without_a_traceback(bertkit, play) -> None:
     play(waiting)
     outcome = bertkit("play")
     assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_home_of_an_unknown_user_is_no_bug(bertkit) -> None:
+    outcome = bertkit("fill", "--model", "~no-such-user/run", "a [MASK]")
+    assert outcome.code == 3
+    assert "a path begins with ~" in outcome.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_bug(tmp_path: Path) -> None:

@@ -308,6 +308,7 @@ def test_no_more_is_read_than_the_next_answers_need(trained: Trained) -> None:
     ("text", "words", "told"),
     [
         ('{"txet": "a"}\n', [], "stdin, line 1: no column 'text'; there are: 'txet'; did you mean 'txet'?"),
+        ('{"body": "a"}\n', [], "stdin, line 1: no column 'text'; there are: 'body'; name it with --text\n"),
         ('{"text": "a"}\n{"text": 3}\n', [], "stdin, line 2, text: found a number, expected text"),
         ('{"text": "a"}\n{"text"\n', [], "stdin, line 2, column"),
         ("body,n\na\n", ["--text", "body"], "stdin, line 2: 1 fields, expected 2"),

@@ -240,6 +240,23 @@ def test_zeros_that_are_there_at_once_stay_where_they_are(place: Place) -> None:
     assert outcome.results["pruned"]["magnitude"]["share"] == pytest.approx(0.6, abs=1e-3)
 
 
+@pytest.mark.parametrize("ramp", [0.0, 0.5])
+def test_the_growing_share_of_zeros_is_logged(
+    task_trainer: TaskTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, ramp: float
+) -> None:
+    settings = Pruned(magnitude=0.5, magnitude_ramp=ramp, magnitude_every_steps=1 if ramp else 10)
+    model = task_trainer.model
+    with caplog.at_level(logging.INFO, method.__name__), settings.session(model, [], ENGINE, tmp_path, max_bytes=0.0):
+        for step in range(1, 81):
+            settings.after_update(model, step, 80)
+    zeros, weights = sparsity(model)
+    updates = [int(line.split()[1][:-1]) for line in caplog.messages]
+    assert updates == [0] if ramp == 0 else 5 < len(updates) <= 10 and updates[-1] == 40
+    assert caplog.messages[-1] == (
+        f"update {updates[-1]}: 50.0% of the weights of 12 linear maps are 0: {zeros:,} of {weights:,}"
+    )
+
+
 def test_a_best_evaluation_before_the_share_had_grown_is_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     grows = "method={name: pruned, magnitude: 0.9, magnitude_ramp: 1.0}"
     outcome = place.run(grows, "epochs=4", "optimisation.select=best", "optimisation.early_stopping=4")

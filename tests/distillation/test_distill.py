@@ -68,6 +68,21 @@ def oracle_loss(student: Any, teacher: Any, rows: dict[str, Any], label_I: torch
     return 0.3 * labels + 0.7 * soft + 2.0 * hidden + 5.0 * patience
 
 
+def test_a_teacher_that_predicts_a_constant_is_a_warning_before_the_first_step(
+    place: Place, logits_only: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _ = load_model(place.teacher)
+    with torch.no_grad():
+        model.get_parameter(f"{HEAD}.output.bias").copy_(torch.tensor([9.0, 0.0]))
+    save_model(model, load_tokenizer(place.teacher), place.directory / "constant")
+    outcome = place.run(logits_only, "optimisation.max_steps=1", teachers=[str(place.directory / "constant")])
+    told = "the model does no better than always predicting 'bad': it predicts nothing else"
+    assert outcome.results["teacher"]["degenerate"] == told
+    warnings = [each.getMessage() for each in caplog.records if "use another teacher" in each.getMessage()]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"teacher {place.directory / 'constant'}: {told};")
+
+
 def test_steps_equal_a_plain_loop_over_a_teacher_of_transformers(place: Place) -> None:
     """The same batches and learning rates, torch's own AdamW on padded rows, no dropout; attention is tested with the
     terms."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -29,6 +30,15 @@ class TestBadInput:
         other = write_model(place.directory / "other", heads=(HEAD,), labels=Labels(("no", "yes")))
         with pytest.raises(DataError, match=r"labels are no, yes, not bad, good"):
             place.run(logits_only, teachers=[str(other)])
+
+    @pytest.mark.parametrize("problem_type", ["regression", None])
+    def test_a_regression_as_the_teacher_of_a_classification(
+        self, place: Place, logits_only: str, problem_type: Literal["regression"] | None
+    ) -> None:
+        number = write_model(place.directory / "number", heads=(HEAD,), labels=Labels.unnamed(1, problem_type))
+        for teachers in ([number], [place.teacher, number]):
+            with pytest.raises(DataError, match=r"number: is a regression.*mood.*bertkit finetune --task mood"):
+                place.run(logits_only, teachers=[str(each) for each in teachers])
 
     def test_a_student_whose_labels_stand_in_another_order(self, place: Place, logits_only: str) -> None:
         turned = write_model(place.directory / "turned", heads=(HEAD,), labels=Labels(("good", "bad")))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.student import as_distilbert, from_teacher_layers, reinitialised
+from bertkit.distillation.student import as_distilbert, from_teacher_layers, init_from_teacher, reinitialised
 from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
@@ -18,7 +18,7 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.pruning import prune_heads, pruned_heads
+from bertkit.models.pruning import prune_heads, pruned_heads, restore_heads
 from bertkit.models.roberta import RobertaConfig
 from tests.tasks.tiny_task import tiny_tokenizer
 
@@ -144,6 +144,18 @@ def test_heads_that_a_teacher_lost_are_missing_in_every_student_made_of_it() -> 
         torch.testing.assert_close(student(batch), wanted(batch), atol=1e-5, rtol=1e-5)
     for made in (wanted, student, reinitialised(wanted, seed=1)):
         assert pruned_heads(made.encoder) == {0: (1,), 1: (0, 2)}
+
+
+def test_layers_of_a_pruned_teacher_that_do_not_fit_are_refused_with_the_remedy() -> None:
+    student, teacher = teacher_of(BertConfig), teacher_of(BertConfig)
+    prune_heads(teacher, {1: [0]})
+    with pytest.raises(UsageError, match=r"student\.layers: .*pruned heads: `bertkit export TEACHER --to DIR`"):
+        init_from_teacher(student, teacher, layers=range(5))
+    restore_heads(teacher)
+    init_from_teacher(student, teacher, layers=range(5))
+    narrow = HeadedModel(BertConfig(**{**SIZES, "hidden_size": 15}).build(53))
+    with pytest.raises(UsageError, match=r"student\.embeddings: .*the teacher's widths"):
+        init_from_teacher(narrow, teacher, layers=None)
 
 
 def test_what_makes_no_student_is_refused() -> None:

@@ -121,6 +121,7 @@ def test_names_of_the_hubs_copy_stand_for_the_official_ones(tmp_path: Path, data
         (("entailment", "not_entailment", "maybe"), "labels are entailment, not_entailment, maybe, not"),
         (("entailment",), "labels are entailment, not entailment, not_entailment"),
         (("LABEL_0", "LABEL_1"), "does not name the labels"),
+        (("LABEL_0",), "its head is a regression"),
     ],
 )
 def test_a_head_of_other_labels_is_refused_even_where_the_user_wants_it(

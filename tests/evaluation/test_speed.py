@@ -27,7 +27,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
-from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head, weight_files
+from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model, scores_of
 from bertkit.evaluation.speed.report import spread
 from bertkit.evaluation.speed.results import frontier, retention
@@ -41,6 +41,7 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.model_files import weight_files
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.pruning import prune_heads
 from bertkit.models.quantised import is_quantised, quantise

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.bert import BertStack
@@ -72,6 +73,19 @@ def test_a_tagger_learns_on_features_and_the_encoder_stays_as_it_is_to_the_bit(
     assert all(torch.equal(before[name], after[name]) for name in before)
     mix = load_file(tagged.run.model / "model.safetensors")["features.mix.weight"]
     assert mix.abs().max() > 0, "the weights of the layers are trained"
+
+
+def test_a_plan_counts_the_lstm_and_the_encoders_one_pass(place: Place, tagged: FinishedRun) -> None:
+    task = other_kind(place, place.directory, "tagging")
+    kept, unkept = (
+        finetuning_plan(place.request(FEATURES, *SETTINGS, f"engine.feature_store_gb={limit}", task=task))
+        for limit in (1, 0)
+    )
+    assert kept["parameters"]["total"] == sum(each.numel() for each in load_model(tagged.run.model)[0].parameters())
+    once = kept["flops"] - tagged.run.record["flops"]
+    assert unkept["flops"] - tagged.run.record["flops"] == pytest.approx(8 * once)
+    plain = finetuning_plan(place.request(*SETTINGS, task=task))
+    assert once == pytest.approx(plain["flops"] / 8 / 3, rel=0.02), "but for the head"
 
 
 def test_its_model_is_read_again_and_predicts_the_same(tagged: FinishedRun) -> None:

@@ -14,6 +14,7 @@ import torch
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
@@ -213,6 +214,7 @@ def test_labels_of_a_checkpoint_are_matched_by_name(place: Place, finished: Fini
     ("labels", "message"),
     [
         (Labels.unnamed(2), "does not name the labels"),
+        (Labels.unnamed(1, "regression"), "its head is a regression.*none of the labels bad, good"),
         (Labels(("yes", "no")), "labels are yes, no, not bad, good"),
         (Labels(("bad",)), "labels are bad, not bad, good"),
     ],
@@ -273,7 +275,7 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
     assert suite.results["tasks"]["stars"]["accuracy"]["mean"] == best
     assert Path(chosen["run"]).is_dir()
     assert suite.results["degenerate"] >= 1
-    with pytest.raises(UsageError, match=r"schedule\.peak"):
+    with pytest.raises(UsageError, match=r"--grid lr=fast: optimisation\.schedule\.peak: expected a number"):
         place.run(grid={"lr": ["fast"]})
     with pytest.raises(UsageError, match=r"--grid seed=1,2: .* give them with --seeds"):
         place.run(grid={"seed": ["1", "2"]})
@@ -321,6 +323,16 @@ def test_the_rate_decays_from_layer_to_layer(place: Place) -> None:
         "bert.embeddings.word_embeddings.weight": 0.75e-3,
     }
     assert {name: moved(name) for name in expected} == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), [("full", "layers.1"), ("lora", "*.down_RD"), ("features, layers: last", "lstm")]
+)
+def test_a_plan_refuses_the_groups_that_a_run_refuses(place: Place, method: str, part: str) -> None:
+    groups = "optimisation.groups=[{{parameters: ['{}', companions.loss], rate: 0.5}}, {{parameters: {}, rate: 0.1}}]"
+    finetuning_plan(place.request(f"method={{name: {method}}}", groups.format(part, "sequence_classification")))
+    with pytest.raises(UsageError, match=r"groups\.1\.parameters: the model has no parameter or part called 'layer'"):
+        finetuning_plan(place.request(f"method={{name: {method}}}", groups.format(part, "layer")))
 
 
 def test_groups_are_multiplied_onto_the_decay_and_freeze(place: Place) -> None:
@@ -468,6 +480,7 @@ def test_a_task_in_yaml_names_files_beside_it(place: Place, tmp_path: Path) -> N
         (["--task", "mrpc", "--seeds", "4-0"], "--seeds 4-0"),
         (["--task", "mrpc", "--grid", "lr"], "--grid lr: expected KEY=VALUE"),
         (["--train", "t.csv"], "give --dev FILE too"),
+        (["--task", "mrpc", "--method", "setfi"], '--method setfi: method.name: unknown name "setfi"; did you mean setfit?'),
     ],
 )
 def test_wrong_usage_is_reported_without_a_traceback(bertkit: Bertkit, arguments: list[str], messages: str) -> None:

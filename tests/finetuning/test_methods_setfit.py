@@ -17,6 +17,7 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.setfit import drawn_pairs
+from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
 from bertkit.models.hub import load_model
 from bertkit.progress import silent_progress
@@ -38,11 +39,14 @@ class FewLabels:
         self.train = write_table(directory / "train.csv", reviews(14, 1))
         self.dev = write_table(directory / "dev.csv", reviews(60, 2))
 
-    def run(self, *overrides: str, train: Path | None = None, **fields: Any) -> FinishedRun:
+    def request(self, *overrides: str, train: Path | None = None, **fields: Any) -> FinetuneArguments:
         columns = Columns(text="review", label="stars")
         task = CustomTask(train=str(train or self.train), dev=str(self.dev), columns=columns)
         given = {"task": task, "model": str(self.model), "runs_root": self.directory / "runs", "fresh": True, **fields}
-        return finetune(FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given), progress=silent_progress)
+        return FinetuneArguments(overrides=parsed([*SETTINGS, *overrides]), **given)
+
+    def run(self, *overrides: str, **fields: Any) -> FinishedRun:
+        return finetune(self.request(*overrides, **fields), progress=silent_progress)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,22 @@ def test_it_learns_from_fourteen_examples(finished: FinishedRun) -> None:
     assert finished.results["splits"]["dev"]["accuracy"] > 0.85
     assert finished.results["examples"] == {"train": 14, "dev": 60}
     assert finished.run.record["steps"] == -(-14 * 2 * 20 // 16)
+
+
+def test_a_plan_counts_the_pairs(finished: FinishedRun, place: FewLabels) -> None:
+    plan = finetuning_plan(place.request())
+    assert plan["steps"] == finished.run.record["steps"]
+    assert plan["tokens"] == finished.run.record["tokens"]
+    assert plan["flops"] == pytest.approx(finished.run.record["flops"])
+    both = finetuning_plan(place.request(grid={"method.iterations": ["20", "5"]}, fresh=False))
+    assert both["steps"] == plan["steps"] + -(-14 * 2 * 5 // 16)
+
+
+def test_a_suite_prepares_its_data_apart_from_those_of_other_methods(place: FewLabels) -> None:
+    requests = [place.request(f"method.name={name}") for name in ("setfit", "full", "lora")]
+    setfit, full, lora = (each.data_key(each.requested()) for each in requests)
+    assert setfit != full, "its task has another head"
+    assert full == lora
 
 
 def test_the_head_is_scikit_learns_regression_on_the_vectors(finished: FinishedRun, place: FewLabels) -> None:

@@ -143,6 +143,29 @@ def test_thresholds_of_labels_are_tuned_stored_used_and_shown(
     ]
 
 
+def test_paths_below_the_working_directory_are_printed_relative_to_it_for_a_suite_as_for_a_run(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {name: str(write_table(tmp_path / f"{name}.csv", reviews(30, 1))) for name in ("train", "dev")}
+    task = CustomTask.model_validate(
+        {"kind": "classification", **files, "columns": {"text": "review", "label": "stars"}}
+    )
+    common = {"task": task, "model": str(base), "runs_root": Path("runs"), "overrides": parsed(["epochs=0.1"])}
+    single = finetune(FinetuneArguments(**common), progress=silent_progress)
+    suite = finetune(FinetuneArguments(**common, seeds=[0, 1]), progress=silent_progress)
+    shown = []
+    for outcome in (single, suite):
+        print_scores(outcome)
+        told = capsys.readouterr().err.splitlines()
+        shown.append([line for line in told if line.startswith(("figures: ", "the most confident mistakes: "))])
+    chosen = suite.results["chosen"]["run"]
+    assert Path(chosen).is_absolute()
+    assert all(f": {single.run.path}/" in line for line in shown[0])
+    assert all(f": {Path(chosen).relative_to(tmp_path)}/" in line for line in shown[1])
+    assert len(shown[0]) == len(shown[1]) == 2
+
+
 def test_a_regression_starts_at_the_mean_of_its_labels(tmp_path: Path, base: Path) -> None:
     rows = [(text, 2.5 + number % 3) for number, (text, _) in enumerate(reviews(31, 1))]
     files = {name: str(write_table(tmp_path / f"{name}.csv", rows)) for name in ("train", "dev")}

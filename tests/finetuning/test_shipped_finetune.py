@@ -213,6 +213,11 @@ def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
     assert (optimisation.batch_sequences, optimisation.epochs) == (32, 3)
 
 
+@pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb"])
+def test_sentence_bert_reads_128_tokens_besides_the_two_special_ones(name: str) -> None:
+    assert recipe_of(name).data.max_length == 128 + 2
+
+
 @pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb", "cross-encoder-stsb"])
 def test_sentence_berts_optimiser_is_that_of_its_released_code(name: str) -> None:
     optimisation = load_any(name).optimisation

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bertkit as bertkit_library
+from bertkit.cli.console import size
 from bertkit.errors import CheckError, UsageError
 from bertkit.files import sha256_of
 from bertkit.inference.export import export
@@ -72,7 +73,10 @@ def test_every_command_reads_it(written: Path, bertkit: Bertkit, tmp_path: Path)
     (found,) = json.loads(filled.stdout)
     assert len(found["masks"][0]) == 5
     classifier = write_model(tmp_path / "m", heads=("sequence_classification",), labels=Labels(("bad", "good")))
-    assert bertkit("export", classifier, "--to", tmp_path / "whole", "--format", "int8").code == 0
+    done = bertkit("export", classifier, "--to", tmp_path / "whole", "--format", "int8")
+    assert done.code == 0
+    before, after = ((each / "model.safetensors").stat().st_size for each in (classifier, tmp_path / "whole"))
+    assert f"weights: {size(before)} in the source, {size(after)} in the export ({after / before:.0%})" in done.stderr
     lines = tmp_path / "lines.txt"
     lines.write_text("a fine list\npoor cat\n")
     answers = [
@@ -217,7 +221,9 @@ def test_a_graph_of_int8_stands_where_the_hub_has_it_and_is_near(
     assert graphs == {"onnx/model_qint8_avx2.onnx"}
     kinds = [node.op_type for node in onnx.load(tmp_path / "out" / "onnx" / "model_qint8_avx2.onnx").graph.node]
     assert kinds.count("MatMulInteger") >= 2 * 6
-    assert record["files"]["onnx/model_qint8_avx2.onnx"]["bytes"] < 0.5 * (source / "model.safetensors").stat().st_size
+    written = record["files"]["onnx/model_qint8_avx2.onnx"]["bytes"]
+    assert written < 0.5 * (source / "model.safetensors").stat().st_size
+    assert record["weights_bytes"] == {"source": (source / "model.safetensors").stat().st_size, "export": written}
 
 
 def test_int8_of_a_directory_of_floats_is_refused(source: Path, bertkit: Bertkit, tmp_path: Path) -> None:

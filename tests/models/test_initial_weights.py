@@ -9,6 +9,7 @@ from bertkit.models.bert import BertConfig, MegatronBertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.xlnet import XlnetConfig
 from bertkit.pretraining.recipe import load_recipe
 
 SIZES = {"hidden_size": 120, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 177}
@@ -102,3 +103,13 @@ def test_drawing_is_a_function_of_seed_and_name() -> None:
         model.initialise(seed=2)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_xlnet_leaves_the_query_streams_first_state_to_tensorflows_default() -> None:
+    model = HeadedModel(XlnetConfig(**SIZES).build(1009), ("permutation_lm",))  # type: ignore[arg-type]  # sizes are whole numbers
+    model.initialise(seed=4)
+    edge = (6 / (1 + 120)) ** 0.5
+    mask_emb = model.get_parameter("encoder.mask_emb")
+    assert 0.9 * edge < mask_emb.abs().max() <= edge
+    assert mask_emb.std().item() == pytest.approx((2 / (1 + 120)) ** 0.5, rel=0.1)
+    assert model.encoder.word_embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)

@@ -18,6 +18,8 @@ from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.bert import BertConfig
+from bertkit.models.hub import load_model, save_model
+from bertkit.models.pruning import prune_heads
 from bertkit.models.roberta import RobertaConfig
 from bertkit.pretraining.arguments import PretrainArguments, shortened, warn_of_stages, with_max_length
 from bertkit.pretraining.plan import pretraining_plan
@@ -189,6 +191,17 @@ def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) 
     assert plan["text_passes"] == pytest.approx(3, rel=0.2)
     assert plan["steps"] == pytest.approx(finished.run.record["steps"], rel=0.5)
     assert plan["parameters"]["total"] == pretraining_plan(recipe, vocab_size=shards.vocab_size)["parameters"]["total"]
+
+
+def test_a_plan_counts_a_pruned_model_without_its_heads(home: Path) -> None:
+    model, _ = load_model(home / "bert")
+    whole = sum(weight.numel() for weight in model.parameters())
+    prune_heads(model, {1: [0, 2]})
+    save_model(model, load_tokenizer(home / "bert"), home / "pruned")
+    plans = [pretraining_plan(request(home, init).requested()) for init in ("bert", "pruned")]
+    assert plans[0]["parameters"]["total"] - plans[1]["parameters"]["total"] == 2 * (3 * 8 * 25 + 8 * 24)
+    assert plans[0]["flops"] > plans[1]["flops"]
+    assert sum(weight.numel() for weight in model.parameters()) == whole - 2 * (3 * 8 * 25 + 8 * 24)
 
 
 def test_passes_do_not_go_with_stages(home: Path) -> None:

@@ -136,6 +136,7 @@ def test_more_words_than_allowed_are_told_before_anything_is_made(home: Path) ->
 def test_ten_passes_fit_the_limit_of_ten_and_more_are_refused(home: Path) -> None:
     with pytest.raises(DataError, match=r"data.max_epochs allows only 2"):
         run_pretraining(arguments(home, "more", "data.max_epochs=2"), progress=silent_progress)
+    assert not (home / "more").exists()
 
 
 def test_words_of_token_shards_cannot_be_counted(home: Path, straight: RunDirectory) -> None:

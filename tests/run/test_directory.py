@@ -58,7 +58,9 @@ def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_p
         RunDirectory.create(tmp_path, identity(), tmp_path / "mine" / "thesis.txt")
 
 
-def refused(run: RunDirectory, *written: str, error: type[BertkitError] = UsageError) -> Path:
+def refused(
+    run: RunDirectory, *written: str, error: type[BertkitError] = UsageError, cause: Exception | None = None
+) -> Path:
     """The directory of a run that is refused after it has written these files."""
 
     def train() -> None:
@@ -66,7 +68,7 @@ def refused(run: RunDirectory, *written: str, error: type[BertkitError] = UsageE
         for name in written:
             (run.path / name).parent.mkdir(exist_ok=True)
             (run.path / name).write_text("{}")
-        raise error("model.num_hidden_layers: cannot grow")
+        raise error("model.num_hidden_layers: cannot grow") from cause
 
     with pytest.raises(error, match="cannot grow"), run.recording():
         train()
@@ -75,8 +77,10 @@ def refused(run: RunDirectory, *written: str, error: type[BertkitError] = UsageE
 
 def test_a_new_run_that_is_refused_before_its_first_step_leaves_no_directory(tmp_path: Path) -> None:
     assert not refused(RunDirectory.create(tmp_path / "runs", identity())).exists()
+    assert not refused(RunDirectory.create(tmp_path / "runs", identity()), error=DataError).exists()
     # The disk or the network may have failed, so --resume may help.
-    assert refused(RunDirectory.create(tmp_path / "runs", identity()), error=DataError).exists()
+    failed = refused(RunDirectory.create(tmp_path / "runs", identity()), error=DataError, cause=OSError("disk full"))
+    assert failed.exists()
     assert not refused(RunDirectory.create(tmp_path, identity(), tmp_path / "named"), "suite.json").exists()
     (tmp_path / "mine").mkdir()
     assert list(refused(RunDirectory.create(tmp_path, identity(), tmp_path / "mine")).iterdir()) == []
@@ -228,7 +232,7 @@ def test_a_full_disk_at_the_end_does_not_hide_the_fault_that_ended_the_run(
 
     def train() -> None:
         monkeypatch.setattr(module, "write_self_hashed", refuse)
-        raise DataError("the fault")
+        raise DivergedError("the fault")
 
     run = RunDirectory.create(tmp_path, identity())
     with pytest.raises(BertkitError, match="the fault"), run.recording():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -330,6 +332,41 @@ def test_a_finished_study_is_not_repeated_in_its_directory(home: Path, caplog: p
     assert times_of(sorted((home / "straight").rglob("*"))) == before
     with pytest.raises(UsageError, match="straight"):
         run_study(arguments(home, "straight", "seeds=[3, 4]"), progress=silent_progress)
+
+
+def test_a_finished_study_is_found_until_the_data_of_a_measure_change(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def found(**more: Any) -> RunDirectory | None:
+        given = arguments(home, "straight", run_dir=None, runs_root=home, max_minutes=0.0, **more)
+        try:
+            return run_study(given, progress=silent_progress).run
+        except StoppedError:
+            return None
+
+    again = found()
+    assert again is not None
+    assert again.record["status"] == "done"
+    assert "--fresh runs it again" in caplog.text
+    assert found(fresh=True) is None
+    other = home / "other.txt"
+    before = other.read_text()
+    other.write_text(before.replace("cat", "dog"))
+    assert found() is None
+    assert "not used: another measures" in caplog.text
+    other.write_text(before)
+
+
+def test_an_unfinished_study_of_an_earlier_version_is_continued(home: Path) -> None:
+    with stopping_at(1), pytest.raises(StoppedError):
+        run_study(arguments(home, "older"), progress=silent_progress)
+    record = json.loads((home / "older" / "run.json").read_text())
+    assert record["fingerprints"].pop("measures")
+    (home / "older" / "run.json").write_text(json.dumps(record))
+    with stopping_at(1), pytest.raises(StoppedError):
+        run_study(arguments(home, "older", resume=True), progress=silent_progress)
 
 
 def test_a_plan_is_refused_where_the_study_would_be(home: Path, bertkit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -22,6 +23,12 @@ from typer.core import TyperCommand, TyperGroup
 from bertkit.cli.console import console
 from bertkit.cli.generated_options import old_spellings, typer_signature
 from bertkit.errors import UsageError
+
+_WORD = re.compile("[A-Z]+")
+_NAMES = frozenset(
+    {"MODEL", "F", "FILE", "DIR", "PATH", "RUN", "SOURCE", "RECIPE", "COL", "TASK", "T", "NAME", "ORG", "ZIP", "ARM"}
+)
+"""Words in the metavars of options and arguments whose value is a name."""
 
 
 class CommandGroup(TyperGroup):
@@ -98,7 +105,26 @@ class RenamedOptions(TyperCommand):
                 console.warn(f"{name} is now called {self.renamed[name]}")
                 word = f"{self.renamed[name]}{equals}{value}"
             found.append(word)
+        if not ctx.resilient_parsing:
+            self._refuse_empty_names(ctx, found)
         return super().parse_args(ctx, found)
+
+    def _refuse_empty_names(self, ctx: Any, words: list[str]) -> None:
+        """Raises:
+        UsageError: a name of a model, file, column, ... is empty, as the value of a shell variable that is not set.
+        """
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(words))
+        for parameter in self.get_params(ctx):
+            metavar, given = parameter.metavar or "", values.get(parameter.name)
+            is_empty = "" in given if isinstance(given, list | tuple) else given == ""
+            if not is_empty or _NAMES.isdisjoint(_WORD.findall(metavar)):
+                continue
+            option = parameter.param_type_name == "option"
+            leave_out = " or leave the option out" if option else ""
+            raise UsageError(
+                f"{parameter.opts[0] if option else metavar.strip('[].')}: the value is empty, as that of a shell"
+                f" variable that is not set; give one{leave_out}"
+            )
 
 
 def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:

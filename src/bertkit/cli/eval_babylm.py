@@ -13,6 +13,7 @@ from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Measuring, Model, option
 from bertkit.evaluation.settings import BabylmSettings
+from bertkit.files import shown_path
 
 
 def babylm(
@@ -116,7 +117,7 @@ def _print(results: dict[str, Any]) -> None:
         whole = "" if finetuned["average"] is None else f"; their mean is {_percent(finetuned['average'])}"
         console.info(
             f"fine-tuned: {', '.join(finetuned['over'])}, each by its best epoch on dev, as in the official"
-            f" evaluation{whole}; runs in {finetuned['run']}"
+            f" evaluation{whole}; runs in {shown_path(Path(finetuned['run']))}"
         )
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")

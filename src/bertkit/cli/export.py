@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.console import console, result
+from bertkit.cli.console import console, result, size
 from bertkit.cli.options import Common
 
 SHOWN_WEIGHTS = 3
@@ -73,6 +73,8 @@ def export(
     console.table(("weights", "number", ""), _weights(record["weights"]), title=f"{record['family']}: {model}")
     if not record["tokenizer"]:
         console.warn(f"{model}: has no tokenizer files, so none were written")
+    before, after = (record["weights_bytes"][name] for name in ("source", "export"))
+    console.info(f"weights: {size(before)} in the source, {size(after)} in the export ({after / before:.0%})")
     probe = record["probe"]
     how = "" if record["measure"] == "absolute" else f"; {record['measure']}"
     console.info(

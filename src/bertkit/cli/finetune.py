@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,6 @@ import typer
 from bertkit.cli.console import console, duration, figure
 from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
-from bertkit.cli.launch import trained
 from bertkit.cli.options import (
     DEFAULT_MODEL,
     DataDir,
@@ -25,7 +25,6 @@ from bertkit.cli.options import (
     Training,
     given_flags,
     model_or_default,
-    on_start_for,
     option,
     recipe_overrides,
     seed_numbers,
@@ -203,14 +202,14 @@ class FinetuneChoices(Options):
         """The recipe's fields that these options replace."""
         from bertkit.recipe.resolve import Override
 
-        values = {
-            "new_head": self.new_head,
-            "metrics": self.metric or None,
-            "method": {"name": self.method} if self.method else None,
-            "embedding.loss": {"name": self.loss} if self.loss else None,
-            "embedding.pooling": self.pooling or None,
-        }
-        return [Override(key, value) for key, value in values.items() if value is not None]
+        values = [
+            ("new_head", self.new_head, "--new-head"),
+            ("metrics", self.metric or None, "--metric"),
+            ("method", {"name": self.method} if self.method else None, f"--method {self.method}"),
+            ("embedding.loss", {"name": self.loss} if self.loss else None, f"--loss {self.loss}"),
+            ("embedding.pooling", self.pooling or None, "--pooling"),
+        ]
+        return [Override(key, value, place) for key, value, place in values if value is not None]
 
 
 def finetune(
@@ -254,16 +253,7 @@ def finetune(
             **tasks.fields,
             **common.argument_fields(place),
         )
-        if common.plan:
-            common.finish_plan(finetuning_plan(request))
-            return
-        outcome = trained(
-            request, lambda each: run_finetuning(each, progress=console.progress, on_start=on_start_for(place))
-        )
-        if outcome is None:
-            return
-        print_scores(outcome)
-        common.finish(place, outcome.run, outcome.results)
+        common.execute(place, request, plan=finetuning_plan, run=run_finetuning, show=print_scores)
 
 
 def task_overrides(own: OwnData, common: Training) -> list[Override]:
@@ -351,7 +341,7 @@ def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
 def _print_classes(outcome: FinishedRun) -> None:
     """Scores by class and the most confident mistakes of the run, or of a suite's chosen run, with its figures."""
     from bertkit.evaluation.task_plots import draw_task_figures
-    from bertkit.files import read_json
+    from bertkit.files import read_json, shown_path
     from bertkit.finetuning.trainer import MISTAKES
     from bertkit.run.directory import RESULTS
     from bertkit.run.find import run_of_suite
@@ -359,7 +349,7 @@ def _print_classes(outcome: FinishedRun) -> None:
     from bertkit.tasks.readers.common import json_rows
 
     chosen = outcome.results.get("chosen")
-    run = run_of_suite(outcome.run.path, chosen["run"]) if chosen else outcome.run.path
+    run = Path(shown_path(run_of_suite(outcome.run.path, chosen["run"]))) if chosen else outcome.run.path
     results = read_json(run / RESULTS)
     for split, classes in results.get("classes", {}).items():
         rows = [

@@ -15,6 +15,7 @@ from bertkit.cli.console import console, duration, result
 from bertkit.cli.options import (
     Common,
     Data,
+    Fresh,
     MaxMinutes,
     ParallelRunOptions,
     Resume,
@@ -23,9 +24,9 @@ from bertkit.cli.options import (
     flops_in_words,
     keep_log,
     option,
-    runs_root,
     set_overrides,
 )
+from bertkit.run import runs_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +45,7 @@ class StudyOptions(Common):
         bool, option("--plan", help="Print what would run and what it would cost, and stop.", metavar="")
     ] = False
     run_dir: RunDir = None
+    fresh: Fresh = False
     max_minutes: MaxMinutes = None
 
 
@@ -83,6 +85,7 @@ def study(
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,
+        fresh=common.fresh,
         offline=common.offline,
         max_minutes=common.max_minutes,
         command=sys.argv,

@@ -27,7 +27,8 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from bertkit.compression.head_importance import Floats, Heads, gated_score, head_importance, normalised_by_layer
+from bertkit.arrays import Float64Array
+from bertkit.compression.head_importance import Heads, gated_score, head_importance, normalised_by_layer
 from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
@@ -169,6 +170,8 @@ class Pruned(Method):
             return
         maps = prunable_maps(model).values()
         self._set_zeros(model, None if self.magnitude_ramp else self.magnitude)
+        if not self.magnitude_ramp:
+            _log_zeros(model, 0)
         hooks = [
             part.weight.requires_grad_(True).register_hook(_gradient_of_kept(part))  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for part in maps
@@ -186,8 +189,15 @@ class Pruned(Method):
             return
         ramp_steps, every = math.ceil(self.magnitude_ramp * steps), self.magnitude_every_steps
         grows = step == ramp_steps or (step < ramp_steps and step % every == 0)
-        share = cubic_sparsity(self.magnitude, step, ramp_steps=ramp_steps, every_steps=every)
-        self._set_zeros(model, share if grows else None)
+
+        def share(at: int) -> float:
+            return cubic_sparsity(self.magnitude or 0.0, at, ramp_steps=ramp_steps, every_steps=every)
+
+        self._set_zeros(model, share(step) if grows else None)
+        # The share grows up to thousands of times.
+        tenths = [int(10 * share(at) / self.magnitude) for at in (max(0, step - 1), step)]
+        if grows and tenths[0] < tenths[1]:
+            _log_zeros(model, step)
 
     def results(self, model: HeadedModel, directory: Path) -> dict[str, Any]:
         """What was removed, and the share of zeros in the model."""
@@ -275,7 +285,7 @@ class Pruned(Method):
         }
         return chosen, measured
 
-    def _count(self, present_LN: Floats) -> int:
+    def _count(self, present_LN: Float64Array) -> int:
         """How many heads are removed."""
         present, layers = int(present_LN.sum()), present_LN.shape[0]
         assert isinstance(self.heads, int | float)
@@ -317,6 +327,14 @@ def _size(model: HeadedModel) -> int:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "none"
+
+
+def _log_zeros(model: HeadedModel, step: int) -> None:
+    zeros, weights = sparsity(model)
+    log.info(
+        "update %d: %.1f%% of the weights of %d linear maps are 0: %s of %s",
+        *(step, 100 * zeros / weights, len(prunable_maps(model)), f"{zeros:,}", f"{weights:,}"),
+    )
 
 
 def _log(record: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,17 +26,15 @@ from bertkit.finetuning.warm_start import head_directory
 from bertkit.models.bert import BertConfig
 from bertkit.models.bilstm import BilstmStudent
 from bertkit.models.distilbert import DistilBertConfig
-from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder import LAYER_NAME, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
 from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model
-from bertkit.models.pruning import keep_layers, prune_like, saved_heads
+from bertkit.models.pruning import keep_layers, prune_like, pruned_heads, saved_heads
 from bertkit.models.quantised import QUANTISATION
 
 log = logging.getLogger(__name__)
-
-_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.")
 
 
 def student_directory(recipe: DistillRecipe, teacher: TeacherFiles, *, cache: Path, offline: bool = False) -> Path:
@@ -168,7 +165,7 @@ def from_teacher_layers(
     anew = {
         name
         for name in student.own_state_dict()
-        if not _LAYER.match(name) and not (embeddings if name.startswith("encoder.") else head)
+        if not LAYER_NAME.match(name) and not (embeddings if name.startswith("encoder.") else head)
     }
     if anew:
         student.initialise(seed, only=anew)
@@ -261,11 +258,11 @@ def init_from_teacher(
     source = dict(teacher.named_parameters())
     taken = 0
     for name, parameter in student.named_parameters():
-        layer = _LAYER.match(name)
+        layer = LAYER_NAME.match(name)
         if layer is not None:
             if layers is None:
                 continue
-            origin, key = _LAYER.sub(f"encoder.layers.{layers[int(layer[1])]}.", name), "layers"
+            origin, key = LAYER_NAME.sub(f"encoder.layers.{layers[int(layer[1])]}.", name), "layers"
             taken += 1
         elif name.startswith("encoder."):
             if not embeddings:
@@ -278,10 +275,16 @@ def init_from_teacher(
         found = source.get(origin)
         if found is None or found.shape != parameter.shape:
             has = "none" if found is None else f"one of shape {tuple(found.shape)}"
+            instead = "give the student's model the teacher's widths"
+            if key == "layers" and pruned_heads(teacher.encoder):
+                instead = (
+                    "use the teacher with zeros in place of its pruned heads:"
+                    " `bertkit export TEACHER --to DIR`, then --teacher DIR"
+                )
+            drawn = f"write student.{key}: {'null' if key == 'layers' else 'false'} to initialise it randomly"
             raise UsageError(
                 f"student.{key}: the student's {name} has shape {tuple(parameter.shape)}, but the teacher has {has};"
-                f" write student.{key}: {'null' if key == 'layers' else 'false'} to initialise it randomly, or give the"
-                " student's model the teacher's widths"
+                f" {drawn}, or {instead}"
             )
         parameter.copy_(found)
     if layers is not None and not taken:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.cache import RecordCache
 from bertkit.distillation.activations import ModelShape
 from bertkit.distillation.loss_terms import TaskDistillationTerms, TaughtBatch, TeacherCost, task_query
@@ -36,7 +36,7 @@ from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.models.headed import HeadedModel
 from bertkit.run.directory import RunDirectory
-from bertkit.tasks.base import Features, Scores, Task, TaskBatch
+from bertkit.tasks.base import Features, Prediction, Scores, Task, TaskBatch
 from bertkit.training.cost import count_weights
 from bertkit.training.loss_terms import LossTerms
 
@@ -135,7 +135,7 @@ class TaskDistiller(TeacherCost, Finetuner):
             shapes=distilled.shapes,
         )
 
-    def batch(self, task_trainer: TaskTrainer, items: NDArray[np.int64]) -> TaskBatch:
+    def batch(self, task_trainer: TaskTrainer, items: Int64Array) -> TaskBatch:
         own, theirs = super().batch(task_trainer, items), self.prepared.teacher_train
         return own if theirs is None or self.teacher is None else TaughtBatch.of(own, theirs.features.batch(items))
 
@@ -152,6 +152,7 @@ class TaskDistiller(TeacherCost, Finetuner):
             if cache is not None and self.teacher is not None:
                 self.teacher.cache = cache
                 self._fill_cache(self.teacher)
+            self._teacher_scores()
             with super().session():
                 yield
         finally:
@@ -214,12 +215,14 @@ class TaskDistiller(TeacherCost, Finetuner):
     def results(self, *args: Any, **keywords: Any) -> dict[str, Any]:
         results = super().results(*args, **keywords)
         compared = comparison(self.distilled, results["splits"], self._teacher_scores())
+        compared["teacher"] |= self.prepared.teacher_warnings
         return results | compared | {"control": self.distillation.control}
 
     def _teacher_scores(self) -> dict[str, Scores]:
-        """Computed once for all runs on the same data."""
+        """Computed once for all runs on the same data; a teacher that predicts a constant is a warning."""
         found, distilled = self.prepared.teacher_scores, self.distilled
         if not found:
+            predicted: dict[str, list[Prediction]] = {}
             models = [model.to(self.engine.device) for model in distilled.teachers]
             for split, encoded in self.prepared.teacher_splits.items():
                 label, features = f"teacher, {split}", encoded.features
@@ -228,8 +231,12 @@ class TaskDistiller(TeacherCost, Finetuner):
                     for model in models
                 ]
                 outputs = [np.mean(own, axis=0) for own in zip(*each, strict=True)]
-                predictions = distilled.task.predictions(encoded.examples, features, outputs)
-                found[split] = distilled.task.score(predictions, encoded.examples)
+                predicted[split] = distilled.task.predictions(encoded.examples, features, outputs)
+                found[split] = distilled.task.score(predicted[split], encoded.examples)
+            if (reason := distilled.degenerate(predicted, found)) is not None:
+                self.prepared.teacher_warnings["degenerate"] = reason
+                names = " and ".join(self.prepared.teacher.names)
+                log.warning("teacher %s: %s; use another teacher, or fine-tune this one again", names, reason)
         return found
 
 

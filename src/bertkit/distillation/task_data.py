@@ -54,6 +54,7 @@ class DistillationData(Prepared):
         teacher_splits: likewise the splits on which it is evaluated.
         student_heads: the pruned heads of the student before its first step.
         teacher_scores: the teacher's scores on these splits, once evaluated; runs on the same data share them.
+        teacher_warnings: the reason why the teacher does no better than a constant prediction, if that is so.
     """
 
     teacher: TeacherFiles
@@ -61,6 +62,7 @@ class DistillationData(Prepared):
     teacher_splits: Mapping[str, EncodedSplit]
     student_heads: HeadChoice
     teacher_scores: dict[str, Scores] = field(default_factory=dict)
+    teacher_warnings: dict[str, str] = field(default_factory=dict)
 
     @property
     def pruned(self) -> HeadChoice:

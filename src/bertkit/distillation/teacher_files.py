@@ -6,8 +6,6 @@ in the same order.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from bertkit.distillation.activations import ActivationSpec, ModelShape
 from bertkit.errors import DataError
+from bertkit.files import joint_sha256, json_sha256
 from bertkit.finetuning.data import has_head
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.encoder import EncoderConfig
@@ -87,7 +86,7 @@ class TeacherFiles:
     def fingerprint(self) -> str:
         """The hash of the weights."""
         digests = [weights_hash(directory) for directory in self.directories]
-        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        return digests[0] if len(digests) == 1 else joint_sha256(digests)
 
     def load(self, head: str | None = None, labels: Labels | None = None) -> list[HeadedModel]:
         """The models, with a task's head or with all their heads.
@@ -125,6 +124,12 @@ def find_task_teachers(names: Sequence[str], spec: TaskSpec, *, offline: bool = 
         own = Labels.from_hub(contents)
         if spec.kind == "regression" and own.count != 1:
             raise DataError(f"teacher: {name}: has {own.count} outputs, but the regression {spec.name} needs one")
+        if own.is_regression and spec.kind in ("classification", "multi_label"):
+            raise DataError(
+                f"teacher: {name}: is a regression, whose output is a number, so it cannot teach the labels of"
+                f" {spec.name}; use a model that was fine-tuned on them:"
+                f" bertkit finetune --task {spec.name} --model MODEL"
+            )
         labels.append(own)
         if own.names != labels[0].names and spec.kind not in ("regression", "span", "choice"):
             raise DataError(
@@ -148,7 +153,7 @@ def cache_identity(
     settings = [model.encoder.config.model_dump(mode="json") for model in models]
     return {
         "teacher": files.fingerprint,
-        "settings": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        "settings": json_sha256(settings),
         "tokenizer": files.tokenizer.fingerprint,
         "recorded": spec.to_json(),
         "precision": precision,

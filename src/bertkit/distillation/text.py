@@ -8,7 +8,7 @@ outputs. Sibling small_vocabulary.py has a teacher that is trained, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from bertkit.distillation.objectives import (
     word_rows,
 )
 from bertkit.distillation.student import init_from_teacher
-from bertkit.distillation.student_growth import check_student_growth
+from bertkit.distillation.student_trainer import StudentTrainer
 from bertkit.distillation.teacher import WORDS_HEAD, Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
@@ -35,16 +35,13 @@ from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
-from bertkit.models.model_files import CONFIG_FILE, find_model
-from bertkit.models.pruning import HeadChoice, saved_heads
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.pretraining.initial_model import initial_pruned_heads
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.stage_run import StageRun
 from bertkit.pretraining.stages import stages_of
-from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import counted
 from bertkit.run.directory import RunDirectory
 from bertkit.training.cost import count_parameters
@@ -53,7 +50,7 @@ from bertkit.training.step import evaluate
 log = logging.getLogger(__name__)
 
 
-class TextDistiller(TeacherCost, Pretrainer):
+class TextDistiller(TeacherCost, StudentTrainer):
     """One run of a student.
 
     Args:
@@ -67,7 +64,6 @@ class TextDistiller(TeacherCost, Pretrainer):
     def __init__(
         self, recipe: DistillTextRecipe, shards: TokenShards, run: RunDirectory, *, cache: Path, teacher: TeacherFiles
     ) -> None:
-        self.student_recipe = recipe
         self.files = teacher
         self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
         self.shapes = text_shapes(recipe, teacher)
@@ -76,9 +72,6 @@ class TextDistiller(TeacherCost, Pretrainer):
         super().__init__(recipe, shards, run, cache=cache)
         for model in self.teachers:
             model.to(self.engine.device)
-
-    def _check_growth(self) -> None:
-        check_student_growth(self.student_recipe)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -137,10 +130,6 @@ class TextDistiller(TeacherCost, Pretrainer):
         terms = [each.distilled for each in distillation_objectives(objectives)]
         add_projections(model, terms, self.shapes, seed=recipe.seed)
         return model
-
-    def parameter_rates(self, model: HeadedModel, stage_run: StageRun) -> dict[str, float]:
-        frozen = frozen_rates(model, self.student_recipe.frozen)
-        return {name: rate * frozen[name] for name, rate in super().parameter_rates(model, stage_run).items()}
 
     def log_start(self) -> None:
         super().log_start()
@@ -203,10 +192,7 @@ def text_shapes(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bo
     Raises:
         DataError: the model that the student starts from cannot be read.
     """
-    pruned: HeadChoice = {}
-    if recipe.init is not None:
-        directory = find_model(recipe.init, offline=offline)
-        pruned = saved_heads(read_config(directory)[1], source=str(directory / CONFIG_FILE))
+    pruned = initial_pruned_heads(recipe.init, offline=offline)
     return ShapePair(ModelShape.from_config(recipe.model, pruned), teacher.shape)
 
 
@@ -271,20 +257,3 @@ def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | N
         return chosen_layers(recipe.student.layers, of=shapes.teacher.layers, keep=shapes.student.layers)
     except UsageError as error:
         raise UsageError(f"student.{error}") from None
-
-
-def frozen_rates(model: HeadedModel, parts: Sequence[str]) -> dict[str, float]:
-    """The factor of each parameter's learning rate: 0 in these parts of the encoder, 1 elsewhere.
-
-    Raises:
-        UsageError: a part does not exist.
-    """
-    parameters = [name for name, _ in model.encoder.named_parameters()]
-    rates = {name: 1.0 for name, _ in model.named_parameters()}
-    for part in parts:
-        own = [name for name in parameters if name == part or name.startswith(f"{part}.")]
-        if not own:
-            known = sorted({".".join(name.split(".")[:2]) for name in parameters})
-            raise UsageError(f"frozen: the student has no part {part!r}; its parts are {', '.join(known)}")
-        rates |= {f"encoder.{name}": 0.0 for name in own}
-    return rates

@@ -236,7 +236,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         others=encoded,
         watched=watched,
         label_counts={name: own for name, own in counts.items() if own},
-        fingerprints={"data": _fingerprint({"train": train, **splits}), **hashes},
+        fingerprints={"data": splits_sha256({"train": train, **splits}), **hashes},
         in_train=in_train,
         label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
@@ -476,7 +476,7 @@ def _max_tokens(recipe: FinetuneRecipe, config: EncoderConfig) -> int:
     )
 
 
-def _fingerprint(splits: Mapping[str, Split]) -> str:
+def splits_sha256(splits: Mapping[str, Split]) -> str:
     """sha256 (hex) of all examples."""
     digest = hashlib.sha256()
     for name, split in sorted(splits.items()):

@@ -5,41 +5,58 @@ Tokens and FLOPs are those of the real examples.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float64Array
 from bertkit.finetuning.arguments import FinetuneArguments, PlannedRun
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts
+from bertkit.finetuning.methods.feature_store import FEATURE_BYTES
+from bertkit.finetuning.methods.features import FeatureBased
+from bertkit.finetuning.methods.lora import Lora
+from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.finetuning.multitask import joined
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
-from bertkit.models.headed import HeadedModel
+from bertkit.finetuning.trainer import with_pairs
+from bertkit.models.feature_lstm import FeatureLstm
+from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.pruning import prune_heads
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.training.compiled_kernels import uses_attention_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, spared_flops, step_flops
+from bertkit.training.cost import CHECKPOINT_BYTES, FORWARD_SHARE, count_parameters, spared_flops, step_flops
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
-from bertkit.training.memory import training_memory
+from bertkit.training.memory import MemoryTerms, training_memory
+from bertkit.training.method import Method
 from bertkit.training.plan import PlannedCost, plan_document
+from bertkit.training.rates import group_rates
 
 _BYTES_OF_A_READ_TOKEN = 200.0
 """Memory per token of an example, for its text and ids."""
+_OTHER_LAYERS = ("theseus", "pruned")
+"""Methods that number or nest layers anew."""
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; labels with their counts.
 
     Tokens and FLOPs are those of the real sequences, training only, assuming that every weight is trained: a method
-    that freezes the encoder costs less. Each setting of a grid is counted with its own epochs and batch size on the
-    same sequences; a run before it, on its own. The passes of a teacher are counted and listed under `teacher`.
+    that freezes the encoder costs less. For setfit they are those of the pairs of texts; for features those of the
+    LSTM, and of the encoder's pass over the training texts, once if its features can be stored. Each setting of a grid
+    is counted with its own epochs, batch size and method on the same texts; a run before it, on its own. The passes of
+    a teacher are counted and listed under `teacher`.
+
+    Raises:
+        UsageError: a group of parameters names none, or the method does not fit data or model.
+        DataError: data or model are missing or do not fit.
     """
     recipe = arguments.new_recipe()
     data = _PlannedData.of(arguments, recipe)
@@ -55,8 +72,9 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     for run in runs:
         first = arguments.before(run.recipe)
         if first is not None and data_before is not None:
-            planned.append((first, data_before))
-        planned.append((run.recipe, data))
+            planned.append((first, data_before.trained_by(first)))
+        planned.append((run.recipe, data.trained_by(run.recipe)))
+        _check_groups(*planned[-1])
     planned_runs: list[PlannedRun] = []
     for each_recipe, own_data in planned:
         optimisation = each_recipe.optimisation
@@ -68,12 +86,59 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         for part, each, count in zip(own_data.parts, order.orders, order.steps_by_task, strict=True):
             epochs = own / order.steps_per_epoch * count / each.steps_per_epoch
             tokens += epochs * part.tokens
-            flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes
+            flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes + part.once_flops
     optimizer = recipe.optimisation.optimizer
     splits = [split for each in prepared for split in (each.train, *each.others.values())]
     read_tokens = sum(int(split.features.starts_S1[-1]) for split in splits)
     best = 4.0 * parameters.total if recipe.optimisation.keeps_best else 0.0
-    largest = max(
+    cost = PlannedCost(
+        parameters=parameters,
+        steps=steps,
+        tokens=tokens,
+        flops=flops,
+        memory={
+            **_largest_update(recipe, parts, engine),
+            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
+            "best_weights": best,
+            "initial_model": 4.0 * parameters.total,
+            "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
+        },
+        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(planned))
+        + max(sum(part.store_bytes for part in own.parts) for _, own in planned),
+        optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
+    )
+    document = name_and_hash(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
+    prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
+    counts = {
+        f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
+    }
+    found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
+    repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
+    return document | {"labels": counts, "in_train": repeated, "skipped": skipped_counts(found)}
+
+
+def _check_groups(recipe: FinetuneRecipe, data: _PlannedData) -> None:
+    """Check `optimisation.groups` against the parameters, as the run does before its first step. Not checked: what is
+    trained beside the model (companions), and models whose layers the method replaces.
+
+    Raises:
+        UsageError: a group names no parameter.
+    """
+    groups, method = recipe.optimisation.groups, recipe.method
+    if not groups or method.name in _OTHER_LAYERS:
+        return
+    model = joined(copy.deepcopy([part.model for part in data.parts]))
+    if isinstance(method, Lora):
+        with torch.device("meta"):
+            model = method.prepare(model, recipe.seed)
+    beside = [each for group in groups for each in group.patterns if each.startswith(COMPANIONS)]
+    group_rates([*(name for name, _ in model.named_parameters()), *beside], groups)
+
+
+def _largest_update(recipe: FinetuneRecipe, parts: Sequence[_TaskCost], engine: Engine) -> MemoryTerms:
+    """Memory of the largest update, of the task that needs most."""
+    optimizer = recipe.optimisation.optimizer
+    return max(
         (
             training_memory(
                 part.model,
@@ -90,35 +155,21 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         ),
         key=lambda terms: sum(terms.values()),
     )
-    cost = PlannedCost(
-        parameters=parameters,
-        steps=steps,
-        tokens=tokens,
-        flops=flops,
-        memory={
-            **largest,
-            "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
-            "best_weights": best,
-            "initial_model": 4.0 * parameters.total,
-            "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
-        },
-        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(planned)),
-        optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
-    )
-    document = name_and_hash(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
-    prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
-    counts = {
-        f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
-    }
-    found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
-    repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
-    return document | {"labels": counts, "in_train": repeated, "skipped": skipped_counts(found)}
 
 
 @dataclass(frozen=True)
 class _PlannedData:
-    """What a run trains on, and the cost of each of its tasks."""
+    """What a run trains on, and the cost of each of its tasks.
 
+    Attributes:
+        method: trains on it.
+        texts: the data as read.
+        prepared: the data as trained on: with setfit, pairs of texts.
+        parts: the cost of each task.
+    """
+
+    method: Method
+    texts: Sequence[Prepared]
     prepared: Sequence[Prepared]
     parts: Sequence[_TaskCost]
 
@@ -131,18 +182,36 @@ class _PlannedData:
     ) -> _PlannedData:
         """Of a recipe; `like` are another recipe and its data, which are the same if the recipes read alike."""
         if like is not None and arguments.data_key(recipe) == arguments.data_key(like[0]):
-            return like[1]
-        prepared = [arguments.prepare(each) for each in recipe.alone]
-        return cls(prepared, [_TaskCost.of(each) for each in prepared])
+            return like[1].trained_by(recipe)
+        return cls._of_texts([arguments.prepare(each) for each in recipe.alone], recipe)
+
+    def trained_by(self, recipe: FinetuneRecipe) -> _PlannedData:
+        """The same texts, trained on by this recipe's method."""
+        return self if recipe.method == self.method else self._of_texts(self.texts, recipe)
+
+    @classmethod
+    def _of_texts(cls, texts: Sequence[Prepared], recipe: FinetuneRecipe) -> _PlannedData:
+        method, prepared = recipe.method, texts
+        if isinstance(method, Setfit):
+            prepared = [with_pairs(each, method, recipe.seed) for each in texts]
+        store_bytes = recipe.engine.feature_store_gb * 1e9
+        return cls(method, texts, prepared, [_TaskCost.of(each, method, store_bytes) for each in prepared])
 
 
 @dataclass(frozen=True)
 class _TaskCost:
-    """One task: its model without weights, its sequence lengths, and the cost of an epoch."""
+    """One task: its model without weights, its sequence lengths, and the cost of an epoch.
+
+    Attributes:
+        once_flops: operations of a run besides its epochs.
+        store_bytes: size of what a run stores on disk while it lasts.
+    """
 
     model: HeadedModel
-    length_S: NDArray[np.float64]
+    length_S: Float64Array
     epoch_flops: float
+    once_flops: float = 0.0
+    store_bytes: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -160,7 +229,8 @@ class _TaskCost:
         return float(min(engine.micro_batch_tokens, largest, self.tokens))
 
     @classmethod
-    def of(cls, prepared: Prepared) -> _TaskCost:
+    def of(cls, prepared: Prepared, method: Method, store_bytes: float) -> _TaskCost:
+        """The cost of a task with this method; `store_bytes` limits what a run stores."""
         _, contents = read_config(prepared.model_directory)
         with torch.device("meta"):
             model = HeadedModel(
@@ -168,6 +238,8 @@ class _TaskCost:
             )
             if pruned := prepared.pruned:
                 prune_heads(model, pruned)
+            if isinstance(method, FeatureBased):
+                model = method.with_lstm(model)
         features = prepared.train.features
         lengths = np.diff(features.starts_S1).astype(np.float64)
         sizes = {
@@ -178,4 +250,10 @@ class _TaskCost:
         flops = step_flops(model, **sizes, predictions=0)
         if model.reads_one_token(prepared.task.head):
             flops -= spared_flops(model.encoder, **sizes)
-        return cls(model, lengths, flops)
+        if not isinstance(model.encoder, FeatureLstm):
+            return cls(model, lengths, flops)
+        stored = FEATURE_BYTES * sizes["tokens"] * model.encoder.features_width
+        encoder = FORWARD_SHARE * step_flops(HeadedModel(model.encoder.base), **sizes, predictions=0)
+        if stored > store_bytes:
+            return cls(model, lengths, flops + encoder)
+        return cls(model, lengths, flops, once_flops=encoder, store_bytes=stored)

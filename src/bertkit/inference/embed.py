@@ -79,7 +79,7 @@ def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: Inpu
         if row is None:
             yield InputText(str(number), "", place)
         else:
-            yield InputText(id_of(row, number), string_of(row, columns.first(row, "text"), place), place)
+            yield InputText(id_of(row, number), string_of(row, columns.first(row, "text"), place, "--text"), place)
 
 
 def blocks_of(
@@ -228,7 +228,7 @@ def embed_to_file(
             raise DataError(f"{out}.part: was begun with other texts; delete it, or restore the input")
     blocks = blocks_of(waiting, first=LARGEST_BLOCK)
     computed = embedded_blocks(embedder, blocks, settings, executor)
-    with progress("texts", unit="texts") as meter, StopRequest() as stop, closing(computed):
+    with progress("texts", unit="texts", start=file.rows) as meter, StopRequest() as stop, closing(computed):
         for embedded in computed:
             block = embedded.texts
             for text in block:

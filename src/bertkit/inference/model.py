@@ -13,9 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.generation.run import generate
 from bertkit.generation.settings import GenerationSettings
@@ -128,6 +126,15 @@ class Model:
         return [document for _, document in documents(predictor, examples, top=top)]
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether the fine-tuned head was trained on pairs of texts, as far as the model's files tell.
+
+        Raises:
+            DataError: there is no such head.
+        """
+        return bool(self._predictor.columns.text_pairs)
+
+    @property
     def kind(self) -> Kind:
         """What the fine-tuned head predicts.
 
@@ -136,7 +143,7 @@ class Model:
         """
         return self._predictor.kind
 
-    def encode(self, texts: Iterable[str]) -> NDArray[np.float32]:
+    def encode(self, texts: Iterable[str]) -> Float32Array:
         """The vector of each text, of shape (N, E) and in the order of the texts.
 
         Pooling and further modules are those of a sentence-transformers directory; for other models the states are
@@ -158,7 +165,7 @@ class Model:
         """The sequences of texts, or of token ids, as `vectors` reads them; see `Embedder.sequences`."""
         return self._embedder.sequences(texts)
 
-    def vectors(self, sequences: Sequence[TextSequence]) -> NDArray[np.float32]:
+    def vectors(self, sequences: Sequence[TextSequence]) -> Float32Array:
         """The vector of each sequence, (N, E), in order; see `Embedder.vectors`."""
         return self._embedder.vectors(sequences)
 

@@ -310,11 +310,10 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
         )
     if heads[0] != HEADS["classification"]:
         return next(kind for kind, head in HEADS.items() if head == heads[0])
-    problem = contents.get("problem_type")
     labels = _labels(Path(name), contents)
-    if problem == "regression" or (problem is None and labels.count == 1):
+    if labels.is_regression:
         return "regression"
-    return "multi_label" if problem == "multi_label_classification" else "classification"
+    return "multi_label" if labels.problem_type == "multi_label_classification" else "classification"
 
 
 def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tuple[str, ...]:
@@ -339,7 +338,7 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
     official = {theirs.casefold(): ours for theirs, ours in spec.hub.names.items()} if spec.hub else {}
     here = labels.names if not labels.are_named else tuple(official.get(n.casefold(), n) for n in labels.names)
     try:
-        order = Labels(here).order_of(spec.labels, source=name)
+        order = Labels(here, labels.problem_type).order_of(spec.labels, source=name)
     except DataError as error:
         raise DataError(f"{error}; or {_NEW_HEAD}") from error
     by_output = dict(zip(order, spec.labels, strict=True))

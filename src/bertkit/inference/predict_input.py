@@ -19,16 +19,14 @@ from bertkit.inference.entities import RawText
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
-from bertkit.tasks.readers.delimited import rows_of_lines
+from bertkit.tasks.readers.delimited import Lines, RowsOrBad, rows_of_lines
 from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
-from bertkit.tasks.readers.table import rows_or_bad
+from bertkit.tasks.readers.table import parquet_rows, rows_or_bad
 from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES, read_text
 
 Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
-Lines = Iterator[tuple[int, str]]
-Rows = Iterator[tuple[str, dict[str, Any] | None]]
 _SUFFIXES: dict[str, Form] = {
     ".jsonl": "jsonl",
     ".csv": "csv",
@@ -52,6 +50,7 @@ class InputColumns:
         texts, text_pairs: names in the model's own data, tried before `text` and `text_pair`.
         endings: likewise, for multiple choice: a column of lists, or one column per ending.
         question: used with every context, in place of a column; None: there is a column.
+        in_file: whether the columns are a file's, so that errors name the options for them.
     """
 
     text: str | None = None
@@ -60,6 +59,11 @@ class InputColumns:
     text_pairs: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("endings",)
     question: str | None = None
+    in_file: bool = False
+
+    def option(self, name: str) -> str | None:
+        """The option with which a missing column can be named."""
+        return name if self.in_file else None
 
     def first(self, row: Mapping[str, Any], *last: str) -> str:
         """The column of the text: the named one, or the first usual one; `last` are the names used by this kind."""
@@ -150,7 +154,7 @@ def open_input(
     columns: InputColumns,
     reading: TableReadOptions | None = None,
     left_out: SkippedRows | None = None,
-) -> Rows:
+) -> RowsOrBad:
     """The rows of a file, or of a pipe if there is no file, each with its position; a blank line is None.
 
     Args:
@@ -172,10 +176,13 @@ def open_input(
     if path is not None:
         require_input_file(path)
         bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        if form in ("csv", "tsv", "parquet") and form == _SUFFIXES.get(bare.suffix.lower()):
+        if form == "parquet":
+            reading.only(path, "skip_bad_rows")
+            return parquet_rows(path)
+        if form in ("csv", "tsv") and form == _SUFFIXES.get(bare.suffix.lower()):
             return rows_or_bad(path, reading, left_out)
     if form == "document":
-        text = _decoded(stream.read(), STDIN) if path is None else read_text(path, reading.encoding)
+        text = _decoded(stream.read(), reading.encoding) if path is None else read_text(path, reading.encoding)
         return iter([(place, {"text": text})])
     lines = input_lines(path, stream, reading)
     if form is None and columns.question is not None:
@@ -194,11 +201,15 @@ def open_input(
     return rows_of_lines(lines, place, tabs=form == "tsv", reading=reading, left_out=left_out)
 
 
-def _decoded(content: bytes, place: str) -> str:
+def _decoded(content: bytes, encoding: str | None) -> str:
+    """The text of a pipe, without a byte order mark."""
     try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as fault:
-        raise DataError(f"{place}: not valid UTF-8 at byte {fault.start}; convert it to UTF-8") from fault
+        return content.decode(encoding or "utf-8").removeprefix("\ufeff")
+    except UnicodeError as fault:  # UTF-16 without a byte order mark has no position
+        at = f" at byte {fault.start}" if isinstance(fault, UnicodeDecodeError) else ""
+        raise DataError(
+            f"{STDIN}: not valid {encoding or 'UTF-8'}{at}; convert it, or name its encoding (--encoding latin-1)"
+        ) from fault
 
 
 def _guessed(first: str, columns: InputColumns, reading: TableReadOptions) -> Form:
@@ -209,7 +220,7 @@ def _guessed(first: str, columns: InputColumns, reading: TableReadOptions) -> Fo
     return "tsv" if "\t" in first else "csv"
 
 
-def _objects(lines: Lines, place: str, left_out: SkippedRows) -> Rows:
+def _objects(lines: Lines, place: str, left_out: SkippedRows) -> RowsOrBad:
     for number, line in lines:
         where = f"{place}, line {number}"
         try:
@@ -249,6 +260,7 @@ def examples_of(
         "choice": _chosen,
     }
     make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
+    columns = replace(columns, in_file=left_out is not None)
     left_out = left_out or SkippedRows(skip_bad=False, hint="")
     for number, (where, row) in enumerate(rows):
         name = str(number) if row is None else id_of(row, number)
@@ -281,13 +293,13 @@ def id_of(row: Mapping[str, Any], number: int) -> str:
 
 
 def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TextExample | None:
-    text = string_of(row, columns.first(row, "text"), where)
+    text = string_of(row, columns.first(row, "text"), where, columns.option("--text"))
     pair = columns.second(row, "text_pair")
     if pair is None and columns.text_pairs and len(row.keys() - {"id"}) > 1:  # a row with one field is a line of text
         missing = columns.text_pairs[0]
-        if field(row, missing, where) is None:
+        if field(row, missing, where, columns.option("--text-pair")) is None:
             raise DataError(f"{where}, {missing}: found null, but the model reads pairs of texts; fill it in")
-    second = None if pair is None else string_of(row, pair, where)
+    second = None if pair is None else string_of(row, pair, where, columns.option("--text-pair"))
     return TextExample(name, text, second) if (text + (second or "")).strip() else None
 
 
@@ -300,16 +312,17 @@ def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
             raise DataError(f"{where}, {named}: found {bad!r}; expected words, none of them blank")
         words = tuple(encodable(each, f"{where}, {named}") for each in value)
         return TaggedExample(name, words) if words else None
-    return RawText(name, string_of(row, named, where))
+    return RawText(name, string_of(row, named, where, columns.option("--text")))
 
 
 def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
     if columns.question is not None:
         question = columns.question
-        context = string_of(row, columns.text_pair or columns.first(row, "context", "text"), where)
+        named = columns.text_pair or columns.first(row, "context", "text")
+        context = string_of(row, named, where, columns.option("--text"))
     else:
-        question = string_of(row, columns.text or "question", where)
-        context = string_of(row, columns.text_pair or "context", where)
+        question = string_of(row, columns.text or "question", where, columns.option("--text"))
+        context = string_of(row, columns.text_pair or "context", where, columns.option("--text-pair"))
     return QuestionExample(name, question, context) if question.strip() and context.strip() else None
 
 
@@ -323,7 +336,7 @@ def _asked_in_file(row: dict[str, Any], name: str, where: str, columns: InputCol
 
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:
-    context = string_of(row, columns.first(row, "text", "context"), where)
+    context = string_of(row, columns.first(row, "text", "context"), where, columns.option("--text"))
     column = columns.second(row, "question")
     question = "" if column is None else string_of(row, column, where)
     names = columns.endings if all(each in row for each in columns.endings) else ("endings",)
@@ -332,13 +345,13 @@ def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -
     return ChoiceExample(name, context, question, endings)
 
 
-def string_of(row: dict[str, Any], name: str, where: str) -> str:
-    """A text of a row; empty if it is null.
+def string_of(row: dict[str, Any], name: str, where: str, option: str | None = None) -> str:
+    """A text of a row; empty if it is null. `option` names its column on the command line.
 
     Raises:
         DataError: the field is missing (similar names are given), or is not text.
     """
-    value = field(row, name, where)
+    value = field(row, name, where, option)
     if value is None:
         return ""
     if not isinstance(value, str):

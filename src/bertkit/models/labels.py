@@ -44,6 +44,11 @@ class Labels:
     def are_named(self) -> bool:
         return self.names != self.unnamed(self.count).names
 
+    @property
+    def is_regression(self) -> bool:
+        """Whether the output is a number; so is a single one without a problem type, as in `transformers`."""
+        return self.problem_type == "regression" or (self.problem_type is None and self.count == 1)
+
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Labels:
         """The labels in a config.json.
@@ -83,8 +88,13 @@ class Labels:
             source: the checkpoint, for messages.
 
         Raises:
-            DataError: the checkpoint does not name its labels, or has different ones.
+            DataError: the checkpoint is a regression, does not name its labels, or has different ones.
         """
+        if self.is_regression and (self.problem_type or not self.are_named):
+            raise DataError(
+                f"{source}: its head is a regression, which returns a number and none of the labels"
+                f" {', '.join(wanted)}; use a model that was fine-tuned on these labels"
+            )
         if not self.are_named:
             raise DataError(
                 f"{source}: config.json does not name the labels of the classifier (id2label is"

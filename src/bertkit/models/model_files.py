@@ -8,7 +8,6 @@ model.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 from collections.abc import Iterable, Mapping
@@ -22,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
-from bertkit.files import file_within, read_json, sha256_of
+from bertkit.files import file_within, joint_sha256, read_json, sha256_of
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
-from bertkit.models.similar_models import close_names, is_local_name, similar_models, unfinished_run
+from bertkit.run.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
 from bertkit.stores.store import Store
 from bertkit.stores.url import StoreUrl, has_scheme
@@ -55,7 +54,13 @@ def weights_hash(directory: Path) -> str:
     path = find_weights(directory)
     if path.suffix != ".json":
         return sha256_of(path)
-    return hashlib.sha256("".join(sha256_of(shard) for shard in _shards(path)).encode()).hexdigest()
+    return joint_sha256(map(sha256_of, _shards(path)))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that a model's weights are loaded from; DataError if there are none."""
+    path = find_weights(encoder_directory(directory))
+    return [path] if path.suffix != ".json" else _shards(path)
 
 
 def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:

@@ -144,8 +144,13 @@ class XlnetConfig(EncoderConfig):
         return Xlnet(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, as in the released code."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+        """As in the released code: normal, but for `mask_emb`, which has TensorFlow's default (Glorot and Bengio 2010,
+        uniform, for one input)."""
+        if name.endswith("mask_emb"):
+            edge = (6 / (1 + self.hidden_size)) ** 0.5
+            nn.init.uniform_(parameter, -edge, edge, generator=generator)
+        else:
+            nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
 
     def heads(self) -> dict[str, HeadPlan]:
         def summarised(architecture: str, outputs: int | None) -> HeadPlan:

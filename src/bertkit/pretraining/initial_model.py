@@ -18,6 +18,8 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, read_config
+from bertkit.models.model_files import CONFIG_FILE
+from bertkit.models.pruning import HeadChoice, saved_heads
 from bertkit.models.tiling import tiled
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import add_companions, heads_of
@@ -84,6 +86,18 @@ def initial_model(
         load_companions(model, directory)
     model.encoder.read_vocabulary(tokenizer)
     return model
+
+
+def initial_pruned_heads(init: str | None, *, offline: bool = False) -> HeadChoice:
+    """The pruned heads of the model that a run starts from, which the run's model lacks as well; none without `init`.
+
+    Raises:
+        DataError: the model is missing or damaged.
+    """
+    if init is None:
+        return {}
+    directory = find_model(init, offline=offline)
+    return saved_heads(read_config(directory)[1], source=str(directory / CONFIG_FILE))
 
 
 def decoder_config(name: str, config: EncoderConfig) -> Gpt2Config:

@@ -18,9 +18,11 @@ from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.pruning import prune_heads
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened
+from bertkit.pretraining.initial_model import initial_pruned_heads
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
 from bertkit.recipe.hashing import name_and_hash
@@ -75,6 +77,8 @@ def pretraining_plan(
     objectives = [objective for stage in stages for objective in stage.recipe.objectives]
     with torch.device("meta"):
         model = pretraining_model(recipe.model, objectives, vocabulary.size)
+        if not recipe.init_tiling and (pruned := initial_pruned_heads(recipe.init, offline=offline)):
+            prune_heads(model, pruned)
     parameters = count_parameters(model)
     optimizer_flops = recipe.optimisation.optimizer.update_flops(model)
     memory: MemoryTerms = {}

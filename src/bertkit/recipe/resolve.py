@@ -9,7 +9,6 @@ Sibling dump.py writes a recipe back.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,11 +19,11 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import open_regular
+from bertkit.files import open_regular, shown_path
 from bertkit.recipe.errors import validate
 from bertkit.recipe.find import SUFFIXES, find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.old_keys import is_bare_schedule, new_key, schedule_of_name, upgrade_keys
-from bertkit.recipe.tree import MAX_CHARACTERS, VARIANT_KEY, Located, read_tree
+from bertkit.recipe.tree import MAX_CHARACTERS, MAX_DEPTH, VARIANT_KEY, Located, read_tree
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -71,13 +70,13 @@ class Override:
     place: str = "the recipe"
 
     @classmethod
-    def parse(cls, text: str) -> Override:
-        """Parse `KEY=VALUE`, as `--set` takes it; VALUE is YAML.
+    def parse(cls, text: str, option: str = "--set") -> Override:
+        """Parse `KEY=VALUE`, as `--set` takes it; VALUE is YAML. Messages name the option.
 
         Raises:
             UsageError: it has another form, or VALUE is not YAML.
         """
-        place = f"--set {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '...'}"
+        place = f"{option} {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '...'}"
         key, equals, value = text.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise UsageError(f"{place}: expected KEY=VALUE with a dotted key, such as optimisation.steps=1000")
@@ -86,7 +85,7 @@ class Override:
         try:
             return cls(key.strip(), read_tree(value, place).plain(), place)
         except UsageError as error:
-            raise UsageError(f"{error}; put text with YAML characters in quotes: --set \"{key}='...'\"") from None
+            raise UsageError(f"{error}; put text with YAML characters in quotes: {option} \"{key}='...'\"") from None
 
     def __str__(self) -> str:
         """In the form that `--set` takes."""
@@ -158,10 +157,12 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
     """A copy of a tree with overrides applied, in order.
 
     Raises:
-        UsageError: a key names an item that a list does not have.
+        UsageError: a key names an item that a list does not have, or has too many parts.
     """
     for override in overrides:
         keys, value = new_key(override.key).split("."), Located.of(override.value, override.place)
+        if len(keys) > MAX_DEPTH:
+            raise UsageError(f"{override.place}: a key of {len(keys):,} parts; recipes have at most {MAX_DEPTH} levels")
         if is_bare_schedule(override.key, override.value):
             value = schedule_of_name(value, tree.child(keys[0]))
         tree = _replaced(tree, keys, value, keys)
@@ -205,7 +206,7 @@ def _read_base(path: Path) -> Located:
     Raises:
         UsageError: it is not a recipe.
     """
-    shown = _shown(path)
+    shown = shown_path(path)
     what = f"{shown}: extends names this file, which is not a recipe"
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{what}: a recipe's name ends in {' or '.join(SUFFIXES)}")
@@ -221,7 +222,7 @@ def _read_base(path: Path) -> Located:
 
 
 def _read(path: Path) -> Located:
-    shown = _shown(path)
+    shown = shown_path(path)
     try:
         with open_regular(path) as file:
             text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
@@ -241,9 +242,11 @@ def _read(path: Path) -> Located:
 def _with_bases(path: Path, chain: tuple[Path, ...]) -> Located:
     real = path.resolve()
     if len(chain) > MAX_CHAIN:
-        raise UsageError(f"{_shown(chain[0])}: more than {MAX_CHAIN} recipes extend one another; merge some of them")
+        raise UsageError(
+            f"{shown_path(chain[0])}: more than {MAX_CHAIN} recipes extend one another; merge some of them"
+        )
     if real in chain:
-        circle = " -> ".join(_shown(each) for each in [*chain[chain.index(real) :], real])
+        circle = " -> ".join(shown_path(each) for each in [*chain[chain.index(real) :], real])
         raise UsageError(f"extends goes in a circle: {circle}")
     tree = _read_base(path) if chain else _read(path)
     assert isinstance(tree.value, dict)
@@ -311,9 +314,3 @@ def _index(items: Sequence[Located], key: str, place: str, parent: Sequence[str]
     near = get_close_matches(key, names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(names)}"
     raise UsageError(f"{place}: the list {'.'.join(parent)} has no {key!r}; {hint}")
-
-
-def _shown(path: Path) -> str:
-    """A path as messages show it: relative if it is below the working directory."""
-    real, here = path.resolve(), Path.cwd()
-    return os.path.relpath(real, here) if real.is_relative_to(here) else str(path)

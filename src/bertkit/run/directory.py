@@ -6,8 +6,6 @@ and checkpoints next to it. Imports neither torch, pydantic nor yaml, so that li
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sys
 import time
@@ -21,7 +19,7 @@ from typing import Any
 
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.files import private_opener, read_json, sha256_of, without_credentials, write_json, write_text
+from bertkit.files import json_sha256, private_opener, read_json, sha256_of, without_credentials, write_json, write_text
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 from bertkit.run.seal import OWN_HASH, SEAL, RunSeal, write_self_hashed
@@ -34,10 +32,13 @@ ENVIRONMENT = "environment.json"
 FORMAT = 1
 FREED = "freed"
 """Key in run.json: directories that were deleted on purpose after the run was done."""
+SUITE_FILE = "suite.json"
+"""What a suite of runs repeats and varies."""
+INNER_RUNS = "runs"
+"""The directory, in that of a suite, of its runs."""
 _LOG = "log.txt"
-_BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, "suite.json")
+_BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, SUITE_FILE)
 """The files that a run or a suite has written before it computes anything."""
-_INNER_RUNS = "runs"
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +81,11 @@ class RunIdentity:
         `deciding` is everything that decides the result, which is hashed."""
         import yaml  # imported here because listing runs does not need it
 
-        canonical = json.dumps(deciding, sort_keys=True)
         return cls(
             kind=kind,
             name=f"{kind}-{name}",
             recipe_yaml=yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True),
-            what_hash=hashlib.sha256(canonical.encode()).hexdigest(),
+            what_hash=json_sha256(deciding),
             seed=seed,
             command=command,
             fingerprints=fingerprints,
@@ -108,6 +108,7 @@ class RunDirectory:
         self._found: frozenset[str] | None = frozenset()
         """What was in the directory before the run; None if there was no directory."""
         self._is_new = False
+        self._drops_checkpoints = False
 
     @classmethod
     def create(cls, root: Path, identity: RunIdentity, path: Path | None = None) -> RunDirectory:
@@ -236,6 +237,11 @@ class RunDirectory:
             earlier.append(before)
         write_json(path, now | ({"earlier": earlier} if earlier else {}), private=True)
 
+    def drop_checkpoints(self) -> None:
+        """Let `recording` remove the checkpoints once the run is recorded as done; a run killed before resumes from
+        them."""
+        self._drops_checkpoints = True
+
     def seal_model(self) -> None:
         """Record the sha256 of every file of the model directory, for `runs verify`."""
         files = sorted(path for path in self.model.rglob("*") if path.is_file())
@@ -254,8 +260,8 @@ class RunDirectory:
         """Hold the lock, log to log.txt and keep the status up to date while the body runs; exceptions are re-raised.
 
         The final status is done, stopped (after StoppedError or an interrupt) or failed, each with its reason. A new
-        run that a UsageError ends before it computes anything is removed. `command` is the command line of a resumed
-        attempt.
+        run that a UsageError or DataError ends before it computes anything is removed. `command` is the command line of
+        a resumed attempt.
 
         Raises:
             UsageError: another process is writing this run.
@@ -273,8 +279,15 @@ class RunDirectory:
                 self._end("done", "finished")
             except BaseException as error:
                 self._end_with(error, handler)
-                refused = is_new and isinstance(error, UsageError)
+                # A DataError with a cause may come from the disk or the network, so that --resume may help.
+                faulty = isinstance(error, DataError) and error.__cause__ is None
+                refused = is_new and (faulty or isinstance(error, UsageError))
                 raise
+            else:
+                if self._drops_checkpoints:
+                    from bertkit.run.checkpoint import remove_checkpoints  # with torch
+
+                    remove_checkpoints(self.checkpoints)
             finally:
                 handler.detach()
                 self._seal.close()
@@ -316,14 +329,14 @@ class RunDirectory:
 
     def _remove_if_empty(self) -> None:
         """Remove a refused run's files, if it wrote no others, and its directory, if that is new."""
-        inner = self.path / _INNER_RUNS
+        inner = self.path / INNER_RUNS
         try:
             written = {each.name for each in self.path.iterdir()} - (self._found or frozenset())
-            if written - {*_BEFORE_THE_FIRST_STEP, _INNER_RUNS} or (inner.exists() and any(inner.iterdir())):
+            if written - {*_BEFORE_THE_FIRST_STEP, INNER_RUNS} or (inner.exists() and any(inner.iterdir())):
                 return
             if inner.exists():
                 inner.rmdir()
-            for name in written - {_INNER_RUNS}:
+            for name in written - {INNER_RUNS}:
                 (self.path / name).unlink()
             if self._found is None:
                 self.path.rmdir()

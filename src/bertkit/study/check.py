@@ -39,6 +39,8 @@ from bertkit.study.study_runs import shown_setting
 from bertkit.tasks.readers import load_split
 from bertkit.text.sources import open_corpus
 
+TRAINED_AND_SCORED = ("train", "dev")
+"""The splits of a published task that a measure reads."""
 _HEADS = {rule.head for rule in SCORING_RULES.values() if not rule.must_be_recorded}
 """Heads that assign a probability to a text."""
 
@@ -181,5 +183,5 @@ def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
         if missing:
             raise DataError(f"{missing[0]}: no such file")
         return
-    for split in ("train", "dev"):
+    for split in TRAINED_AND_SCORED:
         load_split(spec, split, measure.directory, offline=offline)

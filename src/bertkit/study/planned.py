@@ -5,21 +5,22 @@ Sibling runner.py executes the runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bertkit.data.shards import TokenShards, is_shards
+from bertkit.files import joint_sha256
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
 from bertkit.study.budget import StepCost, cost_key, step_cost
 from bertkit.study.check import check_measurable, check_measures, check_recipes
+from bertkit.study.measured_data import measures_sha256
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import (
     StudyRun,
@@ -29,6 +30,9 @@ from bertkit.study.study_runs import (
     scored_of,
     settings_of,
 )
+
+MEASURES = "measures"
+"""The fingerprint of the data that the measures read."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,15 @@ class PlannedStudy:
         return all(recipe.data.sources and all(map(is_shards, recipe.data.sources)) for recipe in recipes)
 
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
-        """Hashes of the text of all arms, and of all recipes that may run."""
+        """Hashes of the text of all arms, of all recipes that may run, and of what the measures read."""
         recipes = [recipe for own in self.recipes.values() for _, recipe in own]
         corpora = {_text_key(recipe): self._shards(recipe, progress).fingerprint for recipe in recipes}
-        return {"data": _joint(corpora.values()), "recipe": _joint(map(what_hash, recipes))}
+        found: dict[str, str | None] = {
+            "data": joint_sha256(corpora.values()),
+            "recipe": joint_sha256(map(what_hash, recipes)),
+        }
+        measures = measures_sha256(self.study, offline=self.offline)
+        return found if measures is None else found | {MEASURES: measures}
 
     def _shards(self, recipe: Recipe, progress: Progress) -> TokenShards:
         """The shards of a recipe's text, opened once."""
@@ -129,7 +138,3 @@ def _text_key(recipe: Recipe) -> str:
     """A key shared by recipes with the same shards."""
     data = recipe.data.model_dump(mode="json", include={"sources", "languages", "reading", "language_smoothing"})
     return json.dumps([data, recipe.tokenizer.model_dump(mode="json")], sort_keys=True)
-
-
-def _joint(hashes: Iterable[str]) -> str:
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -25,7 +25,7 @@ from bertkit.progress import Progress
 from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.study.context import StudyContext
-from bertkit.study.planned import PlannedStudy
+from bertkit.study.planned import MEASURES, PlannedStudy
 from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
 from bertkit.study.runner import StudyRunner
@@ -104,7 +104,7 @@ def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> S
 
 
 def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStart = lambda run: None) -> FinishedRun:
-    """Start or resume a study and run it to the end; a finished one in the given directory is not repeated.
+    """Start or resume a study and run it to the end; a finished one is not repeated.
 
     Args:
         arguments: the command-line arguments.
@@ -124,8 +124,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
     planned.check()
     fingerprints = planned.fingerprints(progress)
     identity = identity_of(arguments, study, fingerprints)
-    # Only a directory that is named: the fingerprints do not include the data of the measures.
-    if run is None and arguments.run_dir is not None and (finished := finished_of(arguments, study, identity)):
+    if run is None and (finished := finished_of(arguments, study, identity)):
         return finished
     known = {} if run is None or not (run.path / COSTS).is_file() else read_json(run.path / COSTS)
     costs = planned.costs(known, progress)
@@ -133,6 +132,8 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         planned.recipe(study_run, planned.steps(study_run, costs))
     if run is None:
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+    if MEASURES not in run.record["fingerprints"]:  # a study of an earlier version
+        fingerprints.pop(MEASURES, None)
     require_unchanged(run, fingerprints)
     context = StudyContext(
         study,

@@ -126,6 +126,16 @@ def test_what_is_wrong_is_told_in_fields_of_the_request(models: Models) -> None:
         assert "--" not in error["message"]
 
 
+def test_a_text_alone_for_a_model_of_pairs_is_refused(models: Models) -> None:
+    for alone in ("a fine cat", {"text": "a fine cat"}):
+        refused = post([models["pair"]], "/predict", {"inputs": [{"text": "a", "text_pair": "b"}, alone]})
+        assert refused.status_code == 422
+        told = "input 1: pair was trained on pairs of texts; give an object with text and text_pair"
+        assert refused.json()["error"]["message"] == told
+    for fine in ({"text": "a fine cat", "text_pair": "the cat"}, {"left": "a fine cat", "right": ""}):
+        assert post([models["pair"]], "/predict", {"inputs": [fine]}).json()["predictions"][0]["prediction"]
+
+
 def test_offsets_count_characters_without_width(models: Models) -> None:
     text = "\u200bfine c\u200dat is\ufeff warm \u200b"
     (found,) = post([models["tagging"]], "/predict", {"inputs": [text]}).json()["predictions"]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.files import read_json
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
-from bertkit.models.model_files import encoder_directory, find_weights
+from bertkit.models.model_files import weight_files
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
 TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")
@@ -49,18 +48,6 @@ class Footprint:
         total = count_parameters(model).total
         disk = sum(path.stat().st_size for path in weight_files(directory))
         return cls(total, total - sum(table.num_embeddings * table.embedding_dim for table in tables), disk)
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The files that a model's weights are loaded from.
-
-    Raises:
-        DataError: there are none.
-    """
-    found = find_weights(encoder_directory(directory))
-    if found.suffix != ".json":
-        return [found]
-    return sorted({found.parent / name for name in read_json(found)["weight_map"].values()})
 
 
 def task_head(model: HeadedModel) -> str | None:

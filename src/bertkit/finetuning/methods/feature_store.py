@@ -29,7 +29,8 @@ from bertkit.training.engine import Engine
 
 log = logging.getLogger(__name__)
 
-_BYTES = 4
+FEATURE_BYTES = 4
+"""Bytes of a stored number."""
 
 
 class FeatureStore:
@@ -91,7 +92,7 @@ def fill(
     reader = model.encoder
     assert isinstance(reader, FeatureLstm)
     for features in splits:
-        wanted = features.ids_T.size * reader.features_width * _BYTES
+        wanted = features.ids_T.size * reader.features_width * FEATURE_BYTES
         if store.size_bytes + wanted > max_bytes:
             log.warning(
                 "features of %s tokens would exceed the limit by %.2f GB (engine.feature_store_gb is %.2f);"

@@ -45,6 +45,19 @@ class FeatureBased(Method):
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """The encoder wrapped in a `FeatureLstm`, or the model itself if it is one with these settings."""
+        wrapped = self.with_lstm(model)
+        if wrapped is not model:
+            drawn = {name for name, _ in wrapped.named_parameters() if not name.startswith("encoder.base.")}
+            wrapped.initialise(seed, only=drawn)
+            wrapped.eval()
+        return wrapped
+
+    def with_lstm(self, model: HeadedModel) -> HeadedModel:
+        """As `prepare`, without drawing the weights of LSTM and head.
+
+        Raises:
+            UsageError: the encoder has too few layers.
+        """
         given = model.encoder
         base = given.base if isinstance(given, FeatureLstm) else given
         settings = self.model_dump(exclude={"name"})
@@ -54,10 +67,7 @@ class FeatureBased(Method):
             raise UsageError(f"method.{error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
         if given.config == config:
             return model
-        wrapped = HeadedModel(FeatureLstm(config, base), model.head_names, labels=model.labels)
-        drawn = {name for name, _ in wrapped.named_parameters() if not name.startswith("encoder.base.")}
-        wrapped.initialise(seed, only=drawn)
-        return wrapped.eval()
+        return HeadedModel(FeatureLstm(config, base), model.head_names, labels=model.labels)
 
     @contextmanager
     def session(

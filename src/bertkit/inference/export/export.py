@@ -9,10 +9,9 @@ to config.json and tokenizer.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,8 +34,8 @@ from bertkit.inference.export.agreement import (
 )
 from bertkit.inference.export.calibration import input_ranges
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import CONFIG_FILE, check_vocabulary, config_json, load_model, save_model, write_tokenizer
-from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
+from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
 from bertkit.models.pruning import dense
 from bertkit.models.quantised import is_quantised, quantise
 from bertkit.models.sentence import VERSION_FILE, is_embedder, load_sentence_model, read_modules, settings_file
@@ -108,8 +107,8 @@ def export_model(
     writers: dict[Format, Callable[[Source, Path], Agreement]] = {
         "hf": _write_directory,
         "int8": partial(_write_int8, calibrate=calibrate),
-        "onnx": _write_onnx,
-        "onnx-int8": _write_onnx_int8,
+        "onnx": partial(_write_onnx, kind="onnx"),
+        "onnx-int8": partial(_write_onnx, kind="onnx-int8"),
     }
     with atomic_directory(to) as staging:
         agreement = writers[kind](source, staging)
@@ -217,12 +216,7 @@ def _write_model(
     """Write a model directory and report differences found when reading it back: outputs, weights, heads, tokenizer and
     a sentence encoder's vectors."""
     save_model(model, source.tokenizer, staging / source.inner)
-    if source.has_modules:
-        _copy_steps(source, staging)
-        if source.is_embedder and source.tokenizer is not None:
-            # sentence-transformers 6 reads the maximum length from here.
-            limit = load_sentence_model(source.directory).max_tokens
-            write_tokenizer(model, source.tokenizer, staging / source.inner, max_tokens=limit)
+    _write_modules(source, staging)
     again, report = load_model(staging)
     agreement = compare(
         source.model, source.tokenizer, lambda rows: outputs_of(again, rows), tolerance=tolerance, kind=kind
@@ -239,6 +233,17 @@ def _write_model(
     if source.is_embedder:
         _compare_vectors(source, staging, agreement)
     return agreement
+
+
+def _write_modules(source: Source, staging: Path) -> None:
+    """For a directory of sentence-transformers: its other modules, and an embedder's maximum length."""
+    if not source.has_modules:
+        return
+    _copy_steps(source, staging)
+    if source.is_embedder and source.tokenizer is not None:
+        # sentence-transformers 6 reads the maximum length from here.
+        limit = load_sentence_model(source.directory).max_tokens
+        write_tokenizer(source.model, source.tokenizer, staging / source.inner, max_tokens=limit)
 
 
 def _copy_steps(source: Source, staging: Path) -> None:
@@ -275,39 +280,43 @@ def _compare_vectors(source: Source, staging: Path, agreement: Agreement) -> Non
         agreement.add("sentence_vectors", first(batch), second(batch))
 
 
-def _write_onnx(source: Source, staging: Path) -> Agreement:
-    """A graph, with config.json and the tokenizer next to it."""
-    from bertkit.inference.export.onnx_graph import GRAPH_FILE, Graph, check_exportable, write_graph
+def _write_onnx(source: Source, staging: Path, kind: Literal["onnx", "onnx-int8"]) -> Agreement:
+    """A graph, that with int8 weights in its own folder as on the Hub; next to it config.json, the tokenizer, and a
+    sentence encoder's other steps."""
+    from bertkit.inference.export.onnx_graph import (
+        GRAPH_FILE,
+        INT8_GRAPH_FILE,
+        Graph,
+        check_exportable,
+        write_graph,
+        write_int8_graph,
+    )
 
     check_exportable(source.model)
-    _write_beside_graph(source, staging)
-    write_graph(source.model, staging / GRAPH_FILE)
-    graph = Graph(staging / GRAPH_FILE, source.model)
-    return compare(source.model, source.tokenizer, graph.outputs, tolerance=TOLERANCE["onnx"])
-
-
-def _write_onnx_int8(source: Source, staging: Path) -> Agreement:
-    """A graph with int8 weights, in its own folder as on the Hub, next to the same files as a plain graph."""
-    from bertkit.inference.export.onnx_graph import INT8_GRAPH_FILE, Graph, check_exportable, write_int8_graph
-
-    check_exportable(source.model)
-    _write_beside_graph(source, staging)
-    write_int8_graph(source.model, staging / INT8_GRAPH_FILE)
-    graph = Graph(staging / INT8_GRAPH_FILE, source.model)
-    tolerance = TOLERANCE["onnx-int8"]
-    return compare(source.model, source.tokenizer, graph.outputs, tolerance=tolerance, kind=RoughAgreement)
-
-
-def _write_beside_graph(source: Source, staging: Path) -> None:
-    config = json.dumps(config_json(source.model, source.tokenizer), indent=2, sort_keys=True)
-    (staging / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
+    directory = staging / source.inner
+    directory.mkdir(exist_ok=True)
+    write_config(source.model, source.tokenizer, directory)
     if source.tokenizer is not None:
-        write_tokenizer(source.model, source.tokenizer, staging)
+        write_tokenizer(source.model, source.tokenizer, directory)
+    _write_modules(source, staging)
+    if kind == "onnx":
+        file, agreement = directory / GRAPH_FILE, Agreement
+        write_graph(source.model, file)
+    else:
+        file, agreement = directory / INT8_GRAPH_FILE, RoughAgreement
+        write_int8_graph(source.model, file)
+    outputs = Graph(file, source.model).outputs
+    return compare(source.model, source.tokenizer, outputs, tolerance=TOLERANCE[kind], kind=agreement)
 
 
 def _record(source: Source, kind: Format, agreement: Agreement, staging: Path) -> dict[str, Any]:
     weights = asdict(source.report)
     files = sorted(path for path in staging.rglob("*") if path.is_file())
+    exported = [path for path in files if ".onnx" in path.name] or weight_files(staging)
+
+    def bytes_of(paths: Sequence[Path]) -> int:
+        return sum(path.stat().st_size for path in paths)
+
     return {
         "source": source.name,
         "format": kind,
@@ -322,6 +331,7 @@ def _record(source: Source, kind: Format, agreement: Agreement, staging: Path) -
         "probe": {"batches": agreement.batches, "sequences": agreement.sequences, "tokens": agreement.tokens},
         "weights": {**weights, "loaded": len(source.report.loaded)},
         "versions": {"bertkit": __version__, "torch": str(torch.__version__)},
+        "weights_bytes": {"source": bytes_of(weight_files(source.directory)), "export": bytes_of(exported)},
         "files": {
             path.relative_to(staging).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
             for path in files

@@ -7,7 +7,7 @@ by another; they share no mutable state.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -80,8 +80,12 @@ class ServedModel:
             model.encode(["a"])  # a damaged model fails at the start, not during a request
         return cls(name, model, abilities)
 
-    def embed_work(self, texts: Sequence[str | Sequence[int]]) -> Work:
+    def embed_work(self, texts: Sequence[str | Sequence[int]], place: Callable[[int], str] = "text {}".format) -> Work:
         """The sequences of texts or token ids.
+
+        Args:
+            texts: the texts.
+            place: the name of a text in errors, by its number.
 
         Raises:
             DataError: an id is not in the vocabulary, or a text has no tokens and the model adds no special ones.
@@ -89,16 +93,21 @@ class ServedModel:
         sequences = self.model.sequences(texts)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
-            raise DataError(f"text {empty} has no tokens; leave it out")
+            raise DataError(f"{place(empty)} has no tokens; leave it out")
         return Work(list(sequences), [len(each.ids) for each in sequences])
 
     def predict_work(self, inputs: Sequence[Any]) -> Work:
         """The examples of inputs, read as by `bertkit predict`.
 
         Raises:
-            DataError: an input has no value for a required field.
+            DataError: an input has no value for a required field, or one text for a model of pairs.
         """
         examples = self.model.examples(inputs)
+        for number, example in enumerate(examples):
+            if self.model.reads_pairs and isinstance(example, TextExample) and example.text_pair is None:
+                raise DataError(
+                    f"input {number}: {self.name} was trained on pairs of texts; give an object with text and text_pair"
+                )
         sequences = [_sequences_of(each) for each in examples]
         lengths = iter(self._lengths([texts for each in sequences for texts in each]))
         longest = self.model.longest_example or sys.maxsize
