@@ -112,3 +112,20 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
     if positions == "some":
         teacher.outputs(query([3, 1], [0, 4]))
         assert teacher.flops > spent, "other tokens have another key"
+
+
+def test_a_text_read_from_left_to_right_is_another_item(tmp_path: Path) -> None:
+    """causal_lm with a share draws for each sample in which direction both models read it; its tokens stay the same."""
+    model = tiny_model(tiny_tokenizer(), seed=3)
+    spec = ActivationSpec(states=frozenset({2}))
+    cache = open_teacher_cache(tmp_path, {"teacher": "a"}, max_bytes=1e6)
+    teacher, plain = Teacher([model], spec, cache=cache), Teacher([model], spec)
+
+    def query(*, causal: bool) -> TextQuery:
+        packed = PackedBatch.from_ids([[5, 6, 7, 8], [9, 6, 7]], causal=causal)
+        return TextQuery(packed, lambda each, recorder: each(packed, recorder), None, TOP, model.encoder.vocab_size)
+
+    for causal in (False, True):
+        found, computed = teacher.outputs(query(causal=causal)), plain.outputs(query(causal=causal))
+        torch.testing.assert_close(found.states[2], computed.states[2])
+    assert len(cache) == 4

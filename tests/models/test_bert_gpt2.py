@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.models.recomputed_source import RecomputedSourceNextTokens
+from tests.probing.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
+from bertkit.generation.from_source import SourceTokens
 from bertkit.models.bert import BertConfig
 from bertkit.models.bert_gpt2 import BertGpt2Config, start_decoder
 from bertkit.models.conditional_decoding import CachedSourceNextTokens, SourceNextTokens
@@ -156,3 +158,27 @@ def test_it_comes_back_from_its_directory(tmp_path: Path) -> None:
     assert again.encoder.config == model.encoder.config
     batch = PackedBatch.from_pairs(rows(SOURCES, 1), rows(TARGETS, 2))
     assert torch.equal(again.eval()(batch), model(batch))
+
+
+@pytest.mark.parametrize(("side", "lengths"), [("source", (21, 5)), ("target", (5, 17))])
+def test_a_side_longer_than_its_own_table_is_a_fault_of_the_data(side: str, lengths: tuple[int, int]) -> None:
+    """BERT has 20 positions, GPT-2 has 16; the model's maximum is that of the longer table."""
+    config = BertGpt2Config(hidden_size=48, max_position_embeddings=20).with_decoder(
+        GPT2.model_copy(update={"hidden_size": 48})
+    )
+    assert (config.max_tokens, config.max_source_tokens, config.max_target_tokens) == (20, 20, 16)
+    model = HeadedModel(config.build(VOCABULARY), [SEQ2SEQ])
+    model.initialise(0)
+    source, target = rows(list(lengths), 1)
+    with pytest.raises(DataError, match=rf"a {side} has {max(lengths)} tokens, but the model reads at most"):
+        model(PackedBatch.from_pairs([source], [target]))
+    model(PackedBatch.from_pairs([source[:20]], [target[:16]]))
+
+
+def test_sources_and_targets_are_limited_each_by_its_own_table() -> None:
+    tokenizer = tiny_tokenizer()
+    config = BertGpt2Config(hidden_size=48, max_position_embeddings=20, decoder_position_embeddings=30)
+    tokens = SourceTokens.of(HeadedModel(config.build(tokenizer.vocab_size), [SEQ2SEQ]), tokenizer)
+    assert tokens.prompts([[1, 2, 3]], 99)[0].room == 29
+    with pytest.raises(DataError, match="reads at most 20; shorten it"):
+        tokens.sources(["a cat " * 20])

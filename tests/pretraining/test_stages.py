@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import UsageError
+from bertkit.pretraining.arguments import completed
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
 from tests.overrides import parsed
@@ -66,6 +67,14 @@ def test_a_schedule_of_its_own_counts_the_stages_steps_and_the_runs_counts_all()
 def test_what_cannot_change_inside_a_run_is_named(key: str) -> None:
     with pytest.raises(UsageError, match=rf"stages\.0\.set: {key} cannot change"):
         stages({"share": 1.0, "set": {key: 8}})
+
+
+@pytest.mark.parametrize("key", ["max_epochs", "max_words"])
+def test_a_limit_of_the_whole_run_is_refused_in_a_stage(key: str) -> None:
+    recipe = load_recipe("bert-mini", parsed([f"optimisation.stages.1.set.data.{key}=9"]))
+    with pytest.raises(UsageError, match=rf"stages\.1\.set: data\.{key} limits the whole run"):
+        completed(recipe, None)
+    assert completed(load_recipe("bert-mini", parsed([f"data.{key}=9"])), None)
 
 
 def test_a_stage_is_checked_like_a_recipe_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from tests.training.tiny_run import NOUNS, VERBS, write_recipe
 WORDS = ("the", "a", ".", *NOUNS, *VERBS)
 
 
-def write_tokenizer(directory: Path, *roles: str) -> Path:
+def write_tokenizer(directory: Path, *roles: str, form: str = "[{}]") -> Path:
     """One whose tokens are whole words without any mark, with these special tokens."""
-    names = {role: f"[{role.upper()}]" for role in roles}
+    names = {role: form.format(role.upper()) for role in roles}
     pieces = {piece: number for number, piece in enumerate([*names.values(), *WORDS])}
-    backend = Backend(models.WordLevel(pieces, unk_token="[UNK]"))
+    backend = Backend(models.WordLevel(pieces, unk_token=names.get("unk", "[UNK]")))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens([AddedToken(token, special=True) for token in names.values()])
     save_tokenizer(Tokenizer(backend, names), directory)
@@ -73,3 +74,29 @@ def test_a_tokenizer_that_lacks_a_token_of_every_run_is_refused_by_the_plan_too(
         done = bertkit(*words, *more)
         assert done.code == 3
         assert "the tokenizer has no pad token" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("example", "code", "expected"),
+    [
+        ("the [MASK] .", 0, "the <MASK> ."),
+        ("the cat .", 2, "engine.examples: 'the cat .' has no <MASK>"),
+        ("the " * 600 + "[MASK]", 2, "shorten it"),
+    ],
+    ids=["own mask", "no mask", "too long"],
+)
+def test_texts_to_fill_in_are_checked_first_and_get_the_tokenizers_own_mask(
+    example: str, code: int, expected: str, bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", *ALL, form="<{}>")
+    words = ["--set", f"tokenizer.path={tokenizer}", "--set", "data.layout={name: doc-sentences}"]
+    words += ["--set", "objective=[masked_lm]", "--set", f"engine.examples={json.dumps([example])}"]
+    done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", "--max-steps", "2", *words)
+    assert done.code == code, done.stderr
+    if code:
+        assert expected in done.stderr
+        assert not (tmp_path / "run" / "checkpoints").exists()
+    else:
+        (filled,) = json.loads((tmp_path / "run" / "results.json").read_text())["examples"]
+        assert filled["text"] == expected

@@ -41,8 +41,8 @@ def test_parquet_has_them_too(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     sources, targets = zip(*PAIRS, strict=True)
-    pyarrow.parquet.write_table(pyarrow.table({"source": sources, "target": targets}), tmp_path / "a.parquet")
-    assert read(tmp_path, tmp_path / "a.parquet") == [list(pair) for pair in PAIRS]
+    pyarrow.parquet.write_table(pyarrow.table({"source": sources, "target": targets}), tmp_path / "a[1].parquet")
+    assert read(tmp_path, tmp_path / "a[1].parquet") == [list(pair) for pair in PAIRS]
 
 
 @pytest.mark.parametrize(

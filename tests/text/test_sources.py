@@ -80,9 +80,12 @@ def test_every_format_and_compression_gives_the_same_documents(
     assert list(opened(path, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
-def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "corpus.parquet").write_bytes(records("parquet"))
-    assert list(opened(tmp_path, cache=cache, text_field="body").documents()) == DOCUMENTS
+@pytest.mark.parametrize("name", ["corpus.parquet", "corpus[1].parquet", "cor*.parquet"])
+def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path, name: str) -> None:
+    """A name is no pattern: the second one would match no file, and the third one another, too."""
+    (tmp_path / name).write_bytes(records("parquet"))
+    (tmp_path / "corner.parquet").write_bytes(b"not read")
+    assert list(opened(tmp_path / name, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
 def test_a_parquet_file_without_rows_has_no_documents(tmp_path: Path, cache: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -162,6 +163,16 @@ def test_a_missing_role_is_named_when_it_is_asked_for(shared_data: Path) -> None
     assert tokenizer.vocab_size == 50257
     with pytest.raises(DataError, match="no mask token"):
         _ = tokenizer.mask_id
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram"])
+def test_a_mask_includes_the_space_before_it_as_in_robertas_tokenizer(kind: str) -> None:
+    tokenizer = learnt(kind)
+    oracle = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    mask = tokenizers.AddedToken(tokenizer.roles["mask"], special=True, normalized=False, lstrip=True)
+    oracle.add_special_tokens([mask])
+    for text in ("the [MASK] of time.", "[MASK] [MASK] time", "the[MASK]of", "no mask ", ""):
+        assert tokenizer.encode_with_masks(text) == oracle.encode(text, add_special_tokens=False).ids
 
 
 def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) -> None:

@@ -28,7 +28,7 @@ from typer.exceptions import TyperException
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
-from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line
 from bertkit.openmp import limit_spinning
 from bertkit.ranks import leave
 from bertkit.run import NEWEST
@@ -101,6 +101,7 @@ _MACHINE_ERRORS = {
     errno.ENOMEM: "free some memory and run again",
     errno.ESTALE: "mount the file system again",
 }
+_OUT_OF_MEMORY = "free some memory, or compute less at once: smaller batches, shorter texts, fewer --jobs"
 
 
 class Commands(CommandGroup):
@@ -173,10 +174,16 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         where = f"{error.filename}: " if error.filename else ""
         console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
-    except RuntimeError as error:
-        if not str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
+    except (MemoryError, RuntimeError) as error:
+        if _is_out_of_memory(error):
+            console.debug("".join(traceback.format_exception(error)))
+            return _report(DataError(f"out of memory: {first_line(error)}; {_OUT_OF_MEMORY}"))
+        if str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
+            return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
+        if not str(error).startswith("Could not determine home directory"):  # pathlib's for `~` and `~NAME`
             return _report_bug(error)
-        return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
+        console.debug("".join(traceback.format_exception(error)))
+        return _report(DataError("a path begins with ~, but there is no such user or home directory; write it in full"))
     except UnicodeEncodeError as error:
         if error.encoding != "utf-8":
             return _report_bug(error)
@@ -190,6 +197,14 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         console.stopped("interrupted")
         return code, "interrupted"
     return code if isinstance(code, int) else 0, None
+
+
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    if isinstance(error, MemoryError) or "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from bertkit.training.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.pinned import pinned
 from bertkit.data.samples import Samples, Targets
 
@@ -34,7 +35,7 @@ SHORTEST_BLOCK = 8
 """The length of the shortest independent block, and the step between lengths up to 128 tokens."""
 
 
-def own_block_length(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def own_block_length(lengths: Int64Array) -> Int64Array:
     """The block length of each sequence if it depends on that sequence alone: up to an eighth longer than the sequence,
     in steps of 8 up to 128 tokens, of 16 up to 256, and so on."""
     steps = np.maximum(SHORTEST_BLOCK, 2 ** np.maximum(np.ceil(np.log2(lengths)).astype(np.int64) - 4, 0))
@@ -76,7 +77,7 @@ class PackedSequences:
     blocks: tuple[AttentionBlock, ...]
     gather_P: Tensor | None
     scatter_T: Tensor | None
-    causal_B: NDArray[np.bool_] | None = None
+    causal_B: BoolArray | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -105,11 +106,11 @@ class PackedSequences:
     @classmethod
     def from_lengths(
         cls,
-        lengths: Sequence[int] | NDArray[np.int64],
+        lengths: Sequence[int] | Int64Array,
         *,
         shortest_share: float = 1 - BLOCK_WASTE,
         independent: bool = False,
-        causal_B: NDArray[np.bool_] | None = None,
+        causal_B: BoolArray | None = None,
     ) -> PackedSequences:
         """Plan the blocks for sequences of these lengths (each at least 1).
 
@@ -129,7 +130,7 @@ class PackedSequences:
         row_B = own_block_length(lengths_B) if independent else lengths_B
         longest = int(row_B.max())
 
-        def causal(members_b: NDArray[np.int64]) -> Tensor | None:
+        def causal(members_b: Int64Array) -> Tensor | None:
             if causal_B is None or not causal_B[members_b].any():
                 return None
             return torch.from_numpy(causal_B[members_b])
@@ -139,7 +140,7 @@ class PackedSequences:
             return cls(cu_tensor, longest, (block,), None, None, causal_B)
         order_B = np.argsort(-lengths_B, kind="stable") if shortest_share > 0 else np.arange(lengths_B.size)
         blocks: list[AttentionBlock] = []
-        gathers: list[NDArray[np.int64]] = []
+        gathers: list[Int64Array] = []
         scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         offset = first = 0
         while first < order_B.size:
@@ -159,14 +160,12 @@ class PackedSequences:
         return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
 
     @classmethod
-    def from_groups(
-        cls, lengths: Sequence[int] | NDArray[np.int64], groups: Sequence[NDArray[np.int64]]
-    ) -> PackedSequences:
+    def from_groups(cls, lengths: Sequence[int] | Int64Array, groups: Sequence[Int64Array]) -> PackedSequences:
         """One block per group of sequences, in the given order; each sequence is in exactly one group."""
         lengths_B = np.asarray(lengths, dtype=np.int64)
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         blocks: list[AttentionBlock] = []
-        gathers: list[NDArray[np.int64]] = []
+        gathers: list[Int64Array] = []
         scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         offset = 0
         for members_b in groups:
@@ -198,8 +197,8 @@ class PackedSequences:
 
 
 def _cells(
-    cu_seqlens_B1: NDArray[np.int64], lengths_B: NDArray[np.int64], members_b: NDArray[np.int64], length: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    cu_seqlens_B1: Int64Array, lengths_B: Int64Array, members_b: Int64Array, length: int
+) -> tuple[Int64Array, BoolArray]:
     """The packed token of each cell of a block, (b, S), and whether the cell is a token rather than padding."""
     column_S = np.arange(length)
     real_bS = column_S < lengths_B[members_b, None]
@@ -227,7 +226,7 @@ class SourceTarget:
     keys: PackedSequences
 
     @classmethod
-    def from_lengths(cls, source: Sequence[int] | NDArray[np.int64], target: NDArray[np.int64]) -> SourceTarget:
+    def from_lengths(cls, source: Sequence[int] | Int64Array, target: Int64Array) -> SourceTarget:
         """From the number of tokens (each at least 1) of each sequence on either side."""
         source_B, target_B = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
         sequence_T = np.repeat(np.arange(source_B.size), source_B + target_B)
@@ -263,7 +262,7 @@ class SourceTarget:
         return replace(self, **moved)
 
 
-def _alike(members_b: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _alike(members_b: Int64Array, lengths_B: Int64Array) -> list[Int64Array]:
     """The sequences in groups of similar lengths, longest first, as `BLOCK_WASTE` allows."""
     left = members_b[np.argsort(-lengths_B[members_b], kind="stable")]
     groups = []
@@ -449,7 +448,25 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 
 
 def sequence_keys(batch: PackedBatch) -> list[bytes]:
-    """A 16-byte key for each sequence of a batch, from its ids and token types."""
+    """A 16-byte key for each sequence of a batch, from its ids, its token types and whether it is causal."""
     columns_T2 = np.stack([batch.ids_T.cpu().numpy(), batch.token_types_T.cpu().numpy()], axis=1)
     ends = batch.sequences.cu_seqlens_B1.cpu().tolist()
-    return [hashlib.blake2b(columns_T2[start:end].tobytes(), digest_size=16).digest() for start, end in pairwise(ends)]
+    causal_B = batch.sequences.causal_B
+    is_causal_B = [False] * batch.num_sequences if causal_B is None else causal_B.tolist()
+    return [
+        hashlib.blake2b(columns_T2[start:end].tobytes(), digest_size=16, person=b"causal" * is_causal).digest()
+        for (start, end), is_causal in zip(pairwise(ends), is_causal_B, strict=True)
+    ]
+
+
+def batches_by_length(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """Indices of the sequences, longest first, in batches of at most `most_tokens` tokens."""
+    batches: list[list[int]] = []
+    tokens = 0
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if not batches or tokens + lengths[number] > most_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(number)
+        tokens += lengths[number]
+    return batches

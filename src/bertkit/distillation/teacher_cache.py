@@ -1,7 +1,8 @@
 """A teacher's outputs cached on disk: it reads each text only once, for any number of students.
 
 Not from a paper; uses the project's record cache (cache.py). An item (an example of a task, a sequence of a text) is
-identified by the hash of its tokens and of the tokens whose logits are requested. Its record is
+identified by the hash of its tokens, of whether they are read only from left to right, and of the tokens whose logits
+are requested. Its record is
 
     rows, columns, rows x columns floats of its logits, followed by its states
 
@@ -23,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import Float32Array
 from bertkit.cache import RecordCache
 from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
 
@@ -46,7 +47,7 @@ class CachedItem:
 
     rows: int
     columns: int
-    values: NDArray[np.float32]
+    values: Float32Array
 
     @staticmethod
     def bytes_of(floats: float) -> float:
@@ -116,13 +117,13 @@ class TopLogits(WordLogits):
     def rows(self, index_M: Tensor) -> TopLogits:
         return TopLogits(self.word_Mk[index_M], self.largest_Mk[index_M], self.rest_M1[index_M], self.vocab_size)
 
-    def table(self) -> NDArray[np.float32]:
+    def table(self) -> Float32Array:
         """Rows of words (as the bits of floats), logits and rest, (M, 2k + 1)."""
         columns = (self.word_Mk.int().view(torch.float32), self.largest_Mk, self.rest_M1)
         return np.asarray(torch.cat(columns, dim=1).cpu().numpy(), dtype=np.float32)
 
     @classmethod
-    def from_table(cls, table: NDArray[np.float32], vocab_size: int, device: torch.device) -> TopLogits:
+    def from_table(cls, table: Float32Array, vocab_size: int, device: torch.device) -> TopLogits:
         """The inverse of `table`."""
         top_k = table.shape[1] // 2
         columns = torch.from_numpy(table)

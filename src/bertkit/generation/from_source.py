@@ -18,7 +18,13 @@ from bertkit.generation.causal import Generated, Limits, Prompt
 from bertkit.generation.search import search
 from bertkit.generation.settings import GenerationSettings
 from bertkit.models.conditional_decoding import CachedSourceNextTokens
-from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST, SEQ2SEQ, EncoderDecoder
+from bertkit.models.encoder_decoder import (
+    DECODER_START,
+    FORCED_FIRST,
+    SEQ2SEQ,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+)
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
@@ -37,13 +43,14 @@ class SourceTokens:
         start_ids: the tokens before every target: the decoder's start, and the first target token if it is forced
             (forced_bos_token_id, as in released BARTs).
         end_ids: tokens that end a target.
-        max_tokens: maximum length of a source, and of a target.
+        max_source_tokens, max_target_tokens: maximum lengths of a source and of a target.
     """
 
     tokenizer: Tokenizer
     start_ids: tuple[int, ...]
     end_ids: frozenset[int]
-    max_tokens: int
+    max_source_tokens: int
+    max_target_tokens: int
 
     @classmethod
     def of(cls, model: HeadedModel, tokenizer: Tokenizer) -> SourceTokens:
@@ -70,7 +77,9 @@ class SourceTokens:
             raise DataError(f"neither config.json nor the tokenizer says {missing}; add the key to config.json")
         forced = extras.get(FORCED_FIRST)
         starts = (start,) if type(forced) is not int else (start, forced)
-        return cls(tokenizer, starts, frozenset(found), model.encoder.max_tokens)
+        config = model.encoder.config
+        assert isinstance(config, EncoderDecoderConfig)
+        return cls(tokenizer, starts, frozenset(found), config.max_source_tokens, config.max_target_tokens)
 
     def sources(self, texts: Sequence[str]) -> list[list[int]]:
         """The sources of these texts.
@@ -84,10 +93,10 @@ class SourceTokens:
         for number, (text, row) in enumerate(zip(texts, rows, strict=True)):
             if len(row) == len(before) + len(behind):
                 raise DataError(f"prompt {number} is empty; an encoder-decoder needs a source to read")
-            if len(row) > self.max_tokens:
+            if len(row) > self.max_source_tokens:
                 raise DataError(
                     f"prompt {number} ({text[:40]!r}...) has {len(row)} tokens, and the model reads at most"
-                    f" {self.max_tokens}; shorten it"
+                    f" {self.max_source_tokens}; shorten it"
                 )
         return rows
 
@@ -95,7 +104,7 @@ class SourceTokens:
         """The beginnings of their targets, with room for this many new tokens; None: for `EXTRA_TOKENS` more than the
         source has."""
         rooms = [len(source) + EXTRA_TOKENS if max_new_tokens is None else max_new_tokens for source in sources]
-        most = self.max_tokens - len(self.start_ids)
+        most = self.max_target_tokens - len(self.start_ids)
         return [Prompt(list(self.start_ids), number, min(room, most)) for number, room in enumerate(rooms)]
 
     def limits(self, stops: Sequence[str]) -> Limits:

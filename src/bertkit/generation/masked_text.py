@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertkit.data.batch import batches_by_length
 from bertkit.errors import DataError
 from bertkit.generation.sampling import check_finite
 from bertkit.models.headed import HeadedModel
@@ -90,7 +91,7 @@ class MaskedPredictor:
         wanted = sorted({(row, position) for row, (_, position) in zip(distinct, places, strict=True)})
         found: dict[Place, int] = {}
         parts = []
-        for batch in self._batches([len(row) for row in rows]):
+        for batch in batches_by_length([len(row) for row in rows], self.batch_tokens):
             first_of = dict(zip(batch, _starts([len(rows[row]) for row in batch]), strict=True))
             own = [place for place in wanted if place[0] in first_of]
             index = [first_of[row] + position - self.rule.shifted for row, position in own]
@@ -106,17 +107,6 @@ class MaskedPredictor:
         logits[:, self.suppressed_ids] = -torch.inf
         chosen = [found[(row, position)] for row, (_, position) in zip(distinct, places, strict=True)]
         return logits[torch.tensor(chosen, device=logits.device)]
-
-    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        batches: list[list[int]] = []
-        tokens = 0
-        for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-            if not batches or tokens + lengths[row] > self.batch_tokens:
-                batches.append([])
-                tokens = 0
-            batches[-1].append(row)
-            tokens += lengths[row]
-        return batches
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
@@ -139,12 +129,9 @@ def masked_texts(
         DataError: a text is longer than the model's maximum, or the tokenizer has no mask token.
     """
     tokenizer = rule.tokenizer
-    mask = tokenizer.token(tokenizer.mask_id)
     texts = []
     for number, prompt in enumerate(prompts):
-        ids: list[int] = []
-        for part_number, part in enumerate(tokenizer.encode_batch(prompt.split(mask))):
-            ids += [tokenizer.mask_id] * (part_number > 0) + part
+        ids = tokenizer.encode_with_masks(prompt)
         if tokenizer.mask_id not in ids:
             ids += [tokenizer.mask_id] * masks
         ids = rule.read(ids)

@@ -20,9 +20,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.models.bert import POST_NORM_NAMES, BertConfig
-from bertkit.models.cross_attention import CrossAttention
+from bertkit.models.cross_attention import CrossAttention, EncodedSource
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, PreNormDecoderLayer
 from bertkit.models.gpt import CausalSelfAttention
@@ -95,7 +95,16 @@ class BertGpt2Config(EncoderDecoderConfig):
     @property
     def max_tokens(self) -> int:
         """The longer side's maximum: sources and targets each have a position table."""
-        return max(self.max_position_embeddings, self.decoder.max_position_embeddings)
+        return max(self.max_source_tokens, self.max_target_tokens)
+
+    @property
+    def max_source_tokens(self) -> int:
+        return self.max_position_embeddings
+
+    @property
+    def max_target_tokens(self) -> int:
+        positions = self.decoder_position_embeddings
+        return self.max_position_embeddings if positions is None else positions
 
     @property
     def encoder(self) -> BertConfig:
@@ -170,6 +179,11 @@ class BertGpt2(EncoderDecoder):
         return self.target_words
 
     @property
+    def max_tokens(self) -> int:
+        """The encoder's maximum: a text without a target is read by the encoder alone."""
+        return self.config.max_source_tokens
+
+    @property
     def source_layers(self) -> Sequence[nn.Module]:
         layers = self.source.get_submodule("layers")
         assert isinstance(layers, nn.ModuleList)
@@ -178,10 +192,22 @@ class BertGpt2(EncoderDecoder):
     def encode(
         self, ids_S: Tensor, positions_S: Tensor, source: PackedSequences, recorder: Recorder | None = None
     ) -> Tensor:
+        _check_length("source", source, self.config.max_source_tokens)
         first_segment_S = torch.zeros_like(ids_S)
         batch = PackedBatch(ids_S, first_segment_S, positions_S, source, targets={}, labels={})
         states_SD: Tensor = self.source(batch, recorder)
         return states_SD
+
+    def decode(
+        self,
+        ids_U: Tensor,
+        positions_U: Tensor,
+        target: PackedSequences,
+        source: EncodedSource,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        _check_length("target", target, self.config.max_target_tokens)
+        return super().decode(ids_U, positions_U, target, source, recorder)
 
     def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
         """(U, D). Points: `hook_embed`, `hook_pos_embed`."""
@@ -193,6 +219,15 @@ class BertGpt2(EncoderDecoder):
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
         normed_UD: Tensor = self.target_norm(hidden_UD)
         return normed_UD
+
+
+def _check_length(side: str, sequences: PackedSequences, most: int) -> None:
+    """Raise DataError if a side is longer than its position table, which may be the shorter one of the two."""
+    if sequences.max_length > most:
+        raise DataError(
+            f"a {side} has {sequences.max_length} tokens, but the model reads at most {most} there; shorten it, or in"
+            " training, lower data.sequence_length (--max-length), which leaves longer pairs out"
+        )
 
 
 def _decoder_layer(config: Gpt2Config) -> PreNormDecoderLayer:

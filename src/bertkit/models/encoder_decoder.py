@@ -60,6 +60,16 @@ class EncoderDecoderConfig(EncoderConfig):
         return False
 
     @property
+    def max_source_tokens(self) -> int:
+        """The longest source that the encoder can read."""
+        return self.max_tokens
+
+    @property
+    def max_target_tokens(self) -> int:
+        """The longest target that the decoder can read."""
+        return self.max_tokens
+
+    @property
     def decoder_layer_count(self) -> int:
         """Number of decoder layers."""
         return self.num_hidden_layers if self.num_decoder_layers is None else self.num_decoder_layers

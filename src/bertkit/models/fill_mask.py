@@ -43,7 +43,7 @@ def fill_masks(
     predictor = rule.predictor(model, device=device)
     results = []
     for text in texts:
-        ids, masks_M = _encode(rule, text, model.encoder.config.max_tokens)
+        ids, masks_M = masked_ids(rule, text, model.encoder.max_tokens)
         hidden_MD = predictor.states([ids], torch.tensor(masks_M, device=device) + rule.offset)
         logits_MV = model.token_logits(rule.head, hidden_MD)
         if not logits_MV.isfinite().all():
@@ -64,16 +64,17 @@ def fill_masks(
     return results
 
 
-def _encode(rule: MaskedRule, text: str, max_tokens: int) -> tuple[list[int], list[int]]:
-    """The ids with special tokens added, and the positions of the masks in the text."""
+def masked_ids(rule: MaskedRule, text: str, max_tokens: int) -> tuple[list[int], list[int]]:
+    """The ids with special tokens added, and the positions of the masks in the text.
+
+    Raises:
+        DataError: the text has no mask, or is longer than the model reads.
+    """
     mask_id = rule.tokenizer.mask_id
     mask = rule.tokenizer.token(mask_id)
-    parts = text.split(mask)
-    if len(parts) == 1:
+    if mask not in text:
         raise DataError(f"{text!r} has no {mask}; write one for each word to fill in")
-    inner: list[int] = []
-    for number, part in enumerate(rule.tokenizer.encode_batch(parts)):
-        inner += [mask_id] * (number > 0) + part
+    inner = rule.tokenizer.encode_with_masks(text)
     ids = rule.read(inner)
     if len(ids) > max_tokens:
         raise DataError(f"{text[:40]!r}... has {len(ids)} tokens, but the model reads at most {max_tokens}; shorten it")

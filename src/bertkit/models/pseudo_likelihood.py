@@ -17,17 +17,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring_rules import EncodedTexts, ScoringRule, choose_rule
 from bertkit.models.token_predictors import EnergyPredictor, TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
-
-Floats = NDArray[np.float32]
 
 _CPU = torch.device("cpu")
 
@@ -36,7 +34,7 @@ _CPU = torch.device("cpu")
 class TextScore:
     """The log-probability of each scored token of a text, in nats, and the text's number of whitespace-split words."""
 
-    log_p_N: Floats
+    log_p_N: Float32Array
     words: int
 
     @property
@@ -101,7 +99,7 @@ def score_ids(
     *,
     max_batch_tokens: int,
     progress: Progress = silent_progress,
-) -> list[Floats]:
+) -> list[Float32Array]:
     """Log-probabilities of the scored tokens of each text, in nats; see `score_texts`.
 
     Args:
@@ -114,7 +112,7 @@ def score_ids(
     """
     length_of = np.array([len(row) for row in ids])
     first = [0] * len(ids) if first is None else first
-    found: list[Floats] = [np.empty(0, np.float32)] * len(ids)
+    found: list[Float32Array] = [np.empty(0, np.float32)] * len(ids)
     done = 0
     with progress("score", int(length_of.sum()), "tokens") as meter:
         for length in np.unique(length_of)[::-1].tolist():  # longest first: a batch that is too large fails at once
@@ -122,10 +120,11 @@ def score_ids(
             rows = np.array([[*ids[k], *words[k], first[k]] for k in members], dtype=np.int64)
             distinct, row_of = np.unique(rows, axis=0, return_inverse=True)
             texts = EncodedTexts(distinct[:, :length], distinct[:, length:-1], distinct[:, -1])
-            parts = []
+            parts, scored = [], 0
             for part_N in _score_one_length(texts, rule, predict, max_batch_tokens):
                 parts.append(part_N)
-                meter.update(done + sum(map(len, parts)) * len(members) // max(1, len(distinct)))
+                scored += len(part_N)
+                meter.update(done + scored * len(members) // len(distinct))
             own = rule.per_text(texts, np.concatenate(parts))
             for k, row in zip(members, row_of.ravel().tolist(), strict=True):
                 found[k] = own[row]
@@ -135,7 +134,7 @@ def score_ids(
 
 def _score_one_length(
     texts: EncodedTexts, rule: ScoringRule, predict: TokenPredictor | EnergyPredictor, max_batch_tokens: int
-) -> Iterator[Floats]:
+) -> Iterator[Float32Array]:
     """Log-probabilities in the order of texts and tokens, one batch at a time."""
     length = texts.ids_KN.shape[1]
     copy_C = rule.scored_copies(texts)

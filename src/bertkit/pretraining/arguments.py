@@ -30,7 +30,7 @@ from bertkit.pretraining.growth import check_growth
 from bertkit.pretraining.initial_model import decoder_config
 from bertkit.pretraining.rates import check_rates
 from bertkit.pretraining.recipe import INIT_TO_BE_GIVEN, Recipe, load_recipe
-from bertkit.pretraining.stages import parts_of, stages_of
+from bertkit.pretraining.stages import check_limits, parts_of, stages_of
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.recipe.errors import validate
 from bertkit.recipe.key_aliases import OF_TEXT, expand_key_aliases
@@ -210,6 +210,7 @@ def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     """The recipe with its length and its files' hashes; all stages are checked."""
     recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
+    check_limits(recipe)
     return recipe
 
 

@@ -17,7 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.objectives.forward import takes_over
 from bertkit.pretraining.recipe import Recipe
 from bertkit.recipe.resolve import overrides_of, with_overrides
-from bertkit.recipe.unread import Part
+from bertkit.recipe.unread import Part, is_within
 from bertkit.training.batch_ramp import BatchSizes
 
 _MAY_CHANGE = (
@@ -33,6 +33,8 @@ _MAY_CHANGE = (
 )
 _SAME_TEXT = ("sources", "languages", "reading", "held_out", "held_out_tokens")
 """Keys of data that all stages share: no stage may train on what another one holds out."""
+_OF_THE_RUN = ("max_epochs", "max_words")
+"""Keys of data that limit the whole run."""
 _SCHEDULE = "optimisation.schedule"
 
 
@@ -104,12 +106,12 @@ def stages_of(recipe: Recipe) -> list[Stage]:
             if key == "data" and isinstance(value, dict):
                 names = ", ".join(f"data.{name}" for name in value) or "data.KEY"
                 raise UsageError(f"optimisation.stages.{number}.set: write the keys of data with dots: {names}")
-            if not any(_is_within(key, allowed) for allowed in _MAY_CHANGE):
+            if not any(is_within(key, allowed) for allowed in _MAY_CHANGE):
                 raise UsageError(
                     f"optimisation.stages.{number}.set: {key} cannot change inside a run;"
                     f" only {', '.join(_MAY_CHANGE)} can"
                 )
-        own_schedule = any(_is_within(key, _SCHEDULE) for key in changes)
+        own_schedule = any(is_within(key, _SCHEDULE) for key in changes)
         staged = with_overrides(recipe, overrides_of(changes))
         for key in _SAME_TEXT:
             if getattr(staged.data, key) != getattr(recipe.data, key):
@@ -122,6 +124,17 @@ def stages_of(recipe: Recipe) -> list[Stage]:
         first = end
     whole = [stage.sequences() for stage in stages]
     return [replace(stage, sequences_before=sum(whole[: stage.number]), run_sequences=sum(whole)) for stage in stages]
+
+
+def check_limits(recipe: Recipe) -> None:
+    """Raise UsageError if a stage of a new run sets a limit of the whole run, which nothing reads there."""
+    for number, stage in enumerate(recipe.optimisation.stages):
+        for key in _OF_THE_RUN:
+            if f"data.{key}" in stage.set:
+                raise UsageError(
+                    f"optimisation.stages.{number}.set: data.{key} limits the whole run, and nothing reads it in a"
+                    " stage; set it in the recipe's own data section"
+                )
 
 
 def multi_rank_obstacle(stages: Sequence[Stage]) -> str | None:
@@ -157,7 +170,3 @@ def _check_generator(recipe: Recipe, before: Recipe | None, staged: Recipe, numb
             f"{where}objective.{leader.term}.training is two-stage, but there is no generator yet to take weights from;"
             " put a stage with `objective: [masked_lm]` before it"
         )
-
-
-def _is_within(key: str, section: str) -> bool:
-    return key == section or key.startswith(f"{section}.")

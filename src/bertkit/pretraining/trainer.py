@@ -18,11 +18,13 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion import grown
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.fill_mask import fill_masks
+from bertkit.models.fill_mask import fill_masks, masked_ids
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import save_model
+from bertkit.models.scoring_rules import SingleMaskRule
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     masked_lm_of,
@@ -46,6 +48,7 @@ from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
 from bertkit.run.plots import draw_curves
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.text.vocabulary import SPECIAL_TOKENS
 from bertkit.training.engine import resolve_engine
 from bertkit.training.model_state import write_whole
 from bertkit.training.out_of_memory import MicroBatchMemoryError
@@ -117,8 +120,25 @@ class Pretrainer(Trainer[PackedBatch]):
             _ = stage_run.held_out
             stage_run.batches.check_enough()
         check_epochs(self.recipe.data.max_epochs, self.recipe.optimisation, self.stages)
+        self._check_examples()
         self.stages[-1].held_out_size.report()
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
+
+    @property
+    def _examples(self) -> list[str]:
+        """The texts to fill in after training, with the tokenizer's own mask in place of [MASK]."""
+        mask = self.tokenizer.roles["mask"]
+        return [text.replace(SPECIAL_TOKENS["mask"], mask) for text in self.recipe.engine.examples]
+
+    def _check_examples(self) -> None:
+        """Raise UsageError if a text to fill in after training has no mask, or is too long."""
+        if "mask" not in self.tokenizer.roles or not any(each.fills_masks for each in self.stages[-1].objectives):
+            return
+        try:
+            for text in self._examples:
+                masked_ids(SingleMaskRule(self.tokenizer), text, self.model.encoder.max_tokens)
+        except DataError as error:
+            raise UsageError(f"engine.examples: {error}") from error
 
     def _check_growth(self) -> None:
         """Raise UsageError if the model cannot grow as the stages have it."""
@@ -351,7 +371,7 @@ class Pretrainer(Trainer[PackedBatch]):
                     self.model, self.vocabulary, self.engine, sequences=scored, progress=self.closing_progress
                 )
             results["examples"] = fill_masks(
-                masked_lm_of(self.model), self.tokenizer, self.recipe.engine.examples, device=self.engine.device
+                masked_lm_of(self.model), self.tokenizer, self._examples, device=self.engine.device
             )
         return results
 

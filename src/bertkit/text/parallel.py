@@ -7,6 +7,7 @@ would shift everything after it in a file of two columns. Sibling readers.py rea
 
 from __future__ import annotations
 
+import glob
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -126,7 +127,8 @@ class RecordPairReader(Reader):
 
         if isinstance(self.records, HubReader):
             return self.records.rows()
-        return datasets.load_dataset("parquet", data_files=[str(self.records)], split="train", streaming=True)
+        files = [glob.escape(str(self.records))]
+        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
 
 
 def pair_part(source: str, target: str, where: str) -> Part:

@@ -10,6 +10,7 @@ with annotated spans include them (annotated.py).
 from __future__ import annotations
 
 import csv
+import glob
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,7 +150,7 @@ class TableReader(Reader):
 
         def rows() -> Any:
             return datasets.load_dataset(
-                "parquet", data_files=[str(self.path)], split="train", streaming=True, columns=columns
+                "parquet", data_files=[glob.escape(str(self.path))], split="train", streaming=True, columns=columns
             )
 
         return dataset_parts(rows, self.text_field, self.span_fields, self.name)

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import DataError
 from bertkit.settings import Settings, UnreadKey
 from bertkit.text.plain_encoder import PlainEncoder
@@ -225,7 +225,7 @@ class Tokenizer:
         return hashlib.sha256(content.encode()).hexdigest()
 
     @cached_property
-    def word_start_V(self) -> NDArray[np.bool_]:
+    def word_start_V(self) -> BoolArray:
         """Whether each token begins a word. Special tokens count as separate words.
 
         WordPiece marks tokens that continue a word (`##`); byte-level BPE (`Ġ`) and SentencePiece-like vocabularies
@@ -253,7 +253,23 @@ class Tokenizer:
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_plain(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Ids of a text in which masks are written out, without added special tokens.
+
+        A mask includes the white space before it, as in RoBERTa's released tokenizer, so that it stands for a word: a
+        byte-level vocabulary would otherwise have a token for the space.
+
+        Raises:
+            DataError: there is no mask token.
+        """
+        mask_id = self.mask_id
+        *before, last = text.split(self.token(mask_id))
+        ids: list[int] = []
+        for number, part in enumerate(self.encode_batch([*(part.rstrip() for part in before), last])):
+            ids += [mask_id] * (number > 0) + part
+        return ids
+
+    def encode_plain(self, texts: Sequence[str]) -> tuple[Int64Array, Int64Array]:
         """The concatenated ids of all texts, and the number of ids of each; `[MASK]` in a text is ordinary text.
 
         For corpora: several times faster than `encode_batch`, and no text can insert a special token.
@@ -262,7 +278,7 @@ class Tokenizer:
             self._encoder = PlainEncoder(self.backend)
         return self._encoder.encode(texts)
 
-    def offsets_plain(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+    def offsets_plain(self, texts: Sequence[str]) -> list[Int64Array]:
         """The character range (start, exclusive end) in its text of each id of `encode_plain`, (T, 2) per text.
 
         Much slower than `encode_plain`.

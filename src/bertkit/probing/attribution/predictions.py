@@ -14,9 +14,9 @@ from difflib import get_close_matches
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Float64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
@@ -27,7 +27,6 @@ from bertkit.probing.attribution import Baseline
 from bertkit.probing.attribution.explanations import (
     METHODS,
     ROLLOUT,
-    Floats,
     Score,
     TokenisedText,
     embeddings,
@@ -60,7 +59,7 @@ class Question:
     written: str
     text: TokenisedText
     tokens: tuple[str, ...]
-    fixed_n: NDArray[np.bool_]
+    fixed_n: BoolArray
     head: str | None
     read: int | None
     target: tuple[int, str] | None
@@ -83,7 +82,7 @@ class Explanation:
     score: float | None = None
     baseline_score: float | None = None
     gap: float | None = None
-    values: dict[str, Floats] = field(default_factory=dict)
+    values: dict[str, Float64Array] = field(default_factory=dict)
 
 
 def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
@@ -116,9 +115,7 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
         raise UsageError(f"--text {written[:60]!r} contains {mask} {masks} times; write it once, where to predict")
     if head is None and target is not None:
         raise UsageError(f"--target {target}: the model has no {MASKED} or {CLASSES} head, so it predicts nothing")
-    body: list[int] = []
-    for number, part in enumerate(tokenizer.encode_batch(written.split(mask) if masks and mask else [written])):
-        body += [tokenizer.mask_id] * (number > 0) + part
+    body = tokenizer.encode_with_masks(written) if masks else tokenizer.encode_batch([written])[0]
     config = subject.config
     sequences = SequenceEncoder(tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types)
     if not 1 <= len(body) <= sequences.room(1):
@@ -182,7 +179,7 @@ def explain(
         DataError: the family has no word embeddings or maps to record.
     """
     text, model = question.text, subject.model.to(engine.device).eval()
-    values: dict[str, Floats] = {}
+    values: dict[str, Float64Array] = {}
     target = score = baseline_score = gap = None
     if question.head is not None:
         output, target = question.target or _most_probable(subject, question)
