@@ -179,6 +179,15 @@ def test_an_exact_share_of_a_window_is_masked_and_at_least_one_token() -> None:
         assert set(chosen.tolist()) <= set(range(size))
 
 
+def test_a_finished_run_is_used_without_reading_the_text_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "model")
+    request = EvalArguments(model=str(tmp_path / "model"), device="cpu", runs_root=tmp_path / "runs")
+    text, settings = [str(write_documents(tmp_path))], MlmSettings(sequences=2, pseudo_sequences=0)
+    first = evaluate_mlm(request, text, settings)
+    monkeypatch.setattr("bertkit.evaluation.mlm.drawn_windows", lambda *given: pytest.fail("the text was cut again"))
+    assert evaluate_mlm(request, text, settings).run.path == first.run.path
+
+
 def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     with pytest.raises(UsageError, match="--sequence-length 61: the model reads at most 60 tokens"):

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.finetuning.causal import CausalFinetuning, causal_loss, next_token_targets, predicted_tokens
+from bertkit.finetuning.delimiters import DELIMITERS
 from bertkit.models.conversion import with_more_tokens
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.text.delimiters import DELIMITERS
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer, template
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_table
@@ -129,6 +129,18 @@ def test_a_run_learns_both_and_its_model_predicts_with_the_three_tokens(
     predicted = bertkit("predict", "--model", tmp_path / "run", table[3], "--text", "review")
     assert predicted.code == 0, predicted.stderr
     assert len(predicted.stdout.splitlines()) == 24
+
+
+def test_each_setting_of_a_grid_reads_its_own_tokens(
+    bertkit: Callable[..., Any], table: list[str], tmp_path: Path
+) -> None:
+    tokenizer = bare_tokenizer()
+    save_model(model_of(tokenizer), tokenizer, tmp_path / "gpt")
+    done = tuned(bertkit, table, tmp_path / "gpt", tmp_path / "suite", "--grid", "causal.delimiters=true,false")
+    assert done.code == 0, done.stderr
+    sizes = {path.name: load_tokenizer(path / "model").vocab_size for path in (tmp_path / "suite" / "runs").iterdir()}
+    framed, plain = tokenizer.vocab_size + len(DELIMITERS), tokenizer.vocab_size
+    assert sizes == {"causal.delimiters=true-seed=0": framed, "causal.delimiters=false-seed=0": plain}
 
 
 def test_without_weight_and_tokens_it_is_plain_fine_tuning_to_the_bit(

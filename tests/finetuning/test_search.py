@@ -59,6 +59,13 @@ def test_learning_rates_are_spread_evenly_by_their_logarithm_and_whole_numbers_t
     assert min(sum(each["epochs"] == str(number) for each in drawn) for number in range(1, 5)) >= 14
 
 
+def test_whole_numbers_on_both_sides_of_zero_are_equally_likely() -> None:
+    drawn = settings_of({"shift": ["-2..2"], "lr": ["1e-5..1e-3"]}, 100, seed=0)
+    counts = [sum(each["shift"] == str(number) for each in drawn) for number in range(-2, 3)]
+    assert sum(counts) == len(drawn)
+    assert min(counts) >= 18
+
+
 def test_equal_draws_count_once() -> None:
     assert settings_of({"batch": ["16", "32"]}, 30, seed=0) in (
         [{"batch": "16"}, {"batch": "32"}],

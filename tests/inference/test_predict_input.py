@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bertkit.errors import DataError, UsageError
@@ -34,6 +36,25 @@ def test_a_table_is_read_alike_from_a_file_and_a_pipe(tmp_path: Path, delimiter:
     assert texts(tmp_path / "mine.csv", **settings) == ROWS
     assert texts(None, content, **settings) == ROWS
     assert texts(None, content, delimiter=delimiter, **settings) == ROWS
+
+
+def test_a_piped_document_is_read_in_the_named_encoding() -> None:
+    def read(content: bytes, **settings: Any) -> str:
+        [(_, row)] = open_input(None, io.BytesIO(content), "document", InputColumns(), TableReadOptions(**settings))
+        return row["text"] if row else ""
+
+    assert read("caf\u00e9\n\nb".encode("latin-1"), encoding="latin-1") == "caf\u00e9\n\nb"
+    assert read(b"\xef\xbb\xbfa\nb") == "a\nb"
+    with pytest.raises(DataError, match=r"stdin: not valid UTF-8 at byte 3; .*--encoding latin-1"):
+        read(b"caf\xe9")
+
+
+def test_a_parquet_file_is_read_by_its_named_format(tmp_path: Path) -> None:
+    path = tmp_path / "mine.pq"
+    pq.write_table(pa.table({"body": ROWS}), path)
+    assert texts(path, form="parquet") == ROWS
+    with pytest.raises(UsageError, match="--delimiter"):
+        texts(path, form="parquet", delimiter=";")
 
 
 def test_a_quoted_tsv_is_read_as_in_training(tmp_path: Path) -> None:

@@ -112,6 +112,19 @@ def test_a_model_that_was_altered_is_not_shared(run: RunDirectory, capsys: pytes
     assert "model.safetensors" in capsys.readouterr().err
 
 
+def test_folders_of_git_and_of_the_hubs_client_stay_here(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:
+    """`hf download --local-dir` leaves .cache/huggingface; the client refuses to upload it."""
+    model = tmp_path / "downloaded"
+    shutil.copytree(run.model, model)
+    for name in (".cache/huggingface/download/config.json.metadata", ".git/config", "onnx/.cache/x"):
+        (model / name).parent.mkdir(parents=True)
+        (model / name).write_text("x")
+    (model / ".gitattributes").write_text("*.safetensors filter=lfs\n")
+    done = push(hub, model, "me/again")
+    assert done.returncode == 0, done.stderr
+    assert set(hub.files["me/again"]) == {"README.md", "config.json", "model.safetensors", ".gitattributes"}
+
+
 def test_a_dry_run_shows_the_card_and_needs_no_network(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert bertkit(["push", str(run.path), "me/tiny", "--dry-run"]) == 0
     said = capsys.readouterr()

@@ -60,6 +60,18 @@ def test_gradients_stay_finite_where_an_example_has_fewer_endings(tmp_path: Path
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+def test_an_output_that_is_not_a_number_stays_visible(tmp_path: Path) -> None:
+    model, _ = load_model(write_model(tmp_path, heads=("multiple_choice",)))
+    with torch.no_grad():
+        for parameter in model.get_submodule("multiple_choice").parameters():
+            parameter.fill_(torch.nan)
+        task = Choice(["accuracy"], ChoiceSettings())
+        batch = task.encode(EXAMPLES, SequenceEncoder(tiny_tokenizer(), max_tokens=40)).batch(np.arange(2))
+        outputs = task.decode(model.eval(), model(batch.packed), batch)
+    assert [len(each) for each in outputs] == [3, 2]
+    assert all(np.isnan(each).all() for each in outputs)
+
+
 def test_the_passage_is_cut_and_the_question_kept() -> None:
     encoder = SequenceEncoder(tiny_tokenizer(), max_tokens=20)
     example = ChoiceExample("0", "cat " * 30, "a list of", ("words", "letter"), 0)

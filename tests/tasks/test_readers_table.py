@@ -190,6 +190,14 @@ def test_ids_come_from_their_column_and_are_made_unique(tmp_path: Path) -> None:
     assert [each.id for each in named.examples] == ["k1", "k2"]
 
 
+def test_an_id_that_all_rows_share_is_numbered_in_one_pass(tmp_path: Path) -> None:
+    """Searching for a free number from the start each time would take minutes here."""
+    path = tmp_path / "mine.csv"
+    path.write_text("id,text\n" + "x,a\n" * 30_000)
+    found = [each.id for each in read_table(path, label=None)]
+    assert found == ["x", *(f"x#{number}" for number in range(2, 30_001))]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
@@ -214,6 +222,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for ending in ("csv", "tsv", "jsonl", "parquet"):
         with pytest.raises(DataError, match=rf"mine\.{ending}: no such file"):
             read_table(tmp_path / f"mine.{ending}")
+
+
+@pytest.mark.parametrize("name", ["texts", "texts.csv"])
+def test_a_directory_is_no_table(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=rf"{name}: is a directory; name a file in it"):
+        read_table(tmp_path / name)
 
 
 def test_label_names_are_sorted_with_numbers_by_value() -> None:

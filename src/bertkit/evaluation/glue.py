@@ -16,6 +16,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.plan import MISMATCHED, TaskEvaluation
 from bertkit.evaluation.run import EvaluationResult
+from bertkit.evaluation.submission import check_submission, glue_file, glue_tsv, write_glue_submission
 from bertkit.evaluation.tasks import PREDICTIONS, Measured, Table, evaluate_tasks
 from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.inference.predict import Predictor
@@ -24,7 +25,6 @@ from bertkit.run.directory import RunDirectory
 from bertkit.tasks.catalogue import GLUE, TASKS, TaskSpec, find_task
 from bertkit.tasks.readers import load_split
 from bertkit.tasks.readers.common import field, json_rows
-from bertkit.tasks.submission import check_submission, glue_file, glue_tsv, write_glue_submission
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, window_length
 from bertkit.evaluation.run import (
     EvalArguments,
     EvaluationResult,
-    measure_or_reuse,
+    finished_measurement,
+    measure,
     measurement_identity,
     open_evaluation_text,
     single_score,
@@ -43,7 +44,6 @@ from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"
 USUAL_LENGTH = 128
-Int64s = NDArray[np.int64]
 Piece = TypeVar("Piece")
 _WORD = re.compile(r"\s*\S+")
 
@@ -59,7 +59,7 @@ class Window:
     """
 
     number: int
-    ids_T: Int64s
+    ids_T: Int64Array
     bytes: int = 0
 
 
@@ -67,7 +67,7 @@ class Window:
 class Figures:
     """Sums over the predicted tokens, in nats."""
 
-    log_p_M: NDArray[np.float32]
+    log_p_M: Float32Array
 
     @property
     def perplexity(self) -> float | None:
@@ -95,19 +95,20 @@ def evaluate_mlm(
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     scoring = mask_rule(loaded.model, source=arguments.model)(loaded.tokenizer)
     most = loaded.model.encoder.max_tokens
+    length = settings.window_bytes or window_length(settings.sequence_length, USUAL_LENGTH, most)
+    identity = measurement_identity(
+        "eval", SUITE, [loaded], settings, arguments, data=corpus.hashes, seed=settings.seed
+    )
+    if (done := finished_measurement(identity, arguments)) is not None:
+        return EvaluationResult(done, done.results or {})
     draw = Draw(settings.seed, SUITE)
     if settings.window_bytes is None:
-        length = window_length(settings.sequence_length, USUAL_LENGTH, most)
         windows = drawn_windows(corpus, loaded.tokenizer, length - SPECIAL_TOKENS, settings.sequences, draw)
     else:
-        length = settings.window_bytes
         windows = drawn_texts(corpus, loaded.tokenizer, length, settings.sequences, draw)
         _require_readable(windows, length, most - SPECIAL_TOKENS)
     engine = arguments.engine()
     predict = scoring.predictor(loaded.model, device=engine.device)
-    identity = measurement_identity(
-        "eval", SUITE, [loaded], settings, arguments, data=corpus.hashes, seed=settings.seed
-    )
 
     def compute(run: RunDirectory) -> dict[str, Any]:
         figures: dict[str, Any] = masked_figures(
@@ -133,7 +134,7 @@ def evaluate_mlm(
             "trained": loaded.training,
         }
 
-    return measure_or_reuse(identity, arguments, compute)
+    return measure(identity, arguments, compute)
 
 
 def drawn_windows(corpus: Corpus, tokenizer: Tokenizer, length: int, count: int, draw: Draw) -> list[Window]:
@@ -173,7 +174,7 @@ def _drawn(pieces: Iterable[Piece], count: int, draw: Draw) -> list[tuple[int, P
     return [(number, piece) for _, number, piece in sorted(least, key=lambda entry: (-entry[0], entry[1]))]
 
 
-def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Int64s]:
+def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Int64Array]:
     for lines in corpus.documents():
         ids_T, _ = tokenizer.encode_plain([" ".join(lines)])
         for first in range(0, ids_T.size, length):
@@ -244,7 +245,7 @@ def masked_figures(
     }
 
 
-def chosen_tokens(window: Window, draw: Draw, rate: float) -> Int64s:
+def chosen_tokens(window: Window, draw: Draw, rate: float) -> Int64Array:
     """Positions of an exact share of the window's tokens, at least one."""
     key_T = draw.uniform("mask", sample=window.number, position=np.arange(window.ids_T.size))
     return np.argsort(key_T, kind="stable")[: max(1, round(rate * window.ids_T.size))]

@@ -36,7 +36,20 @@ log = logging.getLogger(__name__)
 _UNNAMED = "unnamed"
 """The name of a recipe until it is named after its task and model."""
 _READ = {
-    *("name", "task", "model", "new_head", "data", "text", "tagging", "span", "choice", "embedding"),
+    *(
+        "name",
+        "task",
+        "model",
+        "new_head",
+        "data",
+        "text",
+        "tagging",
+        "span",
+        "choice",
+        "embedding",
+        "causal",
+        "dropout",
+    ),
     *("teacher", "student", "transfer", "augmentation"),
 }
 """Keys of a recipe that determine how the data are read; the last ones are for distillation."""
@@ -135,6 +148,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
     def data_key(self, recipe: FinetuneRecipe) -> str:
         """Equal for recipes whose data are the same."""
         parts = recipe.model_dump(mode="json", include=_READ)
+        parts["head_on_vectors"] = recipe.method.name == "setfit"  # its task has another head
         return json.dumps([parts, recipe.seed if self.data_depends_on_seed(recipe) else None], sort_keys=True)
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:

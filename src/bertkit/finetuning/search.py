@@ -87,6 +87,6 @@ def _at(ends: tuple[float, float] | None, values: Sequence[str], place: float) -
         return values[int(place * len(values))]
     low, high = ends
     if low.is_integer() and high.is_integer() and not re.search("[.e]", values[0].replace("..", ""), re.IGNORECASE):
-        return str(int(low + place * (high - low + 1)))
+        return str(math.floor(low + place * (high - low + 1)))
     number = low * (high / low) ** place if low > 0 else low + place * (high - low)
     return f"{number:.{_DIGITS}g}"

@@ -20,6 +20,8 @@ from bertkit.run.find import run_of_suite
 from bertkit.run.verify import model_errors
 
 CARD = "README.md"
+_PRIVATE = frozenset({".git", ".cache"})
+"""Folders that a clone or a download of `huggingface_hub` has beside a model, and that no repository takes."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def push(
     directory = find_model(str(run.path) if run is not None else model, offline=True)
     if not any(directory.rglob("*.onnx")):
         find_weights(encoder_directory(directory))
-    paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    found = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    paths = {name.as_posix(): path for name, path in found.items() if not _PRIVATE.intersection(name.parts)}
     reported = None if run is None else ReportedRun.of(run)
     inner = None if run is None else _chosen(run)
     chosen = None if inner is None else ReportedRun.of(inner)

@@ -99,8 +99,9 @@ class Choice(Task):
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(C,) for each example, its own endings only."""
+        counts = torch.bincount(batch.example_B).tolist()
         rows = self.logits(model, hidden_TD, batch).cpu().numpy()
-        return [row[np.isfinite(row)] for row in rows]
+        return [row[:count] for row, count in zip(rows, counts, strict=True)]
 
     def predictions(
         self, examples: Sequence[ChoiceExample], features: Features, outputs: Sequence[NDArray[Any]]

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError
-from bertkit.evaluation.babylm.glue import FOLDER, SIZES, glue_names
+from bertkit.evaluation.babylm.glue import FOLDER, SIZES, GlueScores, glue_names
+from bertkit.evaluation.babylm.run import evaluate_babylm
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.settings import BabylmSettings
 from bertkit.tasks.catalogue import TASKS, find_task
 from bertkit.tasks.readers import load_split
 from bertkit.tasks.readers.babylm import PREFIX, TEXTS
@@ -101,6 +104,28 @@ def test_tasks_are_fine_tuned_and_enter_the_submission(
     recipe = (Path(document["finetuned"]["run"]) / "runs" / "babylm-rte-seed=42" / "recipe.yaml").read_text()
     for setting in ("name: cosine", "floor: 0.1", "peak: 3.0e-05", "select: best", "seed: 42", "max_length: 512"):
         assert setting in recipe, recipe
+
+
+def test_a_finished_run_is_not_used_for_other_files_of_the_subset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "model")
+    write_glue(write_evaluation_data(tmp_path / "data") / "full_eval")
+    calls = []
+
+    def tuned(*given: object) -> GlueScores:
+        calls.append(given)
+        return GlueScores({}, {}, {}, None, "")
+
+    monkeypatch.setattr("bertkit.evaluation.babylm.run.finetune_glue", tuned)
+    request = EvalArguments(model=str(tmp_path / "model"), device="cpu", runs_root=tmp_path / "runs")
+    settings = BabylmSettings(only=["wug_adj"], finetune=["all"])
+    first = evaluate_babylm(request, tmp_path / "data", settings)
+    assert evaluate_babylm(request, tmp_path / "data", settings).run.path == first.run.path
+    row = {"question": "is it", "passage": "It is.", "label": 1}
+    write_jsonl(tmp_path / "data" / "full_eval" / FOLDER / "boolq.train.jsonl", [row])
+    assert evaluate_babylm(request, tmp_path / "data", settings).run.path != first.run.path
+    assert len(calls) == 2
 
 
 def test_mistakes_of_finetuning_end_with_their_codes(bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,12 @@ def test_limits_on_bodies_texts_tokens_and_length(models: Models) -> None:
     long = embed_body(input=["a", "cat " * 100])
     error = assert_refused(post(base, "/v1/embeddings", long, long="error"), 422, "context_length_exceeded")
     assert error["message"].startswith("input.1: 102 tokens, the model reads at most 40")
+    ranked = {"query": "a", "documents": ["a", "cat " * 100]}
+    error = assert_refused(post(base, "/rerank", ranked, long="error"), 422, "context_length_exceeded")
+    assert (error["param"], error["message"][:12]) == ("documents", "documents.1:")
+    ranked = {"query": "cat " * 100, "documents": ["a"]}
+    error = assert_refused(post(base, "/rerank", ranked, long="error"), 422, "context_length_exceeded")
+    assert (error["param"], error["message"][:6]) == ("query", "query:")
     asked = {"inputs": [{"text": "a", "endings": ["a"] * 9}]}
     assert_refused(post([models["choice"]], "/predict", asked, max_request_tokens=17), 422, "too_many_tokens")
 

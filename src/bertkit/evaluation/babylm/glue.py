@@ -81,6 +81,28 @@ def glue_names(wanted: Sequence[str]) -> list[str]:
     return [name for name in TEXTS if ALL in wanted or name in wanted]
 
 
+def glue_files(data: Path | None, wanted: Sequence[str]) -> list[Path]:
+    """The files of the tasks to fine-tune; those that are missing are left out.
+
+    Raises:
+        DataError: there is no folder of them.
+        UsageError: a name is not a task of the subset.
+    """
+    specs = [find_task(f"{PREFIX}{name}") for name in glue_names(wanted)]
+    folder = _place(data) / FOLDER
+    files = [folder / name for spec in specs for names in spec.splits.values() for name in names]
+    return [file for file in files if file.is_file()]
+
+
+def _place(data: Path | None) -> Path:
+    """The directory that contains the folder of the subset."""
+    places = [] if data is None else places_of(data)
+    found = next((place for place in places if (place / FOLDER).is_dir()), None)
+    if found is None:
+        raise DataError(f"--finetune: no folder {FOLDER} in {data} or in its full_eval; give the challenge's files")
+    return found
+
+
 def finetune_glue(
     arguments: EvalArguments, data: Path | None, wanted: Sequence[str], steps: int | None, progress: Progress
 ) -> GlueScores:
@@ -98,16 +120,12 @@ def finetune_glue(
         UsageError: a name is not a task of the subset.
     """
     names = glue_names(wanted)
-    places = [] if data is None else places_of(data)
-    found = next((place for place in places if (place / FOLDER).is_dir()), None)
-    if found is None:
-        raise DataError(f"--finetune: no folder {FOLDER} in {data} or in its full_eval; give the challenge's files")
     limits = [] if steps is None else [Override("optimisation.steps", steps)]
     evaluation = TaskEvaluation(
         suite=SUITE,
         tasks=tuple(find_task(f"{PREFIX}{name}") for name in names),
         arguments=replace(arguments, run_dir=None),
-        data_dir=found,
+        data_dir=_place(data),
         seeds=(SEED,),
         overrides=(*(Override(key, value) for key, value in OFFICIAL.items()), *limits),
         head="new",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.babylm.glue import GlueScores, finetune_glue, glue_names
+from bertkit.evaluation.babylm.glue import GlueScores, finetune_glue, glue_files
 from bertkit.evaluation.babylm.items import (
     COUNTS,
     ScoredItem,
@@ -100,14 +100,15 @@ def evaluate_babylm(
         DataError: no data, invalid data, or a model that cannot score text.
         UsageError: the rule does not fit the model, or the run directory is taken.
     """
-    glue_names(settings.finetune)
     if settings.finetune and settings.sample != "full":
         raise UsageError("--finetune needs --sample full: checkpoints are not fine-tuned; leave one of them out")
+    tuned = glue_files(data, settings.finetune) if settings.finetune else []
     found, left_out = find_tasks(data, settings.sample, settings.only)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
     engine = arguments.engine()
-    files = {str(file): sha256_of(file) for path in found.values() for file in _files(path)}
+    read = [file for path in found.values() for file in _files(path)]
+    files = {str(file): sha256_of(file) for file in (*read, *tuned)}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
     if (done := finished_measurement(identity, arguments)) is not None:
         return EvaluationResult(done, done.results or {})

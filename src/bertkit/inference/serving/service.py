@@ -11,11 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.serving.batcher import Batcher, QueueFullError
 from bertkit.inference.serving.errors import RequestError
@@ -100,7 +101,8 @@ class Service:
         documents = request.documents
         if "embed" in model.abilities:
             texts = [request.query, *documents]
-            work, vectors = await self._done(model, "embed", "documents", texts, model.embed_work)
+            make = partial(model.embed_work, place=_of_ranking)
+            work, vectors = await self._done(model, "embed", "documents", texts, make, place=_of_ranking)
             scores = cosine(vectors[0], np.stack(vectors[1:]))
         else:
             rows = [{"text": request.query, "text_pair": each} for each in documents]
@@ -169,8 +171,17 @@ class Service:
         inputs: list[Any],
         make: Callable[[list[Any]], Work],
         top: int | None = None,
+        place: Callable[[int], str] | None = None,
     ) -> tuple[Work, list[Any]]:
         """The work of a request and its results.
+
+        Args:
+            model: computes them.
+            ability, top: the kind of work.
+            param: the field with the inputs.
+            inputs: to compute.
+            make: makes the work of the inputs.
+            place: the field of an input by its number; None: its place in `param`.
 
         Raises:
             RequestError: the request exceeds a limit, or is faulty.
@@ -189,7 +200,7 @@ class Service:
         try:
             loop = asyncio.get_running_loop()
             work = await loop.run_in_executor(self._tokeniser, make, inputs)
-            self._check(work, param, ability)
+            self._check(work, param, ability, place or (lambda number: f"{param}.{number}"))
             results = await self.batcher.submit(WorkKind(model.name, ability, top), work.items, work.tokens)
         except QueueFullError as full:
             raise self._busy(full.retry_seconds, f"{self.batcher.waiting_tokens:,} tokens are waiting") from full
@@ -201,7 +212,7 @@ class Service:
             self._in_work -= 1
         return work, results
 
-    def _check(self, work: Work, param: str, ability: Ability) -> None:
+    def _check(self, work: Work, param: str, ability: Ability, place: Callable[[int], str]) -> None:
         tokens = sum(work.tokens)
         if tokens > self.settings.max_request_tokens:
             raise RequestError(
@@ -217,9 +228,9 @@ class Service:
                     whole = len(each.ids) + each.cut
                     raise RequestError(
                         422,
-                        f"{param}.{number}: {whole:,} tokens, the model reads at most {len(each.ids):,}; shorten it",
+                        f"{place(number)}: {whole:,} tokens, the model reads at most {len(each.ids):,}; shorten it",
                         code="context_length_exceeded",
-                        param=param,
+                        param=place(number).partition(".")[0],
                     )
 
     def _busy(self, retry_seconds: int, why: str) -> RequestError:
@@ -231,7 +242,7 @@ class Service:
         return self.models[kind.model].compute(kind, items)
 
 
-def shortened(vector_NE: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+def shortened(vector_NE: Float32Array, dimensions: int) -> Float32Array:
     """The first numbers of vectors (Kusupati et al. 2022, Matryoshka, arXiv:2205.13147); unit vectors are scaled to
     unit length again, as in OpenAI's API.
 
@@ -246,11 +257,11 @@ def shortened(vector_NE: NDArray[np.float32], dimensions: int) -> NDArray[np.flo
     kept = vector_NE[:, :dimensions]
     lengths = np.linalg.norm(kept, axis=-1, keepdims=True)
     is_unit = (np.abs(np.linalg.norm(vector_NE, axis=-1, keepdims=True) - 1) < _UNIT) & (lengths > 0)
-    scaled: NDArray[np.float32] = np.divide(kept, lengths, out=kept.copy(), where=np.broadcast_to(is_unit, kept.shape))
+    scaled: Float32Array = np.divide(kept, lengths, out=kept.copy(), where=np.broadcast_to(is_unit, kept.shape))
     return scaled
 
 
-def embeddings_body(document: dict[str, Any], vector_NE: NDArray[np.float32], *, as_base64: bool) -> bytes:
+def embeddings_body(document: dict[str, Any], vector_NE: Float32Array, *, as_base64: bool) -> bytes:
     """OpenAI's list of embeddings as JSON."""
     little = vector_NE.astype("<f4", copy=False)
     written: list[Any] = (
@@ -258,6 +269,11 @@ def embeddings_body(document: dict[str, Any], vector_NE: NDArray[np.float32], *,
     )
     data = [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(written)]
     return json.dumps({"object": "list", "data": data, **document}, separators=(",", ":")).encode()
+
+
+def _of_ranking(number: int) -> str:
+    """The field of a text of a request to rank: the query, then the documents."""
+    return f"documents.{number - 1}" if number else "query"
 
 
 def _usage(work: Work) -> dict[str, int]:

@@ -60,14 +60,16 @@ class Notes:
             raise DataError(f"{source}: contains no examples" + (f" ({self})" if self.counts else ""))
         taken = {example.id for example in examples}
         seen: set[str] = set()
+        last: dict[str, int] = {}  # the last number given to each id, so that many repetitions do not search from 2
         unique: list[Example] = []
         for example in examples:
             if example.id in seen:
                 self.add(DUPLICATE_IDS, example.id)
-                number = 2
+                number = last.get(example.id, 1) + 1
                 while (fresh := f"{example.id}#{number}") in taken:
                     number += 1
                 taken.add(fresh)
+                last[example.id] = number
                 example = replace(example, id=fresh)
             seen.add(example.id)
             unique.append(example)
@@ -102,13 +104,13 @@ def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def json_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file; blank lines are skipped.
 
     Raises:
         DataError: a line that is not a JSON object.
     """
-    for number, line in numbered_lines(path, encoding):
+    for number, line in numbered_lines(path):
         if line and not line.isspace():
             yield number, json_object(line, f"{path}, line {number}")
 

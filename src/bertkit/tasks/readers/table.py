@@ -184,7 +184,7 @@ def rows_or_bad(path: Path, reading: TableReadOptions, left_out: SkippedRows) ->
     used = {".csv": ("delimiter", "quoted"), ".tsv": ("delimiter", "quoted")}.get(kind, ())
     reading.only(path, *used, "skip_bad_rows")
     if kind == ".parquet":
-        return _parquet_rows(path)
+        return parquet_rows(path)
     # Bytes that are not UTF-8 are kept as they are until it is known which row they are in.
     errors = "surrogateescape" if reading.skip_bad_rows else "strict"
     if kind == ".jsonl":
@@ -230,6 +230,8 @@ def _objects(lines: Lines, path: Path, left_out: SkippedRows) -> RowsOrBad:
 
 
 def _kind(path: Path) -> str:
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory; name a file in it")
     bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     if bare.suffix.lower() not in TABLE_KINDS:
         raise UsageError(
@@ -238,7 +240,12 @@ def _kind(path: Path) -> str:
     return bare.suffix.lower()
 
 
-def _parquet_rows(path: Path) -> RowsOrBad:
+def parquet_rows(path: Path) -> RowsOrBad:
+    """The rows of a Parquet file, whatever its name ends in.
+
+    Raises:
+        DataError: no such file, or not a Parquet file.
+    """
     import pyarrow
     import pyarrow.parquet
 
