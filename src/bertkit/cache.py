@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertkit.errors import DataError
-from bertkit.files import read_json, write_json
+from bertkit.files import json_sha256, read_json, write_json
 
 KINDS = {
     "shards": "token shards of texts",
@@ -37,6 +35,8 @@ KINDS = {
     "fetched": "texts, shards and models of stores (s3://, gs://, file://)",
 }
 """The directories below the root of all caches, and their contents; an entry is a file or directory in one of them."""
+WORKING_COPIES = "stored-runs"
+"""The directory of runs on a store; unlike the others, it may contain files that exist nowhere else."""
 
 _MANIFEST = "manifest.json"
 _VALUES, _INDEX = "values.bin", "index.bin"
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 def identity_hash(identity: Any) -> str:
     """32 hexadecimal digits of the sha256 of a JSON value, regardless of the order of its keys."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    return json_sha256(identity)[:32]
 
 
 def cache_file(root: Path, kind: str, identity: Any, suffix: str) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bertkit.run.directory import RunDirectory, RunIdentity, write_record
 from tests.training.tiny_run import write_text
 
 Bertkit = Callable[..., Any]
@@ -45,6 +48,21 @@ def test_clear_deletes_the_kinds_that_are_named(cache: Path, bertkit: Bertkit) -
     assert (found["bytes"], len(found["paths"])) == (3010, 3)
     assert [path.name for path in (cache / "shards").iterdir()] == []
     assert (cache / "teachers" / "c" / "values.bin").exists()
+
+
+@pytest.mark.parametrize("place", ["runs/one", "runs/study/runs/seed=0", "cache/stored-runs/0123/one"])
+def test_clear_keeps_the_shards_that_a_running_run_reads(
+    cache: Path, tmp_path: Path, place: str, bertkit: Bertkit
+) -> None:
+    identity = RunIdentity("pretrain", "tiny", "name: tiny\n", "0" * 64, 3, ["test"])
+    with ExitStack() as running:
+        for path in {tmp_path / place, tmp_path / place.replace("/runs/seed=0", "")}:
+            run = RunDirectory.create(tmp_path, identity, path)
+            running.enter_context(run.recording())
+        run = RunDirectory.open(tmp_path / place)
+        write_record(run.path, {**run.record, "shards": str(cache / "shards" / "a")})
+        assert bertkit("cache", "clear", "shards", "--yes").code == 0
+    assert [path.name for path in (cache / "shards").iterdir()] == ["a"]
 
 
 def test_clear_never_deletes_what_is_no_cache(cache: Path, tmp_path: Path, bertkit: Bertkit) -> None:

@@ -103,6 +103,11 @@ def test_delete_takes_names_or_a_status(
     assert bertkit(["runs", "delete", "electra-01234567", "--yes"]) == 3
 
 
+def test_a_run_named_twice_is_deleted_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bertkit(["runs", "delete", "electra-01234567", str(runs / "electra-01234567"), "--yes"]) == 0
+    assert "deleting runs: 1, " in capsys.readouterr().out
+
+
 def test_prune_deletes_checkpoints_of_finished_runs_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = sorted(path.name for path in (runs / "electra-01234567").rglob("*"))
     assert bertkit(["runs", "prune", "--yes", "--json"]) == 0

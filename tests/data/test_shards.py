@@ -81,6 +81,13 @@ def test_pickled_shards_open_their_own_maps(tmp_path: Path) -> None:
     assert np.array_equal(pickle.loads(content).tokens_between(0, shards.tokens), whole)
 
 
+def test_the_manifest_of_many_files_is_read(tmp_path: Path) -> None:
+    shards = write(tmp_path, blocks_of(DOCUMENTS, 300))
+    with (tmp_path / "manifest.json").open("ab") as file:
+        file.write(b" " * (65 << 20))
+    assert TokenShards.open(tmp_path).fingerprint == shards.fingerprint
+
+
 def test_a_range_outside_is_an_error(tmp_path: Path) -> None:
     shards = write(tmp_path, blocks_of(DOCUMENTS, 300))
     for start, end in ((-1, 2), (3, 2), (0, shards.tokens + 1)):

@@ -202,6 +202,11 @@ def test_overrides_of_a_loaded_recipe_are_those_of_the_file() -> None:
         with_overrides(recipe, parsed(["sed=3"]))
 
 
+def test_a_key_of_thousands_of_parts_is_refused() -> None:
+    message = error_of("extends: base\n", f"model.{'a.' * 3000}a=1")
+    assert message.endswith("a key of 3,002 parts; recipes have at most 32 levels")
+
+
 def test_an_error_repeats_a_long_override_in_part() -> None:
     override = f"sed={'3' * 200}"
     with pytest.raises(UsageError) as caught:

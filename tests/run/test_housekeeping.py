@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,20 @@ def test_a_deleted_run_leaves_what_its_links_name(tmp_path: Path) -> None:
     assert not run.path.exists()
     assert (tmp_path / "mine" / "text.txt").read_text() == "kept"
     assert bytes_in(run.path) == 0
+
+
+def test_a_file_that_is_removed_meanwhile_takes_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kept", "temporary"):
+        (tmp_path / name).write_text("x")
+    walk = os.walk
+
+    def walk_and_lose(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for each in walk(path):
+            (tmp_path / "temporary").unlink()
+            yield each
+
+    monkeypatch.setattr(os, "walk", walk_and_lose)
+    assert bytes_in(tmp_path) == 1
 
 
 def test_a_run_behind_a_link_is_refused(tmp_path: Path) -> None:

@@ -137,21 +137,22 @@ def test_the_newest_object_of_a_long_file_is_found_from_its_end(tmp_path: Path) 
     assert newest["step"] == 1999
 
 
-def test_tensorboard_shows_every_number_once_after_a_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [4, 0])
+def test_tensorboard_shows_every_number_once_after_a_resume(tmp_path: Path, kept: int) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path, events = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
-    for start, end in ((0, 6), (4, 8)):
-        if start:
+    for attempt, (start, end) in enumerate(((0, 6), (kept, 8))):
+        if attempt:
             time.sleep(1.1)  # event files are read in the order of their names, which contain the second
         with MetricsLog(path, events, start_step=start) as metrics:
             for step in range(start + 1, end + 1):
-                metrics.log(step, {"loss/masked_lm": float(step + 10 * start), "note": "text", "flag": True})
+                metrics.log(step, {"loss/masked_lm": float(step + 40 * attempt), "note": "text", "flag": True})
             metrics.sync()
     accumulator = EventAccumulator(str(events)).Reload()
     assert accumulator.Tags()["scalars"] == ["loss/masked_lm"]
     shown = [(event.step, event.value) for event in accumulator.Scalars("loss/masked_lm")]
-    assert shown == [(step, float(step)) for step in range(1, 5)] + [(step, step + 40.0) for step in range(5, 9)]
+    assert shown == [(step, float(step if step <= kept else step + 40)) for step in range(1, 9)]
     assert [value["step"] for value in read_metrics(path)] == list(range(1, 9))
 
 

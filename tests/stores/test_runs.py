@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bertkit.cache import WORKING_COPIES
 from bertkit.cli import app
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
+from bertkit.progress import silent_progress
 from bertkit.run import uploading
-from bertkit.run.checkpoint import checkpoint_errors, checkpoint_name, latest_name, save_checkpoint
-from bertkit.run.stored import WORKING_COPIES, RunLocation
+from bertkit.run.checkpoint import checkpoint_errors, checkpoint_name, latest_name, list_checkpoints, save_checkpoint
+from bertkit.run.stored import RunLocation, StoredRun
 from bertkit.run.verify import verify_run
 from bertkit.stores.store import Store
+from bertkit.stores.url import StoreUrl
 from tests.stores.s3_server import BUCKET, SECRET, S3Server
 from tests.tasks.tiny_task import reviews, write_model, write_table
 from tests.training.stopping import stopping_at
@@ -212,14 +216,10 @@ def test_latest_names_a_whole_checkpoint_after_every_write(
 def test_a_checkpoint_of_the_same_step_and_other_content_replaces_the_one_on_the_store(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     run, place = machine / "run", (machine / "store").as_uri()
     run.mkdir()
     (run / "run.json").write_text("{}")
     table = uploading.UploadTable(machine / "uploaded.json", place)
-    from bertkit.stores.url import StoreUrl
-
     uploader = uploading.Uploader(run, Store(StoreUrl.parse(place)), table)
     watched = Watched(machine / "store", monkeypatch)
     for value in (1.0, 2.0, 2.0):
@@ -336,13 +336,13 @@ def test_a_run_that_went_on_elsewhere_is_not_written_over(
     with stopping_at(4):  # more
         assert pretrain("--resume", PLACE, again=True).code == 75
     monkeypatch.setenv("BERTKIT_CACHE", str(first))
-    place = RunLocation(None, PLACE)
-    assert place.resume is not None
-    assert latest_name(Path(place.resume) / "checkpoints") == checkpoint_name(8)
-    # Meanwhile the other machine writes again.
-    s3.put("runs/tiny/run.json", s3.content("runs/tiny/run.json") + b" ")
-    with pytest.raises(uploading.TakenOverError, match="another process has written this run in the meantime"):
-        place.complete()
+    with RunLocation(None, PLACE) as place:
+        assert place.resume is not None
+        assert latest_name(Path(place.resume) / "checkpoints") == checkpoint_name(8)
+        # Meanwhile the other machine writes again.
+        s3.put("runs/tiny/run.json", s3.content("runs/tiny/run.json") + b" ")
+        with pytest.raises(uploading.TakenOverError, match="another process has written this run in the meantime"):
+            place.complete()
 
 
 def test_a_damaged_checkpoint_on_the_store_is_passed_over(
@@ -361,6 +361,26 @@ def test_a_damaged_checkpoint_on_the_store_is_passed_over(
     assert done.code == 0, done.stderr
     assert "was fetched, because" in done.stderr
     assert weights(working_copy()) == weights(straight)
+
+
+def test_the_intact_checkpoint_stays_on_the_store_while_the_newest_is_damaged(machine: Path) -> None:
+    run, place = machine / "tiny", machine / "store" / "tiny"
+    url = StoreUrl.parse(place.as_uri())
+    for step in (5, 9):
+        save_checkpoint(run / "checkpoints", step, {"w": {"a": torch.full((9,), float(step))}}, {}, keep=2)
+    (run / "run.json").write_text('{"status": "stopped"}')
+    uploading.Uploader(run, Store(url), uploading.UploadTable(machine / "uploaded.json", str(url))).upload()
+    damaged = place / "checkpoints" / checkpoint_name(9) / "w.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    fetched = StoredRun(url, cache_directory())
+    fetched.open("run")
+    for _ in range(2):
+        fetched.uploader().finish(silent_progress)
+        assert checkpoint_errors(place / "checkpoints" / checkpoint_name(5)) == []
+    save_checkpoint(fetched.path / "checkpoints", 7, {"w": {"a": torch.ones(9)}}, {}, keep=2)
+    fetched.uploader().finish(silent_progress)
+    assert [path.name for path in list_checkpoints(place / "checkpoints")] == [checkpoint_name(5), checkpoint_name(7)]
+    assert latest_name(place / "checkpoints") == checkpoint_name(7)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from bertkit.data.shards import MANIFEST, TokenShards, is_shards
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, sha256_of
+from bertkit.progress import ProgressMeter, silent_progress
 from bertkit.stores.store import Store
 from bertkit.text.sources import open_corpus
 from tests.stores.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
@@ -81,6 +83,21 @@ def test_files_are_fetched_once_and_again_when_they_change(
     assert open_corpus([stored]).fingerprint == first.fingerprint
 
 
+def test_the_bytes_that_are_fetched_are_shown(stored: str, machine: Path) -> None:
+    shown: list[tuple[str, int | None, str]] = []
+
+    def progress(
+        label: str, total: int | None = None, unit: str = "steps", start: int = 0
+    ) -> AbstractContextManager[ProgressMeter]:
+        shown.append((label, total, unit))
+        return silent_progress(label, total, unit, start)
+
+    size = sum((machine / "local" / name).stat().st_size for name in ("a.txt", "b.txt", "a/deep.txt.gz"))
+    for _ in range(2):
+        open_corpus([stored], progress=progress)
+        assert shown == [("fetching text", size, "bytes")]
+
+
 def test_a_fetch_that_is_cut_off_leaves_no_half_file(
     stored: str, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +142,16 @@ def test_wrong_credentials_end_with_a_line_that_does_not_show_them(
     assert "access is refused" in done.stderr
     for secret in (SECRET, ACCESS_KEY):
         assert secret not in done.stderr + done.stdout
+
+
+def test_a_name_on_the_store_that_leads_out_of_the_cache_is_refused(s3: S3Server, machine: Path) -> None:
+    out = "../" * len(Path("fetched/DIGEST/s3", BUCKET, "text", "cache").parts)
+    s3.put("text/a.txt", b"a line\n")
+    s3.put(f"text/{out}evil.txt", b"another\n")
+    for source in (f"s3://{BUCKET}/text", f"s3://{BUCKET}/text/**"):
+        with pytest.raises(DataError, match=r"a file named .*evil\.txt.*, which is not a valid local file name"):
+            open_corpus([source])
+    assert not list(machine.rglob("evil.txt"))
 
 
 def test_offline_reads_no_store(stored: str, bertkit: Command, machine: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import StoppedError
+from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
 from bertkit.training.replay_run import Difference, MetricsComparison, Rerun, final_metrics, rerun
@@ -138,6 +139,24 @@ def test_a_directory_with_something_in_it_is_refused_before_anything_is_compared
         refused = bertkit("runs", "replay", run.path, "--steps", "8", "--run-dir", full)
         assert refused.code == 2
         assert "is not empty; name a new directory" in refused.stderr
+
+
+def test_the_times_of_a_run_are_followed_whatever_its_path_contains(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = run.path.rename(tmp_path / "run: the #1")
+    (place / "times.tsv").touch()
+
+    class StartedError(Exception):
+        pass
+
+    def started(command: list[str], **options: object) -> None:
+        raise StartedError(command[command.index("--set") + 1])
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    with pytest.raises(StartedError) as found:
+        rerun(RunDirectory.open(place), tmp_path / "again")
+    assert Override.parse(str(found.value)).value == str(place)
 
 
 class Retrained:

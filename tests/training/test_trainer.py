@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from bertkit.errors import DataError, DivergedError, StoppedError
-from bertkit.progress import silent_progress
+from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import RankLostError
 from bertkit.run.checkpoint import list_checkpoints
 from bertkit.run.directory import RunDirectory, RunIdentity
@@ -24,6 +26,7 @@ from bertkit.training.config import EngineConfig, OptimisationConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.loss_terms import TermTotal
 from bertkit.training.model_state import write_whole
+from bertkit.training.run import deadline_after, train_run
 from bertkit.training.step import StepOutcome
 from bertkit.training.trainer import Trainer
 from tests.training.stopping import stopping_at
@@ -133,7 +136,8 @@ def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) 
     notes: dict[int, str] = {}
 
     @contextmanager
-    def display(label: str, total: int | None = None, unit: str = "steps") -> Iterator[Any]:
+    def display(label: str, total: int | None = None, unit: str = "steps", start: int = 0) -> Iterator[Any]:
+        assert start == 0
         yield SimpleNamespace(update=lambda step, note=None: notes.update({step: note}))
 
     loop = begun(tmp_path)
@@ -148,7 +152,6 @@ def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) 
     loop.update = update  # type: ignore[method-assign]  # only to listen
     with loop.run.recording():
         loop.train(progress=display)
-    assert notes.pop(0) is None
     for step, note in notes.items():
         window = losses[4 * ((step - 1) // 4) : step]
         assert note.startswith(f"loss {sum(window) / len(window):.3f}, "), step
@@ -241,6 +244,67 @@ def test_what_cannot_be_written_whole_leaves_what_was_there(tmp_path: Path) -> N
     write_whole(place, lambda directory: write("new", directory))
     assert (place / "weights").read_text() == "new"
     assert not place.with_name("model.writing").exists()
+
+
+def test_a_finished_model_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        "bertkit.training.model_state.fsync_path",
+        lambda path: synced.append((path.name, (tmp_path / "model").exists())),
+    )
+
+    def write(directory: Path) -> None:
+        (directory / "tokenizer").mkdir(parents=True)
+        (directory / "tokenizer" / "vocab.txt").touch()
+
+    write_whole(tmp_path / "model", write)
+    assert synced == [(name, False) for name in ("model.writing", "tokenizer", "vocab.txt")] + [(tmp_path.name, True)]
+
+
+def test_a_run_without_checkpoints_removes_them_only_once_it_is_recorded_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(run: RunDirectory, status: str, reason: str) -> None:
+        raise KilledError
+
+    loop = begun(tmp_path)
+    loop.engine = replace(loop.engine, intervals=replace(loop.engine.intervals, keep_checkpoints=0))
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(RunDirectory, "_end", killed)
+        trained(loop)
+    assert list_checkpoints(loop.run.checkpoints)
+    again = Falling(RunDirectory.open(loop.run.path))
+    again.engine = loop.engine
+    trained(again)
+    assert len(again.weights_by_step) == 1 + STEPS - 9  # continued from the checkpoint of step 9
+    assert not again.run.checkpoints.exists()
+
+
+def test_the_time_limit_includes_what_comes_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    limits: list[float | None] = []
+
+    class Waiting:
+        def __init__(self) -> None:
+            now[0] += 45
+
+        def train(self, *, progress: Progress, max_minutes: float | None) -> dict[str, Any]:
+            limits.append(max_minutes)
+            return {}
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run = RunDirectory.create(tmp_path, IDENTITY, tmp_path / "run")
+    train_run(
+        run, Waiting, command=(), progress=silent_progress, on_start=lambda run: None, deadline=deadline_after(1)
+    )
+    assert limits == [0.25]
 
 
 def averaged(weights: Sequence[float], decay: float) -> float:

@@ -14,12 +14,13 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from bertkit.cache import KINDS
+from bertkit.cache import KINDS, WORKING_COPIES
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import confirm, console, result, size
-from bertkit.cli.options import DryRun, OlderThan, Output, Yes, runs_root
+from bertkit.cli.options import DryRun, OlderThan, Output, Yes
 from bertkit.errors import UsageError
 from bertkit.files import bytes_in, cache_directory
+from bertkit.run import runs_root
 
 _DAY = 86_400
 
@@ -129,8 +130,12 @@ def _date(entries: list[_Entry]) -> str:
 
 
 def _shards_in_use() -> set[Path]:
-    """Token shards that a running run reads."""
+    """Token shards that a running run reads, or one of the runs within it."""
     from bertkit.run.find import find_runs
+    from bertkit.run.seal import runs_within
 
-    runs = (run for run in find_runs(runs_root()) if run.status == "running")
-    return {Path(str(run.record["shards"])).resolve() for run in runs if run.record.get("shards")}
+    roots = (runs_root(), *(cache_directory() / WORKING_COPIES).glob("*"))
+    running = [run for root in roots for run in find_runs(root) if run.status == "running"]
+    folders = {inner.parent for outer in running for inner in runs_within(outer.path)}
+    running += [run for folder in folders for run in find_runs(folder) if run.status == "running"]
+    return {Path(str(run.record["shards"])).resolve() for run in running if run.record.get("shards")}

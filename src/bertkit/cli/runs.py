@@ -15,8 +15,9 @@ import typer
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import confirm, console, figure, result, size
 from bertkit.cli.degenerate import degenerate_lines
-from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option, runs_root
+from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option
 from bertkit.errors import DataError, UsageError
+from bertkit.run import runs_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -226,7 +227,8 @@ def delete(
     if bool(runs) == (status is not None):
         raise UsageError("name the runs to delete, or give --status failed, stopped or done; see `bertkit runs list`")
     root = runs_root()
-    found = [find_run(name, root) for name in dict.fromkeys(runs or ())]
+    named = [find_run(name, root) for name in runs or ()]
+    found = list({run.path.resolve(): run for run in named}.values())  # a run may be named by its id and its path
     found = found or [run for run in find_runs(root) if run.status == status]
     chosen = [run for run in found if is_older(run, older_than)]
     _free({run.path: bytes_in(run.path) for run in chosen}, "runs", dry_run=dry_run, yes=yes, as_json=common.as_json)

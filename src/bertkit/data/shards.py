@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
-from bertkit.files import file_within, read_json, sha256_of
+from bertkit.files import MAX_LISTING_BYTES, file_within, read_json, sha256_of
 from bertkit.stores.store import Store
 from bertkit.stores.url import StoreUrl, is_url
 from bertkit.text.annotated import BEGINS, INSIDE
@@ -43,8 +44,6 @@ SPAN_FIELDS = "span_fields"
 SPANS = "spans"
 """Entries of the manifest: names of the fields with spans, in the order of their bits; outcomes of their spans."""
 INDEX_TYPE = np.dtype("<i8")
-
-Int64s = NDArray[np.int64]
 
 
 def tokens_file(shard: int) -> str:
@@ -119,7 +118,7 @@ class TokenShards:
         path = Path(directory)
         if not (path / MANIFEST).is_file():
             raise DataError(_why_not_shards(path))
-        manifest = read_json(path / MANIFEST)
+        manifest = read_json(path / MANIFEST, max_bytes=MAX_LISTING_BYTES)
         if manifest.get("format") != FORMAT:
             raise DataError(f"{path / MANIFEST}: not the manifest of token shards (format {manifest.get('format')!r})")
         if manifest.get("version") != VERSION:
@@ -138,22 +137,22 @@ class TokenShards:
         return hashlib.sha256(repr(hashes).encode()).hexdigest()
 
     @cached_property
-    def segment_start_S1(self) -> Int64s:
+    def segment_start_S1(self) -> Int64Array:
         """Offset of each segment's first token over all shards; the last entry is the number of tokens."""
         return self._map(SEGMENTS, INDEX_TYPE)
 
     @cached_property
-    def document_start_D1(self) -> Int64s:
+    def document_start_D1(self) -> Int64Array:
         """Index of each document's first segment; the last entry is the number of segments."""
         return self._map(DOCUMENTS, INDEX_TYPE)
 
     @cached_property
-    def token_counts_V(self) -> Int64s:
+    def token_counts_V(self) -> Int64Array:
         """How often each id of the vocabulary occurs."""
-        counts_V: Int64s = np.load(self.directory / COUNTS)
+        counts_V: Int64Array = np.load(self.directory / COUNTS)
         return counts_V
 
-    def tokens_between(self, start: int, end: int) -> Int64s:
+    def tokens_between(self, start: int, end: int) -> Int64Array:
         """Tokens start to end (exclusive), ids_T, counted over all shards; a range may span several shards.
 
         Raises:
@@ -200,7 +199,7 @@ class TokenShards:
         return parts
 
     @cached_property
-    def _shard_start_F1(self) -> Int64s:
+    def _shard_start_F1(self) -> Int64Array:
         return np.cumsum([0] + [shard["tokens"] for shard in self.manifest["shards"]], dtype=np.int64)
 
     @cached_property

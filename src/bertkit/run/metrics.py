@@ -186,7 +186,9 @@ def _open_events(directory: Path, start_step: int) -> Any:
 
     _leave_errors_to_the_command()
     # TensorBoard itself hides the points of a killed attempt from purge_step onwards.
-    return SummaryWriter(str(directory), purge_step=start_step + 1 if start_step else None)
+    continues = directory.is_dir() and any(directory.iterdir())
+    first_step = start_step + 1 if start_step else 0
+    return SummaryWriter(str(directory), purge_step=first_step if continues else None)
 
 
 @cache

@@ -6,6 +6,7 @@ colour.
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bertkit.tables import write_csv
 
 _TRAINING, _HELD_OUT = "loss", "held_out/loss"
 _ACCURACY = "held_out/accuracy/"
+_DASHES, _MARKERS = ("-", "--", "-."), ("o", "s", "^", "D")
 
 
 def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float | None = None) -> list[Path]:
@@ -50,7 +52,7 @@ def _draw(
     losses.plot(*_points(rows, _TRAINING), color="0.6", label="training")
     losses.plot(*_points(rows, _HELD_OUT), color="black", marker="o", markersize=3, label="held out")
     losses.set(xlabel="tokens read (millions)", ylabel="loss (nats, weighted sum of terms)")
-    for name, dashes, marker in zip(accuracies, ("-", "--", "-."), ("o", "s", "^"), strict=False):
+    for name, dashes, marker in zip(accuracies, cycle(_DASHES), cycle(_MARKERS), strict=False):
         label = name.removeprefix(_ACCURACY)
         shares.plot(*_points(rows, name), color="black", linestyle=dashes, marker=marker, markersize=3, label=label)
     if baseline is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from bertkit.cache import WORKING_COPIES
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import cache_directory, read_json, write_text
 from bertkit.json_input import parse_json
@@ -27,7 +28,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import TorchrunEnvironment
 from bertkit.run import NEWEST
 from bertkit.run.checkpoint import LATEST, STATE, checkpoint_errors, checkpoint_name
-from bertkit.run.directory import RECORD
+from bertkit.run.directory import RECORD, SUITE_FILE
 from bertkit.run.lock import is_locked
 from bertkit.run.uploading import BackgroundUpload, FileState, Uploader, UploadTable
 from bertkit.stores.fetch import check_online, fetch_into
@@ -35,11 +36,8 @@ from bertkit.stores.store import Store, StoredFile
 from bertkit.stores.url import StoreUrl, has_scheme
 
 Expected = Literal["new", "run", "either"]
-WORKING_COPIES = "stored-runs"
-"""The directory of the cache; unlike the others, it may contain files that exist nowhere else."""
 _TABLE = "uploaded.json"
 _CHECKPOINTS = "checkpoints"
-_SUITE = "suite.json"
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +145,7 @@ class StoredRun:
         is_done = _parsed(record, self.url).get("status") == "done"
         of_checkpoints = {name for name in files if f"/{_CHECKPOINTS}/" in f"/{name}"}
         # The model that a suite links to is fetched with its run, and linked again.
-        left_out = {name for name in files if _SUITE in files and name.startswith("model/") and not is_done}
+        left_out = {name for name in files if SUITE_FILE in files and name.startswith("model/") and not is_done}
         writing = self.path.with_name(f".{self.path.name}.writing")
         shutil.rmtree(writing, ignore_errors=True)
         wanted = {name: file for name, file in files.items() if name not in of_checkpoints | left_out}
@@ -226,9 +224,6 @@ class RunLocation:
     Attributes:
         run_dir: the directory that the run is written to; None: under the runs' root.
         resume: path or name of the run to resume.
-
-    Raises:
-        UsageError, DataError: see `StoredRun.open`; also if the network is needed but may not be used.
     """
 
     def __init__(
@@ -245,23 +240,12 @@ class RunLocation:
         directory = None if run_dir is None else Path(run_dir)
         self.run_dir = directory if target is None else target.path
         self.resume = resume if source is None else str(source.path)
+        self._source, self._target = source, target
+        self._stored = source if run_dir is None else target  # a run resumed in place stays there
+        self._expected: Expected = "run" if resume == NEWEST else "new" if resume is None else "either"
+        self._offline = offline
         self._progress = progress
         self._upload: BackgroundUpload | None = None
-        self._stored = source if run_dir is None else target  # a run resumed in place stays there
-        launch = TorchrunEnvironment.of_environment()
-        if launch is not None and launch.rank != 0:
-            return  # the first rank fetches and uploads
-        for stored in (source, target):
-            if stored is not None:
-                check_online(stored.url, offline)
-        if source is not None:
-            source.open("run", progress)
-        if target is not None and (source is None or target.url != source.url):
-            is_again = launch is not None and launch.restart > 0
-            expected: Expected = "run" if resume == NEWEST else "either" if resume is not None or is_again else "new"
-            target.open(expected, progress)
-        if self._stored is not None:
-            self._upload = self._stored.uploader()
 
     def begin(self) -> None:
         """Start the upload, together with the run's training."""
@@ -289,6 +273,25 @@ class RunLocation:
         return str(path)
 
     def __enter__(self) -> Self:
+        """Fetch what is on a store.
+
+        Raises:
+            UsageError, DataError: see `StoredRun.open`; also if the network is needed but may not be used.
+        """
+        launch = TorchrunEnvironment.of_environment()
+        if launch is not None and launch.rank != 0:
+            return self  # the first rank fetches and uploads
+        source, target = self._source, self._target
+        for stored in (source, target):
+            if stored is not None:
+                check_online(stored.url, self._offline)
+        if source is not None:
+            source.open("run", self._progress)
+        if target is not None and (source is None or target.url != source.url):
+            is_again = launch is not None and launch.restart > 0
+            target.open("either" if is_again and self._expected == "new" else self._expected, self._progress)
+        if self._stored is not None:
+            self._upload = self._stored.uploader()
         return self
 
     def __exit__(

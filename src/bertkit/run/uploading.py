@@ -260,7 +260,7 @@ class Uploader:
             gone = [name for name in self._table.names(f"{group}/step-") if name.split("/")[-2] not in steps]
             # Manifests first: without its manifest, the rest is not a checkpoint.
             self._remove(sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST}")))
-        elif named is None:
+        elif named is None and not steps:  # a fetched checkpoint that `latest` does not name is kept
             self._remove([f"{group}/{LATEST}", *self._table.names(f"{group}/step-")])
             self._named[group] = None
 

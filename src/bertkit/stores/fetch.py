@@ -66,6 +66,7 @@ def fetched_files(
     paths: list[Path] = []
     missing: dict[Path, tuple[str, StoredFile]] = {}
     for name in sorted(found, key=PurePosixPath):
+        _safe(url, name.lstrip("/"))
         path = _copy_of(StoreUrl(url.scheme, name), found[name], cache)
         if not path.is_file():
             missing[path] = name, found[name]
@@ -80,18 +81,17 @@ def fetched_files(
 def fetched_directory(
     url: StoreUrl,
     *,
-    wanted: Callable[[str], bool] = lambda name: True,
     cache: Path | None = None,
     offline: bool = False,
     progress: Progress = silent_progress,
 ) -> Path:
     """A copy of the files below a place, as a directory.
 
-    An interrupted copy is continued. `wanted` selects files by name; otherwise as `fetched_files`.
+    An interrupted copy is continued; otherwise as `fetched_files`.
     """
     check_online(url, offline)
     store = Store(url)
-    files = {name: file for name, file in store.list().items() if name and wanted(name)}
+    files = {name: file for name, file in store.list().items() if name}
     if not files:
         raise DataError(f"{url}: there are no files below it")
     versions = [[name, file.size, file.tag] for name, file in files.items()]

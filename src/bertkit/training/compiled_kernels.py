@@ -3,8 +3,8 @@
 Not from a paper. Compiled kernels round where the operators round and draw the same random numbers, but sum in another
 order. In bf16, where products round far more, they are the default; in single precision, where they gain little, they
 are used if the recipe requests them. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
-single precision use oneDNN if MKL leaves half of the processor unused (models/matmul.py). Sibling compiled.py limits
-what oneDNN compiles.
+single precision use oneDNN if MKL leaves half of the processor unused (models/matmul.py). Sibling cpu_memory.py
+limits what oneDNN compiles.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
+from bertkit.files import fsync_path
 from bertkit.run.checkpoint import Checkpoint
 
 
@@ -41,7 +42,7 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
-    """Write to a temporary directory next to this one, then rename it, so that a crash never leaves half of it.
+    """Write to a temporary directory next to this one, sync and rename it, so that a crash never leaves half of it.
 
     Raises:
         DataError: it cannot be written.
@@ -50,6 +51,8 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     try:
         write(writing)
+        for path in (writing, *writing.rglob("*")):
+            fsync_path(path)
     except (DataError, OSError) as error:
         shutil.rmtree(writing, ignore_errors=True)  # free the disk space, which a checkpoint needs
         raise DataError(
@@ -57,3 +60,4 @@ def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
         ) from error
     shutil.rmtree(directory, ignore_errors=True)
     writing.rename(directory)
+    fsync_path(directory.parent)

@@ -174,7 +174,8 @@ def rerun(
     comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
     if (run.path / TIMES_FILE).is_file():
-        options += ["--set", f"engine.follow_times={run.path.resolve()}"]
+        # Quoted, because the value is YAML: a path may contain `: ` or ` #`.
+        options += ["--set", f"engine.follow_times={json.dumps(str(run.path.resolve()), ensure_ascii=False)}"]
     command = [sys.executable, "-m", "bertkit", run.record["kind"], str(run.path / RECIPE), *options]
     compares_files = steps is None and run.status == "done"
     with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:

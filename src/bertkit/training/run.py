@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from bertkit.code_hash import code_sha256
 from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.files import cache_directory
-from bertkit.hub import model_commits, pin_models
+from bertkit.hub import model_commits, pin_datasets, pin_models, task_commits
 from bertkit.progress import Progress
 from bertkit.ranks import RanksNeededError, TorchrunEnvironment, current
 from bertkit.recipe.dump import dump_recipe
@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 
 RunRecipe = TypeVar("RunRecipe", bound=RecipeHeader)
 MODEL_COMMITS = "model_commits"
-"""Key in run.json: the commits of the Hub's models that a run read; those of its text are in `commits`."""
+"""Key in run.json: the commits of the Hub's models that a run read."""
+COMMITS = "commits"
+"""Key in run.json: the commits of the Hub's data sets that a run read, of text or of tasks."""
 
 OnStart = Callable[[RunDirectory], None]
 """Called with a run's directory before training starts."""
@@ -183,8 +185,8 @@ class FinishedRun:
 
 
 def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
-    """The run to resume; if it is named and another --run-dir is given, a copy of it there. Models of the Hub are then
-    read at the commits that the run began with.
+    """The run to resume; if it is named and another --run-dir is given, a copy of it there. Models and data sets of the
+    Hub are then read at the commits that the run began with.
 
     Raises:
         UsageError, DataError: there is no such run, it is of another kind, or it cannot be copied.
@@ -209,6 +211,7 @@ def run_of(arguments: RunArguments[RunRecipe]) -> RunDirectory:
 
     run = current().led(found, lambda run: run.path, RunDirectory.open)
     pin_models(run.record.get(MODEL_COMMITS, {}))
+    pin_datasets(run.record.get(COMMITS) or {})
     return run
 
 
@@ -409,13 +412,19 @@ def train_run(
             log.info("%d ranks train together", ranks.count)
         results = None
         while results is None:
-            minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
-            results = _results(make_trainer, run, progress, minutes_left)
+            results = _results(make_trainer, run, progress, deadline)
             if results is None:
                 run.reset_growing_seal()
         run.update(seconds=round(time.monotonic() - started, 1), **_with_run_before(run.record))
     run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait until it is done
     return FinishedRun(run, results, (run,))
+
+
+def note_commits(run: RunDirectory) -> None:
+    """Record the commits of the Hub's models and tasks that this process has read; those recorded before stay."""
+    for key, commits in ((MODEL_COMMITS, model_commits()), (COMMITS, task_commits())):
+        if commits:
+            run.update(**{key: {**commits, **(run.record.get(key) or {})}})
 
 
 def counts_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,7 +439,7 @@ def _with_run_before(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _results(
-    make_trainer: Callable[[], Trainer[Any]], run: RunDirectory, progress: Progress, minutes_left: float | None
+    make_trainer: Callable[[], Trainer[Any]], run: RunDirectory, progress: Progress, deadline: float | None
 ) -> dict[str, Any] | None:
     """The results of a run; None if it rolled back to an earlier checkpoint and must continue with a new trainer.
 
@@ -438,8 +447,8 @@ def _results(
     """
     try:
         trainer = make_trainer()
-        if commits := model_commits():
-            run.update(**{MODEL_COMMITS: {**commits, **run.record.get(MODEL_COMMITS, {})}})
+        note_commits(run)
+        minutes_left = None if deadline is None else max(0.0, deadline - time.monotonic()) / 60
         return trainer.train(progress=progress, max_minutes=minutes_left)
     except RolledBackError as rolled_back:
         log.warning("%s", rolled_back)

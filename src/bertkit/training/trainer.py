@@ -6,7 +6,6 @@ terms, learning rate and evaluation, which are hooks of a subclass (trainer_hook
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertkit.data.random import derived_seed
 from bertkit.errors import DataError, StoppedError
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, ProgressMeter
@@ -29,7 +29,6 @@ from bertkit.run.checkpoint import (
     go_back,
     load_checkpoint,
     load_newest_checkpoint,
-    remove_checkpoints,
     save_checkpoint,
 )
 from bertkit.run.directory import RunDirectory
@@ -131,9 +130,8 @@ class Trainer(TrainerHooks[Batch]):
             closing(PreparedUpdates(self.batches)) as self._updates,
             StopRequest(max_minutes) as self._stop_request,
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
-            progress(self.recipe.name, total=self.steps, unit="steps") as meter,
+            progress(self.recipe.name, total=self.steps, unit="steps", start=self.step) as meter,
         ):
-            meter.update(self.step)
             if checkpoint is None and self.failing.rolls_back:
                 self.save_checkpoint()
             watch = Stopwatch()
@@ -156,8 +154,8 @@ class Trainer(TrainerHooks[Batch]):
                 results = self.finish()
                 self.run.write_results(results)
         self.run.update(**self._counts())
-        if not self.engine.intervals.keep_checkpoints and self.ranks.is_first:
-            remove_checkpoints(self.run.checkpoints)
+        if not self.engine.intervals.keep_checkpoints:
+            self.run.drop_checkpoints()
         return results
 
     def _compare_ranks(self) -> None:
@@ -171,8 +169,7 @@ class Trainer(TrainerHooks[Batch]):
         """`take_step`, with each rank's own dropout."""
         if self.ranks.count > 1:
             # Dropout of each rank is a function of seed, rank and step: no state is needed, for any number of ranks.
-            words = f"{self.recipe.seed}/ranks/{self.ranks.rank}/{self.step}"
-            torch.manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1)
+            torch.manual_seed(derived_seed(self.recipe.seed, "ranks", self.ranks.rank, self.step) >> 1)
         return self.take_step(batches)
 
     @contextmanager
@@ -428,9 +425,11 @@ class Trainer(TrainerHooks[Batch]):
         )
 
     @contextmanager
-    def closing_progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+    def closing_progress(
+        self, label: str, total: int | None = None, unit: str = "steps", start: int = 0
+    ) -> Iterator[ProgressMeter]:
         """A display for work after the last checkpoint; updating it stops the run after a signal."""
-        with self.progress(label, total, unit) as meter:
+        with self.progress(label, total, unit, start) as meter:
             yield StoppingMeter(meter, self._stop_if_signalled)
 
     def _stop_if_signalled(self) -> None:

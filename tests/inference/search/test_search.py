@@ -165,6 +165,13 @@ def test_bm25_is_its_formula() -> None:
     assert Bm25.of([""]).nearest("a", 1) == ([], [])
 
 
+def test_the_words_of_a_large_corpus_are_read(tmp_path: Path) -> None:
+    Bm25.of(TEXTS).save(tmp_path)
+    with (tmp_path / "bm25.json").open("ab") as file:
+        file.write(b" " * (65 << 20))
+    assert Bm25.load(tmp_path).words == Bm25.of(TEXTS).words
+
+
 def test_bm25_is_kept_with_the_index(built: TextIndex) -> None:
     fresh, kept = Bm25.of(TEXTS), built.bm25
     again = TextIndex.open(built.directory).bm25

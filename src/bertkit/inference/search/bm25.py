@@ -18,11 +18,11 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csc_matrix, load_npz, save_npz
 
+from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
-from bertkit.files import read_json, write_json
+from bertkit.files import MAX_LISTING_BYTES, read_json, write_json
 
 K1, B = 1.2, 0.75
 _WORD = re.compile(r"\w+")
@@ -66,7 +66,7 @@ class Bm25:
         shape = (length_N.size, len(words))
         return cls(words, csc_matrix(((idf_W[column_X] * saturated_X).astype(np.float32), (row_X, column_X)), shape))
 
-    def scores(self, query: str) -> NDArray[np.float32]:
+    def scores(self, query: str) -> Float32Array:
         """The score of every text, (N,); a word that occurs several times in the query counts as often."""
         found = np.zeros(self.weight_NW.shape[0], dtype=np.float32)
         matrix = self.weight_NW
@@ -101,6 +101,7 @@ class Bm25:
             DataError: the files are damaged.
         """
         try:
-            return cls(read_json(directory / "bm25.json"), load_npz(directory / "bm25.npz"))
+            words = read_json(directory / "bm25.json", max_bytes=MAX_LISTING_BYTES)
+            return cls(words, load_npz(directory / "bm25.npz"))
         except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise DataError(f"{directory / 'bm25.npz'}: cannot be read ({error}); delete it") from error

@@ -1,0 +1,18 @@
+"""The figures of a run show every accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertkit.run.metrics import MetricsLog
+from bertkit.run.plots import draw_curves
+
+
+def test_a_run_with_many_objectives_has_a_line_for_each(tmp_path: Path) -> None:
+    names = [f"objective_{letter}" for letter in "abcde"]
+    with MetricsLog(tmp_path / "metrics.jsonl") as metrics:
+        for step in (1, 2):
+            metrics.log(step, {"tokens": step, "loss": 1.0, **{f"held_out/accuracy/{name}": 0.5 for name in names}})
+    table, drawn, _ = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="tiny")
+    assert all(f"held_out/accuracy/{name}" in table.read_text() for name in names)
+    assert all(f"<!-- {name} -->" in drawn.read_text() for name in names)
