@@ -21,10 +21,10 @@ class ProgressMeter(Protocol):
 
 
 class Progress(Protocol):
-    """Opens a display for a task."""
+    """Opens a display for a task, of which `start` units were finished earlier: they do not count in its speed."""
 
     def __call__(
-        self, label: str, total: int | None = None, unit: str = "steps"
+        self, label: str, total: int | None = None, unit: str = "steps", start: int = 0
     ) -> AbstractContextManager[ProgressMeter]: ...
 
 
@@ -34,7 +34,9 @@ class _Silence:
 
 
 @contextmanager
-def silent_progress(label: str, total: int | None = None, unit: str = "steps") -> Iterator[ProgressMeter]:
+def silent_progress(
+    label: str, total: int | None = None, unit: str = "steps", start: int = 0
+) -> Iterator[ProgressMeter]:
     """A display that shows nothing."""
     yield _Silence()
 

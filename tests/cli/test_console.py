@@ -59,6 +59,17 @@ def test_a_log_gets_a_progress_line_only_now_and_then(
     assert lines[-1].endswith("loss 2.1")
 
 
+def test_the_speed_of_resumed_work_is_that_of_this_process(
+    opened: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 10)).__next__
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: float(clock()))
+    with opened.progress("training", total=1000, unit="steps", start=900) as meter:
+        meter.update(940)
+    # The clock is read when the meter is made, before a line, for the next line, and for the speed: 40 steps in 30 s.
+    assert capsys.readouterr().err == "training: 940/1,000 (94%) steps, 1.3 steps/s, 45 s left\n"
+
+
 def test_the_last_progress_line_is_not_written_twice(
     opened: Console, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_mlm_takes_many_sources_and_prints_its_document(bertkit) -> None:
     assert figures["perplexity"]["mean"] > 1
     told = bertkit(*arguments).stderr
     assert "pseudo_perplexity" in told
+    assert "\nwindows: 4 of at most " in told
     without = bertkit("eval", "mlm", "--model", "model")
     assert (without.code, without.stdout) == (2, "")
     assert "give --data SOURCE" in without.stderr

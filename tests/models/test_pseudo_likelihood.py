@@ -145,7 +145,9 @@ def test_a_batch_never_holds_more_than_its_tokens_or_one_copy() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer)
     seen: list[int] = []
-    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].num_tokens))
+    model.encoder.get_submodule("embeddings").register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].num_tokens)
+    )
     long = " ".join(["a"] * 57)
     score_texts(model, tokenizer, [*TEXTS, long], max_batch_tokens=130)
     assert 118 in seen  # two copies of the long one
@@ -153,6 +155,18 @@ def test_a_batch_never_holds_more_than_its_tokens_or_one_copy() -> None:
     seen.clear()
     score_texts(model, tokenizer, [long], max_batch_tokens=7)
     assert seen == [59] * 57
+
+
+def test_the_last_layer_is_computed_only_for_the_tokens_that_are_predicted() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer)
+    rows: list[list[int]] = [[] for _ in model.encoder.layers]
+    for layer, own in zip(model.encoder.layers, rows, strict=True):
+        layer.feed_forward.register_forward_pre_hook(lambda _, inputs, own=own: own.append(len(inputs[0])))
+    (score,) = score_texts(model, tokenizer, ["a man"], max_batch_tokens=1000)
+    copies = score.tokens
+    assert rows[:-1] == [[copies * (copies + 2)]] * (len(rows) - 1)
+    assert rows[-1] == [copies]
 
 
 def test_the_two_masked_rules_differ_just_where_a_later_token_of_the_word_follows() -> None:

@@ -30,7 +30,7 @@ def errors_of(text: str) -> list[str]:
         ("dynamic: no", 'r.yaml:2: dynamic: expected true or false, got "no"; write false'),
         ("dynamic: 1", "r.yaml:2: dynamic: expected true or false, got 1"),
         ("colour: rde", 'r.yaml:2: colour: unknown value "rde"; did you mean red?'),
-        ("sources: a.txt", 'r.yaml:2: sources: expected a list, got "a.txt"'),
+        ("sources: a.txt", 'r.yaml:2: sources: expected a list, got "a.txt"; write ["a.txt"]'),
         ("model: 3", "r.yaml:2: model: expected a mapping of keys to values, got 3"),
         ("model: {family: robreta}", 'r.yaml:2: model.family: unknown value "robreta"; did you mean roberta?'),
         ("model: {hidden_size: 10, heads: 3}", "r.yaml:2: model: hidden_size (10) must be a multiple of heads (3)"),

@@ -37,12 +37,12 @@ class ClosedOutputError(Exception):
 class Meter:
     """The progress of one piece of work; made by `Console.progress`."""
 
-    def __init__(self, console: Console, label: str, total: int | None, unit: str) -> None:
-        self._console, self._label, self._total, self._unit = console, label, total, unit
+    def __init__(self, console: Console, label: str, total: int | None, unit: str, start: int) -> None:
+        self._console, self._label, self._total, self._unit, self._start = console, label, total, unit, start
         self._started = self._printed = time.monotonic()
         self._shown: int | None = None
         self._bar: rich.progress.Progress | None = None
-        self.completed = 0
+        self.completed = start
         self.note = ""
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Meter:
     def text(self) -> str:
         """One plain line: units done, speed, time left."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        units_per_second = self.completed / seconds
+        units_per_second = max(self.completed - self._start, 0) / seconds
         done = f"{self.completed:,}"
         if self._total:
             done += f"/{self._total:,} ({self.completed / self._total:.0%})"
@@ -200,10 +200,10 @@ class Console:
         self.rich.print(drawn)
 
     @contextmanager
-    def progress(self, label: str, total: int | None = None, unit: str = "steps") -> Iterator[Meter]:
+    def progress(self, label: str, total: int | None = None, unit: str = "steps", start: int = 0) -> Iterator[Meter]:
         """Show the progress of a piece of work: a bar on a terminal, else a plain line from time to time."""
         label = visible(label)
-        meter = Meter(self, label, total, unit)
+        meter = Meter(self, label, total, unit, start)
         if self._verbosity < 0 or not self.is_terminal:
             yield meter
             if self._verbosity >= 0 and meter._shown is not None and meter.completed != meter._shown:
@@ -221,7 +221,7 @@ class Console:
         )
         # Anything written to stdout in the meantime is the result and must go there: rich would show it above the bar.
         with bars.Progress(*columns, console=self.rich, transient=True, redirect_stdout=False) as bar:
-            bar.add_task(label, total=total, note="")
+            bar.add_task(label, total=total, completed=start, note="")
             meter._bar = bar
             yield meter
 
@@ -313,6 +313,16 @@ def figure(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share in a table of percentages: 87.7, or - if there is none."""
     return "-" if share is None else f"{100 * share:.1f}"
+
+
+def brief(value: float) -> str:
+    """A number in a table: 12,345, or three digits if it is below 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """A confidence interval in a table: 0.8123 to 0.8765, or - if there is none."""
+    return "-" if bounds is None else f"{figure(bounds[0])} to {figure(bounds[1])}"
 
 
 def jsonable(value: Any) -> Any:

@@ -146,7 +146,7 @@ def _print_mlm(results: dict[str, Any]) -> None:
         value = figure["mean"]
         rows.append((name, _share(value) if name.endswith("accuracy") else "-" if value is None else f"{value:.4g}"))
     console.table((results["model"], ""), rows)
-    console.info(f"{results['protocol']['windows']}; {results['protocol']['accuracy']}")
+    console.info(f"windows: {results['protocol']['windows']}; {results['protocol']['accuracy']}")
 
 
 def _share(value: float) -> str:

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bertkit.arrays import BoolArray, Float32Array, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.query_stream import query_stream_batch
-
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 MAX_LOGITS = 1 << 24
 """Maximum number of logits in memory at once: with a causal model every token of a batch has V of them."""
@@ -34,8 +31,8 @@ _CPU = torch.device("cpu")
 class TokenScores:
     """The log-probability (nats) of M tokens, and whether each is the most probable in the vocabulary."""
 
-    log_p_M: Floats
-    is_first_M: NDArray[np.bool_]
+    log_p_M: Float32Array
+    is_first_M: BoolArray
 
 
 class TokenPredictor:
@@ -51,7 +48,7 @@ class TokenPredictor:
         self.causal = causal
         self.device = device
 
-    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64Array, target_M: Int64Array) -> TokenScores:
         """The scores of the target tokens; arguments and errors as in `distributions`."""
         log_p, is_first = [], []
         for log_p_MV, target_M1 in self.distributions(ids, index_M, target_M):
@@ -61,7 +58,7 @@ class TokenPredictor:
 
     @torch.inference_mode()
     def distributions(
-        self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s
+        self, ids: Sequence[Sequence[int]], index_M: Int64Array, target_M: Int64Array
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Log-probabilities of the vocabulary, (M, V), with the target ids, (M, 1), some rows at a time.
 
@@ -87,8 +84,10 @@ class TokenPredictor:
 
     def states(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> Tensor:
         """The states that the head reads, (M, D)."""
-        hidden_TD: Tensor = self.model(self.batch(ids, index_M))
-        return hidden_TD.index_select(0, index_M)
+        encoder = self.model.encoder
+        return encoder.forward_tokens(
+            encoder.with_global_tokens(self.batch(ids, index_M), self.model.head_names), index_M
+        )
 
     def batch(self, ids: Sequence[Sequence[int]], index_M: Tensor) -> PackedBatch:
         """The batch that the model reads to predict at these positions."""
@@ -141,7 +140,7 @@ class EnergyPredictor:
         self.device = device
 
     @torch.inference_mode()
-    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64s, target_M: Int64s) -> TokenScores:
+    def __call__(self, ids: Sequence[Sequence[int]], index_M: Int64Array, target_M: Int64Array) -> TokenScores:
         """The scores of the tokens at these positions; it is unknown which words would have scored higher.
 
         Raises:

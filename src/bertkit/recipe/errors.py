@@ -145,6 +145,8 @@ def _remedy(kind: str, value: Any) -> str:
         return "; put it in quotes"
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
+    if kind == "list_type" and isinstance(value, str | int | float):
+        return f"; write [{_show(value)}]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
         return "; remove the quotes" if not isinstance(plain_scalar(value), str | None) else ""
     return ""
