@@ -254,6 +254,18 @@ def test_small_differences_of_large_numbers_agree_and_infinite_ones_never() -> N
         agreement.raise_if_different("it")
 
 
+def check_names_of_others(session: Any, head: str, inputs: dict[str, Any]) -> None:
+    """optimum reads these outputs: states and logits under the names of its own graphs."""
+    hidden, again, logits = session.run(["hidden", "last_hidden_state", head], inputs)
+    assert (hidden == again).all()
+    if head == "span":
+        start, end = session.run(["start_logits", "end_logits"], inputs)
+        assert (logits[..., 0] == start).all()
+        assert (logits[..., 1] == end).all()
+    else:
+        assert (logits == session.run(["logits"], inputs)[0]).all()
+
+
 ONNX_HEADS = [
     ("bert", "BertForSequenceClassification"),
     ("roberta", "RobertaForMaskedLM"),
@@ -285,12 +297,25 @@ def test_a_graph_gives_the_numbers_of_the_original_for_any_batch_and_length(
         wanted = {entry.name for entry in session.get_inputs()}
         given = {key: value for key, value in inputs.padded.items() if key in wanted}
         assert set(given) == wanted
-        (logits,) = session.run([head], {key: value.numpy() for key, value in given.items()})
+        arrays = {key: value.numpy() for key, value in given.items()}
+        (logits,) = session.run([head], arrays)
+        check_names_of_others(session, head, arrays)
         with torch.no_grad():
             expected = oracle_logits(head, oracle(**inputs.padded), inputs.real_BS)
         found = torch.from_numpy(logits)
         found = found[inputs.real_BS] if found.dim() == 3 else found
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_embedder_s_graph_is_among_the_files_of_sentence_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    source = small_sentence_directory(tmp_path / "model", {"pooling_mode_mean_tokens": True}, dense=True)
+    record = export_model(str(source), tmp_path / "out", kind="onnx")
+    inner = next(Path(name).parent for name in record["files"] if name.endswith("model.onnx"))
+    assert (source / inner / "config.json").is_file()
+    steps = {name for name in contents(source) if "Pooling" in name or "Dense" in name or name == "modules.json"}
+    assert steps
+    assert all((tmp_path / "out" / name).read_bytes() == (source / name).read_bytes() for name in steps)
 
 
 def test_a_graph_that_cannot_be_right_is_refused(tmp_path: Path) -> None:

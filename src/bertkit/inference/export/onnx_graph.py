@@ -1,8 +1,9 @@
 """A model as an ONNX graph with float or int8 weights, and its outputs in onnxruntime.
 
-torch.onnx over torch.export; inputs have the names used by `transformers`. The graph reads padded rectangles, because
-ONNX Runtime has no packed attention. Padding follows the tokens and is masked in attention. Batch size and length are
-dynamic.
+torch.onnx over torch.export; inputs have the names used by `transformers`. Every output has bertkit's name; states and
+a single head's logits are there again under the names that optimum and sentence-transformers read. The graph reads
+padded rectangles, because ONNX Runtime has no packed attention. Padding follows the tokens and is masked in attention.
+Batch size and length are dynamic.
 
 Shapes: B sequences, S longest sequence, T = B * S cells, D width, K outputs of a head, V vocabulary.
 """
@@ -41,6 +42,8 @@ FAMILIES = frozenset(
 Longformer's global tokens are computed in Python for each batch, and in MobileBERT words read their neighbours, padding
 included."""
 
+HIDDEN = "hidden"
+
 _LARGEST_FILE_BYTES = 2**31
 """Protobuf's limit; larger weights are stored in a separate file next to the graph."""
 
@@ -52,9 +55,11 @@ class PaddedModel(nn.Module):
         super().__init__()
         self.model = model
         self.names = output_names(model)
+        self.repeated = repeated_outputs(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> list[Tensor]:
-        """`hidden` (B, S, D); each head's logits, (B, S, K) or (B, K); `pooler` (B, D)."""
+        """`hidden` (B, S, D); each head's logits, (B, S, K) or (B, K); `pooler` (B, D). Then `repeated_outputs`, of
+        which those of one column are (B, S)."""
         sequences, length = input_ids.shape
         is_token_BS = attention_mask.bool()
         device = input_ids.device
@@ -71,10 +76,16 @@ class PaddedModel(nn.Module):
         )
         hidden_TD = self.model(batch)
         hidden_BSD = hidden_TD.view(sequences, length, -1)
-        return [self._output(name, hidden_TD, hidden_BSD, is_token_BS) for name in self.names]
+        found = {name: self._output(name, hidden_TD, hidden_BSD, is_token_BS) for name in self.names}
+        again = [
+            # A clone, because a tensor is one output.
+            found[name].clone() if column is None else found[name][..., column]
+            for name, column in self.repeated.values()
+        ]
+        return [*found.values(), *again]
 
     def _output(self, name: str, hidden_TD: Tensor, hidden_BSD: Tensor, is_token_BS: Tensor) -> Tensor:
-        if name == "hidden":
+        if name == HIDDEN:
             return hidden_BSD
         if name == POOLER:
             pooled_BD: Tensor = self.model.get_submodule(POOLER)(hidden_BSD[:, 0])
@@ -97,8 +108,17 @@ class PaddedModel(nn.Module):
 
 
 def output_names(model: HeadedModel) -> list[str]:
-    """The graph's outputs, in order."""
-    return ["hidden", *model.head_names, *([POOLER] if model.has_pooler else [])]
+    """The graph's outputs under bertkit's names, in order."""
+    return [HIDDEN, *model.head_names, *([POOLER] if model.has_pooler else [])]
+
+
+def repeated_outputs(model: HeadedModel) -> dict[str, tuple[str, int | None]]:
+    """Outputs that optimum and others read: their names there, our names, and the column (None: the whole output)."""
+    found: dict[str, tuple[str, int | None]] = {"last_hidden_state": (HIDDEN, None)}
+    if len(model.head_names) == 1:
+        (head,) = model.head_names
+        found |= {"start_logits": (head, 0), "end_logits": (head, 1)} if head == "span" else {"logits": (head, None)}
+    return found
 
 
 def check_exportable(model: HeadedModel) -> None:
@@ -129,7 +149,7 @@ def write_graph(model: HeadedModel, path: Path) -> None:
             # A separate tensor for each: the same tensor three times would become one input.
             tuple(torch.ones(2, 3, dtype=torch.int64) for _ in names),
             input_names=names,
-            output_names=padded.names,
+            output_names=[*padded.names, *padded.repeated],
             dynamic_shapes=tuple(dict(free) for _ in names),
             dynamo=True,
             verbose=False,
