@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, Literal
 from bertkit import __version__
 from bertkit.errors import BertkitError, StoppedError, first_line
 from bertkit.files import cache_directory, sha256_of
+from bertkit.openmp import thread_count, usable_cores
 
 _LEAST_DISK_GB = 2.0
 _LEAST_MEMORY_GB = 2.0
@@ -136,9 +136,10 @@ def _processor() -> Diagnosis:
     from bertkit.training.engine import resolve_engine
 
     precision = resolve_engine(EngineConfig(device="cpu")).precision
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = torch.get_num_threads()
-    found = f"{device_name(torch.device('cpu'))}, {cores} cores, {threads} threads, trains in {precision}"
+    found = f"{device_name(torch.device('cpu'))}, {cores} cores, {thread_count(threads)}"
+    found += f", trains in {precision}"
     if onednn_is_faster():
         found += ", multiplies float32 by oneDNN"
     if threads > cores:

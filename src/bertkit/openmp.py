@@ -24,6 +24,16 @@ _MOST_BOUNDED_THREADS = 4
 """More threads wait for one another more often, and each takes its time to wake: there the cost was not measured."""
 
 
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_count(threads: int) -> str:
+    """A number of threads for display, such as "1 thread"."""
+    return f"{threads} {'thread' if threads == 1 else 'threads'}"
+
+
 def limit_spinning(running: Callable[[], int] | None = None) -> None:
     """Let waiting threads sleep if there are fewer cores than threads and currently computing processes, and let a few
     threads spin briefly otherwise, unless the environment decides how they wait. Has an effect only before torch is
@@ -32,7 +42,7 @@ def limit_spinning(running: Callable[[], int] | None = None) -> None:
     Args:
         running: returns how many other threads of the machine compute now; None: read from `LOAD`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(given) if given.isdecimal() else cores
     if threads == 1 or any(name in os.environ for name in _SETTINGS):
