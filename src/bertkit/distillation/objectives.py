@@ -103,6 +103,10 @@ class WordObjective(DistillationObjective):
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return self.index_M(batch)
 
+    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
+        # Masked positions are those of masked_lm, which counts them.
+        return None if self.positions == "all" else 0.0
+
     def index_M(self, batch: PackedBatch) -> Tensor | None:
         """The tokens whose words are compared; None for all."""
         return None if self.positions == "all" else batch.targets[MaskedLM.term].index_M

@@ -173,6 +173,14 @@ class Objective(Settings, ABC):
         summary = "mean" if self.states == "tokens" else model.plans[self.heads[0]].summary
         return None if summary == "mean" else summarised_token(summary, batch)
 
+    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
+        """The number of tokens of a sequence that `reads` returns if it has this many predictions, for estimates; None
+        if it reads all."""
+        if self.states == "targets":
+            return predictions
+        summary = "mean" if self.states == "tokens" else model.plans[self.heads[0]].summary
+        return None if summary == "mean" else 1.0
+
     @abstractmethod
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The loss term of one micro-batch."""

@@ -154,5 +154,8 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return None
 
+    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
+        return None
+
     def expected_count(self, length: int) -> float:
         return float(length)

@@ -53,6 +53,9 @@ class TwoTowerCloze(TokenPrediction):
         """All tokens: the noise is also scored at special ones."""
         return None
 
+    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
+        return None
+
     def expected_count(self, length: int) -> float:
         return max(0.0, length - 2.0)
 

@@ -32,7 +32,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
 from bertkit.training.compiled_kernels import uses_attention_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, head_rows, step_flops
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, expected_unread_flops, head_rows, step_flops
 from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.placement import multi_rank_error
@@ -122,7 +122,8 @@ def _stretches_of(
     text_length = stage.recipe.data.sequence_length
     length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
-        predictions = head_rows(stage.recipe.objectives, partial(_mean_count, stage=stage, first=first, end=end))
+        mean_count = partial(_mean_count, stage=stage, first=first, end=end)
+        predictions = head_rows(stage.recipe.objectives, mean_count)
         in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
         step = step_flops(
             model,
@@ -131,6 +132,7 @@ def _stretches_of(
             predictions={head: sequences * count for head, count in predictions.items()},
             sequences=sequences,
         )
+        step -= sequences * expected_unread_flops(model, stage.recipe.objectives, length, mean_count)
         micro_batch = min(engine.micro_batch_tokens, sequences * length)
         terms = training_memory(
             model,

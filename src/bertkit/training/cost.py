@@ -80,9 +80,34 @@ def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objective
         for owner, own in readers(model, objectives):
             index_M = read_rows(owner, own, batch)
             if index_M is not None:
-                weights = sum(_map_weights(part) for part in owner.encoder.selected_token_modules())
-                flops -= 2.0 * _BACKWARD_AND_FORWARD * (batch.num_tokens - index_M.numel()) * weights
+                flops -= unread_flops(owner, batch.num_tokens - index_M.numel())
     return flops
+
+
+def expected_unread_flops(
+    model: HeadedModel, objectives: Sequence[Objective], length: float, predictions: Callable[[Objective], float]
+) -> float:
+    """The expected `unread_flops` of a sequence, over the model and its companions.
+
+    Args:
+        model: with its companions.
+        objectives: of the stage.
+        length: tokens of the sequence.
+        predictions: an objective's number of predictions in it.
+    """
+    flops = 0.0
+    for owner, own in readers(model, objectives):
+        declared = [objective.expected_reads(owner, predictions(objective)) for objective in own]
+        some = [count for count in declared if count is not None]
+        if len(some) == len(declared):
+            flops += unread_flops(owner, max(0.0, length - sum(some)))
+    return flops
+
+
+def unread_flops(owner: HeadedModel, tokens: float) -> float:
+    """Operations of `step_flops` that are saved in the last layer for this many tokens that no objective reads."""
+    weights = sum(_map_weights(part) for part in owner.encoder.selected_token_modules())
+    return 2.0 * _BACKWARD_AND_FORWARD * tokens * weights
 
 
 def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], float]) -> dict[str, float]:
