@@ -56,6 +56,23 @@ class StoppedError(BertkitError):
         self.reason = reason
 
 
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+)
+"""Parts of messages of torch and triton errors that have no class of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory was exhausted."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's message, or of the message of its cause, without a traceback."""
     cause = error.__cause__ or error

@@ -190,8 +190,6 @@ def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
     "fault", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
 def test_memory_that_is_exhausted_is_no_bug(bertkit, play, fault: Exception) -> None:
-    import torch  # noqa: F401  # as whatever raises torch's error has done
-
     def computing() -> None:
         """Compute."""
         raise fault

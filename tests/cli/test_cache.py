@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.tiny_run import write_text
 
 from bertkit.run.directory import RunDirectory, RunIdentity, write_record
-from tests.training.tiny_run import write_text
 
 Bertkit = Callable[..., Any]
 

@@ -122,3 +122,33 @@ def test_a_bar_on_the_terminal_leaves_the_result_to_stdout() -> None:
     assert done.stdout == b"{}\n"
     assert "outer" in shown
     assert "inner" in shown
+
+
+def test_a_closed_terminal_ends_neither_messages_nor_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console()
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        console.open()
+        with console.progress("training", total=8) as meter, console.progress("held-out text", total=2) as inner:
+            os.close(master)
+            for _ in range(2):
+                meter.advance()
+                inner.advance()
+                console.warn("the learning rate is high")
+        console.stopped("stopped, checkpoint saved")
+        console.close()
+
+
+def test_a_pipe_without_a_reader_takes_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", pipe)
+        console.open()
+        for _ in range(2):
+            console.info("x" * 10_000)
+        console.close()
+        pipe.write("by another writer")

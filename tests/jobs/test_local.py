@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import read_json
 from bertkit.jobs.executor import ATTEMPTS
-from bertkit.jobs.job import Job
+from bertkit.jobs.job import Job, JobBugError
 from bertkit.jobs.local import LocalExecutor
 from bertkit.jobs.manifest import JOBS_FILE, check_files, write_manifest
 from bertkit.jobs.registry import executor_of
@@ -60,8 +61,21 @@ def test_an_error_is_the_commands_and_ends_the_others(tmp_path: Path) -> None:
     jobs = [Job("waits", partial(work.waits, tmp_path / "begun")), Job("refused", work.refused)]
     with LocalExecutor(2) as executor, pytest.raises(UsageError, match="a fault of the user's"):
         list(executor.run(jobs))
-    with LocalExecutor(1) as executor, pytest.raises(DataError, match=r"fails: ZeroDivisionError: a bug"):
+    with LocalExecutor(1) as executor, pytest.raises(JobBugError, match=r"fails: ZeroDivisionError: a bug") as caught:
         list(executor.run([Job("fails", work.fails)]))
+    assert "in fails" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), r"OSError: \[Errno 28\] No space left on device"),
+        (MemoryError("Unable to allocate 9 GiB"), "MemoryError: Unable to allocate 9 GiB"),
+    ],
+)
+def test_a_fault_of_a_workers_machine_is_no_bug(error: Exception, told: str) -> None:
+    with LocalExecutor(1) as executor, pytest.raises(DataError, match=f"^job 3: {told}"):
+        list(executor.run([Job("job 3", partial(work.raises, error))]))
 
 
 def test_a_reason_to_stop_ends_all(tmp_path: Path) -> None:

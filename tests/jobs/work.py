@@ -36,6 +36,10 @@ def fails() -> None:
     raise ZeroDivisionError("a bug")
 
 
+def raises(error: Exception) -> None:
+    raise error
+
+
 def waits(marker: Path) -> None:
     """Wait until stopped."""
     marker.write_text("")

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.errors import is_out_of_memory
 from bertkit.files import sha256_of
 from bertkit.models.loss_sum import LossSum
 from bertkit.pretraining.arguments import PretrainArguments
@@ -29,7 +30,7 @@ from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import read_metrics
 from bertkit.training.optimizers import AdamWConfig
-from bertkit.training.out_of_memory import MicroBatchMemoryError, is_out_of_memory
+from bertkit.training.out_of_memory import MicroBatchMemoryError
 from tests.conftest import Outcome
 from tests.pretraining.test_growing_run import RECIPE
 from tests.training.test_step import TERMS, corrupted, small_model, step_of

@@ -28,7 +28,7 @@ from typer.exceptions import TyperException
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
-from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line, is_out_of_memory
 from bertkit.openmp import limit_spinning
 from bertkit.ranks import leave
 from bertkit.run import NEWEST
@@ -175,7 +175,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
     except (MemoryError, RuntimeError) as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             console.debug("".join(traceback.format_exception(error)))
             return _report(DataError(f"out of memory: {first_line(error)}; {_OUT_OF_MEMORY}"))
         if str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
@@ -197,14 +197,6 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         console.stopped("interrupted")
         return code, "interrupted"
     return code if isinstance(code, int) else 0, None
-
-
-def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    if isinstance(error, MemoryError) or "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from bertkit.training.out_of_memory import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:

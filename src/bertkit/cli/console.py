@@ -13,9 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bertkit.errors import UsageError
 from bertkit.visible import visible, visible_document, visible_json, visible_lines
@@ -87,6 +87,7 @@ class Console:
         self._verbosity = 0
         self._speaker = ""
         self._level_before = logger.level
+        self._stream: _LastingStream | None = None
         self._rich: rich.console.Console | None = None
 
     @property
@@ -95,13 +96,21 @@ class Console:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     @property
+    def stream(self) -> TextIO:
+        """stderr, also below a bar of rich, which replaces `sys.stderr` while it is shown."""
+        now = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        if self._stream is None or self._stream.stream is not now:
+            self._stream = _LastingStream(now)
+        return cast("TextIO", self._stream)
+
+    @property
     def rich(self) -> rich.console.Console:
         """The rich console on stderr, made at its first use (rich takes a tenth of a second to import)."""
-        if self._rich is None or self._rich.file is not sys.stderr:
+        if self._rich is None or self._rich.file is not self.stream:
             import rich.console
 
             is_terminal = None if self.is_terminal else False
-            self._rich = rich.console.Console(file=sys.stderr, highlight=False, force_terminal=is_terminal)
+            self._rich = rich.console.Console(file=self.stream, highlight=False, force_terminal=is_terminal)
         return self._rich
 
     def open(self, verbosity: int = 0) -> None:
@@ -240,7 +249,35 @@ class Console:
         if self.is_terminal:
             self.rich.print(text, style=style, markup=False, soft_wrap=True)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=self.stream, flush=True)
+
+
+class _LastingStream:
+    """A stream whose text is discarded once it cannot be written, because its terminal was closed or the reader of its
+    pipe has ended. If the same signal stops a run, this lets it save its checkpoint."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with self._discarding():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._discarding():
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            with suppress(OSError):  # also for other writers, and for what is left in the stream's buffer
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 class _ConsoleHandler(logging.Handler):

@@ -54,6 +54,7 @@ from bertkit.training.run import (
     train_run,
 )
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
+from bertkit.visible import shell_word
 
 BEFORE = "before"
 """Directory name of an intermediate run, below the run that starts from its model."""
@@ -176,7 +177,7 @@ class _Runs:
         try:
             return self.train(recipe, run).run
         except StoppedError as stopped:
-            remedy = f"continue with `bertkit {arguments.kind} --resume {path_of(whole)}`"
+            remedy = f"continue with `bertkit {arguments.kind} --resume {shell_word(path_of(whole))}`"
             raise type(stopped)(stopped.reason, remedy) from stopped
 
     def finished_alike(self, recipe: FinetuneRecipe, identity: RunIdentity) -> FinishedRun | None:
@@ -243,8 +244,7 @@ class _Runs:
             results = suite_results(finished, primary, prepared[0].selecting)
             chosen = [run.results or {} for each, run in finished if each.setting == results["chosen"]["setting"]]
             results |= self.arguments.summary(chosen)
-            suite.model.unlink(missing_ok=True)
-            suite.model.symlink_to((Path(results["chosen"]["run"]) / "model").resolve(), target_is_directory=True)
+            link_model(suite.model, Path(results["chosen"]["run"]) / "model")
             suite.write_results(results)
             suite.update(**{key: sum(int(run.record[key]) for _, run in finished) for key in ("steps", "tokens")})
         return FinishedRun(suite, results, tuple(run for _, run in finished))
@@ -264,7 +264,7 @@ class _Runs:
         try:
             run_jobs(engine, jobs(), suite.path, minutes_left=minutes)
         except StoppedError as stopped:
-            remedy = f"continue with `bertkit {arguments.kind} --resume {suite.path}`"
+            remedy = f"continue with `bertkit {arguments.kind} --resume {shell_word(suite.path)}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
 
@@ -274,6 +274,13 @@ def finished_job(
     """`_Runs.finished` on a worker, until a moment of `until`; returns the hashes of the run's results and weights."""
     runs = _Runs(arguments, silent_progress, lambda run: None, deadline_after(minutes_until(moment)))
     return result_hashes(runs.finished(recipe, name, RunDirectory.open(suite)))
+
+
+def link_model(link: Path, model: Path) -> None:
+    """Make the chosen model that of the suite; relative if it is in the suite's directory, which can then be moved."""
+    target, suite = model.resolve(), link.parent.resolve()
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.relative_to(suite) if target.is_relative_to(suite) else target, target_is_directory=True)
 
 
 def result_hashes(run: RunDirectory) -> dict[str, str]:
@@ -307,8 +314,8 @@ def finished_run(
     for path in sorted(paths, key=lambda each: (not each.is_relative_to(suite), each)):
         try:
             run = RunDirectory.open(path.parent)
-        except DataError as error:
-            log.warning("%s", error)
+        except DataError as error:  # `runs list` reports it
+            log.debug("%s", error)
             continue
         record = run.record
         whole = record["status"] == "done" and run.model.exists()

@@ -81,6 +81,7 @@ class Executor(ABC, Generic[Handle]):
             StoppedError: `stop` gave a reason; the jobs were signalled and have ended.
             BertkitError: the first error of a job; the others were signalled to stop.
             DataError: a job has lost its worker repeatedly.
+            JobBugError: a job failed because of a bug.
         """
         waiting, limit = enumerate(jobs), self.jobs * ahead
         running: dict[Handle, _Attempt] = {}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from bertkit.code_hash import code_sha256
-from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line
+from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line, is_out_of_memory
 from bertkit.openmp import usable_cores
 
 Value = TypeVar("Value")
@@ -92,26 +93,36 @@ class Place:
             ) from error
 
 
+class JobBugError(Exception):
+    """A job failed because of a bug; the cause has the worker's traceback."""
+
+
+class _WorkerError(Exception):
+    """A traceback from a worker."""
+
+
 @dataclass(frozen=True)
 class Reply:
-    """What a worker sends back: a value, an error that the user can correct, or the first line of a bug."""
+    """What a worker sends back: a value, an error that the user can correct, or the first line and the traceback of a
+    bug."""
 
     worker: str
     value: Any = None
     error: BertkitError | None = None
     bug: str | None = None
+    trace: str = ""
 
     def value_of(self, job: Job) -> Any:
         """The value.
 
         Raises:
             BertkitError: the job's error.
-            DataError: the work failed because of a bug; the message names the job.
+            JobBugError: the work failed because of a bug; the message names the job.
         """
         if self.error is not None:
             raise self.error
         if self.bug is not None:
-            raise DataError(f"{job.name}: {self.bug} ({self.worker}); see its log.txt")
+            raise JobBugError(f"{job.name}: {self.bug} ({self.worker})") from _WorkerError(self.trace)
         return self.value
 
 
@@ -132,7 +143,10 @@ def reply_of(job: Job, place: Place) -> Reply:
     except KeyboardInterrupt:
         return Reply(worker, error=StoppedError(f"interrupted in {job.name}"))
     except Exception as bug:
-        return Reply(worker, bug=f"{type(bug).__name__}: {first_line(bug)}")
+        told = f"{type(bug).__name__}: {first_line(bug)}"
+        if isinstance(bug, OSError) or is_out_of_memory(bug):  # the machine's
+            return Reply(worker, error=DataError(f"{job.name}: {told} ({worker}); check its disk and memory"))
+        return Reply(worker, bug=told, trace=traceback.format_exc())
 
 
 def threads_of(jobs: int) -> int:

@@ -1,4 +1,4 @@
-"""A micro-batch that does not fit into memory: how it is recognised, and what is tried instead.
+"""A micro-batch that does not fit into memory, and what is tried instead.
 
 Not from a paper. The loss of an update does not depend on how its batch is split (step.py), so an update that ran out
 of memory is repeated with smaller micro-batches. The loss is the same up to the order of float sums; only dropout draws
@@ -10,31 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic
 
-import torch
-
 from bertkit.errors import DataError
 from bertkit.training.loss_terms import Batch
-
-_MESSAGES = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Triton Error [CUDA]: out of memory",
-)
-"""Parts of messages of torch and triton errors that have no class of their own."""
 
 REMEDY = (
     "set engine.activation_checkpointing, give shorter sequences, take a smaller model, or compute in bf16 with"
     " --precision bf16"
 )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory was exhausted."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 class MicroBatchMemoryError(DataError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from bertkit.errors import DataError, first_line
+from bertkit.errors import DataError, first_line, is_out_of_memory
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
@@ -25,7 +25,7 @@ from bertkit.training.compilation import compile_layers, compile_losses
 from bertkit.training.engine import Engine
 from bertkit.training.gradients import Gradient, TermScale
 from bertkit.training.loss_terms import Batch, LossTerms, TermTotal, read_totals
-from bertkit.training.out_of_memory import MicroBatchMemoryError, is_out_of_memory
+from bertkit.training.out_of_memory import MicroBatchMemoryError
 from bertkit.training.placement import Placement
 
 
