@@ -86,6 +86,11 @@ def pin_datasets(commits: Mapping[str, str]) -> None:
     _pinned_datasets.update(commits)
 
 
+def pinned_dataset(repository: str) -> str | None:
+    """The commit of a data set that this process was made to read; None: the newest."""
+    return _pinned_datasets.get(repository) or _pinned("datasets", repository)
+
+
 def _pinned(kind: Literal["datasets", "models"], repository: str) -> str | None:
     commits: dict[str, dict[str, str]] = json.loads(os.environ.get(PINNED) or "{}")
     return commits.get(kind, {}).get(repository)
@@ -128,7 +133,7 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
     Raises:
         DataError: there is no such data set, or the Hub cannot be reached.
     """
-    return _pinned_datasets.get(repository) or _current_commit(repository, offline=offline)
+    return pinned_dataset(repository) or _current_commit(repository, offline=offline)
 
 
 @cache
@@ -136,8 +141,6 @@ def _current_commit(repository: str, *, offline: bool) -> str:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    if pinned := _pinned("datasets", repository):
-        return pinned
     name, _, branch = repository.partition("@")
     if re.fullmatch(r"[0-9a-f]{40}", branch):
         return branch

@@ -333,11 +333,13 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
     assert (headless.code, headless.stdout) == (3, "")
     assert "has no task head (architectures: BertForPreTraining)" in headless.stderr
     assert "bertkit finetune --task TASK" in headless.stderr
+    document = ["--format", "document"]
     cases = [
         (3, "did you mean", [inputs.with_name("classification-inputs.jsonl"), "--model", run]),
         (3, "is a directory", [tmp_path, "--model", run]),
         (2, "--max-length 99: ", ["-", "--model", run, "--max-length", "99"]),
         (2, "--format parquet", ["-", "--model", run, "--format", "parquet"]),
+        (2, "--text body: the input is read as document", ["-", "--model", run, "--text", "body", *document]),
         (3, "./nowhere: does not exist", ["-", "--model", "./nowhere"]),
     ]
     for code, told, words in cases:

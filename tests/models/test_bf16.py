@@ -9,8 +9,11 @@ import torch
 from tests.models.small_gpt2 import small_gpt2
 from torch import nn
 
+from bertkit.data.batch import PackedBatch
 from bertkit.models.bf16 import cast_linears_to_bf16, fast_single_row_matmul, use_fixed_row_blocks
 from bertkit.models.decoding import CachedNextTokens
+from bertkit.models.elmo import ElmoConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.matmul import Linear
 
 VOCABULARY = 61
@@ -48,6 +51,23 @@ def test_tokens_in_bf16_are_near_those_in_fp32(rows: int) -> None:
     differences = torch.cat(found) - torch.cat(expected)
     assert differences.std() < 0.015 * torch.cat(expected).std()
     assert all(logits_RV.dtype is torch.float32 for logits_RV in found)
+
+
+@torch.inference_mode()
+def test_elmos_lstms_stay_in_single_precision() -> None:
+    settings = {"character_size": 4, "filters": ((1, 6),), "projection_size": 6, "lstm_width": 11}
+    model = HeadedModel(ElmoConfig(**settings).build(VOCABULARY))  # type: ignore[arg-type]  # of several types
+    model.initialise(3)
+    batch = PackedBatch.from_ids([[5, 6, 7], [8]])
+    expected = model(batch)
+    cast_linears_to_bf16(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(batch)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
+    assert {part.weight.dtype for part in model.modules() if isinstance(part, Linear)} == {
+        torch.float32,
+        torch.bfloat16,
+    }
 
 
 def test_one_row_alone_in_bf16_alone_leaves_onednn() -> None:

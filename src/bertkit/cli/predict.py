@@ -215,6 +215,13 @@ def predict(
     if reading.question is not None and predictor.kind != "span":
         raise UsageError(f"--question: {name} does not answer questions; it is a model for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
+    column = reading.text_pair or (reading.text if reading.text != "text" else None)
+    if form in ("text", "document") and column is not None:
+        option = "--text" if reading.text_pair is None else "--text-pair"
+        raise UsageError(
+            f"{option} {column}: the input is read as {form}, which has no columns; leave it out, or name the format of"
+            " a table with --format"
+        )
     if form in ("conll", "conllu") and not common.as_json:
         _print_columns(predictor, path, replace(reading, format=form), side_by_side.settings)
         return

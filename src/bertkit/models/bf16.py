@@ -14,18 +14,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.models.matmul import is_plain_linear
+from bertkit.models.projected_lstm import ProjectedLstm
 from bertkit.models.word_embedding import is_plain_embedding
 
 
 def cast_linears_to_bf16(model: nn.Module, *, words: bool = False) -> None:
-    """Convert the weights of linear maps to bfloat16 once, as autocast would in every batch.
+    """Convert the weights of linear maps to bfloat16 once, as autocast would in every batch; not those of ELMo's LSTMs,
+    which compute in single precision.
 
     Args:
         model: used under autocast from now on.
         words: whether to convert embeddings as well, which a head over the vocabulary multiplies with.
     """
+    lstms = [part for part in model.modules() if isinstance(part, ProjectedLstm)]
+    in_single = {part for lstm in lstms for part in lstm.modules()}
     for part in model.modules():
-        if is_plain_linear(part) or (words and is_plain_embedding(part)):
+        if (is_plain_linear(part) and part not in in_single) or (words and is_plain_embedding(part)):
             part.to(torch.bfloat16)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, first_line
-from bertkit.hub import dataset_commit, hub_errors, is_offline, note_task, without_network
+from bertkit.hub import dataset_commit, hub_errors, is_offline, note_task, pinned_dataset, without_network
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import alone, is_iob, to_iob2
@@ -91,13 +91,15 @@ def _exported(hub_id: str, pattern: str, *, offline: bool) -> list[str]:
     """Files of the Hub's Parquet export of a data set, in the local cache; empty if there are none."""
     from huggingface_hub import snapshot_download
 
-    commit = _commit(f"{hub_id}@{_EXPORT}", offline=offline) or _EXPORT
+    export = f"{hub_id}@{_EXPORT}"
+    revision = pinned_dataset(export) or _EXPORT
     try:
         directory = snapshot_download(
-            hub_id, repo_type="dataset", revision=commit, allow_patterns=pattern, local_files_only=offline
+            hub_id, repo_type="dataset", revision=revision, allow_patterns=pattern, local_files_only=offline
         )
     except hub_errors():
         return []
+    note_task(export, Path(directory).name)
     return sorted(str(path) for path in Path(directory).glob(pattern))
 
 
