@@ -127,8 +127,10 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # messages name the file that was asked for
         raise
     fsync_path(path.parent)
 

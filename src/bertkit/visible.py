@@ -8,6 +8,7 @@ Imports only the standard library.
 from __future__ import annotations
 
 import re
+import shlex
 
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _OUTSIDE_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -18,6 +19,11 @@ def visible(text: str) -> str:
     """The text on one line: controls, line breaks, marks of direction and half surrogate pairs become escapes
     (`\\x1b`, `\\n`, `\\u202e`)."""
     return _UNSAFE.sub(_escape, text)
+
+
+def shell_word(value: object) -> str:
+    """A path or another value as one word of a command that a message names: in quotes if it contains a space."""
+    return shlex.quote(str(value))
 
 
 def visible_lines(text: str) -> str:

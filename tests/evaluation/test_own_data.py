@@ -143,11 +143,14 @@ def test_what_the_file_lacks_is_told(trained: Trained, bertkit: Bertkit, tmp_pat
     run, _ = trained.of("classification")
     rows = reviews(4, 9)
     unknown = write_table(tmp_path / "u.csv", [(text, "great") for text, _ in rows])
+    texts = write_table(tmp_path / "x.csv", [("a", 30 * "long ")])
     unlabelled = write_table(tmp_path / "l.csv", [(text,) for text, _ in rows], ("review",))
     empty = write_table(tmp_path / "e.csv", [(text, "") for text, _ in rows])
     cases = [
         (3, "labels that", [run, "--data", unknown]),
         (3, "'great' (4 times, first in example 0)", [run, "--data", unknown]),
+        (3, f": '{11 * 'long '}long (once, in example 0); it has", [run, "--data", texts]),
+        (3, "name their column with --label", [run, "--data", texts]),
         (3, "no column 'stars'; there are: 'review'", [run, "--data", unlabelled]),
         (3, "4 of 4 examples have no label (such as 0)", [run, "--data", empty]),
         (3, "no such file", [run, "--data", tmp_path / "none.csv"]),
@@ -165,7 +168,7 @@ def test_what_the_file_lacks_is_told(trained: Trained, bertkit: Bertkit, tmp_pat
     tags.write_text("a B-Q\nb I-Q\n")
     outcome = bertkit("eval", trained.of("tagging")[0], "--data", tags)
     assert outcome.code == 3
-    assert "'B-Q' (1 times" in outcome.stderr
+    assert "'B-Q' (once, in example" in outcome.stderr
 
 
 def test_questions_without_an_answer_need_a_model_that_learnt_them(

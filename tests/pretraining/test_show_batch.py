@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bertkit.cli.show_batch import STYLES
+from bertkit.objectives.registry import OBJECTIVES
 from bertkit.run.metrics import read_metrics
 from tests.training.tiny_run import write_recipe
 
@@ -77,6 +79,21 @@ def test_people_read_marks_and_originals(bertkit: Bertkit, home: Path) -> None:
     assert all(f"[MASK]({token['original']})" in done.stdout for token in tokens)
     assert "next_sentence = 0 (follows)" in done.stdout
     assert "next_sentence = 1 (does not follow)" in done.stdout
+
+
+def test_tokens_that_a_permutation_predicts_are_marked(bertkit: Bertkit, home: Path) -> None:
+    recipe = home / "permuted.yaml"
+    recipe.write_text(
+        "extends: xlnet-small\ntokenizer: {vocab_size: 200}\ndata: {sequence_length: 32}\n"
+        "optimisation: {batch_sequences: 2, steps: 3}\n"
+    )
+    done = bertkit("show-batch", recipe, "--data", home / "text.txt")
+    assert done.code == 0, done.stderr
+    assert "(predicted) " in done.stdout
+
+
+def test_every_change_that_an_objective_names_has_a_style() -> None:
+    assert {objective.change for objective in OBJECTIVES.values()} <= STYLES.keys()
 
 
 def test_a_step_beyond_the_run_is_refused(bertkit: Bertkit, home: Path) -> None:

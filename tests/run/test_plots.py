@@ -16,3 +16,18 @@ def test_a_run_with_many_objectives_has_a_line_for_each(tmp_path: Path) -> None:
     table, drawn, _ = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="tiny")
     assert all(f"held_out/accuracy/{name}" in table.read_text() for name in names)
     assert all(f"<!-- {name} -->" in drawn.read_text() for name in names)
+
+
+def test_an_evaluation_between_two_log_lines_is_in_the_figure(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as metrics:
+        metrics.log(5, {"held_out/loss": 3.0})
+        metrics.log(10, {"tokens": 100, "loss": 1.0})
+        metrics.log(15, {"held_out/loss": 2.0})
+        metrics.log(20, {"tokens": 300, "loss": 1.0})
+    table, *_ = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="tiny")
+    assert [line.split(",")[:2] for line in table.read_text().splitlines()[1:]] == [
+        ["5", "50"],
+        ["10", "100"],
+        ["15", "200"],
+        ["20", "300"],
+    ]

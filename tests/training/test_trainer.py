@@ -159,6 +159,12 @@ def test_progress_shows_the_loss_of_each_step_from_the_first_on(tmp_path: Path) 
     assert list(notes) == list(range(1, STEPS + 1))
 
 
+def test_the_command_that_continues_can_be_copied(tmp_path: Path) -> None:
+    directory = tmp_path / "my runs"
+    with stopping_at(3), pytest.raises(StoppedError, match=f"--resume '{directory}/run'`"):
+        trained(begun(directory))
+
+
 @pytest.mark.parametrize("stops", [1, 2, 7])
 def test_stopped_again_and_again_it_ends_where_the_straight_run_ends(tmp_path: Path, stops: int) -> None:
     first = begun(tmp_path / "straight")
@@ -274,9 +280,10 @@ def test_a_run_without_checkpoints_removes_them_only_once_it_is_recorded_as_done
 
     loop = begun(tmp_path)
     loop.engine = replace(loop.engine, intervals=replace(loop.engine.intervals, keep_checkpoints=0))
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
+    with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "_end", killed)
-        trained(loop)
+        with pytest.raises(KilledError):
+            trained(loop)
     assert list_checkpoints(loop.run.checkpoints)
     again = Falling(RunDirectory.open(loop.run.path))
     again.engine = loop.engine
@@ -301,9 +308,7 @@ def test_the_time_limit_includes_what_comes_before_the_first_update(
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     run = RunDirectory.create(tmp_path, IDENTITY, tmp_path / "run")
-    train_run(
-        run, Waiting, command=(), progress=silent_progress, on_start=lambda run: None, deadline=deadline_after(1)
-    )
+    train_run(run, Waiting, command=(), progress=silent_progress, on_start=lambda run: None, deadline=deadline_after(1))
     assert limits == [0.25]
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from bertkit.cli.console import console, result
 from bertkit.run.directory import LogFile
 from bertkit.tables import write_csv
-from bertkit.visible import visible, visible_json, visible_lines
+from bertkit.visible import shell_word, visible, visible_json, visible_lines
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eb\nerror: forged\x7f\ud800"
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -38,6 +39,12 @@ def test_json_with_escapes_is_of_the_same_value(text: str) -> None:
     shown = visible_json(json.dumps({"a": text}, ensure_ascii=False))
     assert json.loads(shown) == {"a": text}
     assert not RAW.search(shown)
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=30))
+def test_a_path_in_a_command_can_be_copied(path: str) -> None:
+    assert shlex.split(f"bertkit runs delete {shell_word(path)}") == ["bertkit", "runs", "delete", path]
+    assert shell_word(Path("runs/tales-minilm/lr=3e-5")) == "runs/tales-minilm/lr=3e-5"
 
 
 def test_a_line_that_a_message_brings_along_cannot_pass_for_a_message() -> None:

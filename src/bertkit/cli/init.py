@@ -13,6 +13,7 @@ import typer
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Output, complete_recipe, option
 from bertkit.errors import UsageError
+from bertkit.visible import shell_word
 
 
 def init(
@@ -48,5 +49,5 @@ def init(
     heading = f"# Written by `bertkit init {file} --from {source}`. A key that is left out has its default value."
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, f"{heading}\n#\n#   bertkit {recipe.kind} {file}\n\n{commented_recipe(recipe)}")
-    console.info(f"edit it, then run `bertkit {recipe.kind} {file}`; --plan shows what that would cost")
+    console.info(f"edit it, then run `bertkit {recipe.kind} {shell_word(file)}`; --plan shows what that would cost")
     result({"recipe": file, "from": source, "kind": recipe.kind} if common.as_json else file, as_json=common.as_json)

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.pretraining.show_batch import ShownBatch, ShownSequence, ShownToken
 
-STYLES = {"masked": "bold cyan", "replaced": "bold red", "kept": "bold green", "moved": "bold magenta"}
+STYLES = {
+    "masked": "bold cyan",
+    "replaced": "bold red",
+    "kept": "bold green",
+    "moved": "bold magenta",
+    "predicted": "bold yellow",
+}
+"""By a token's change; every `change` of an objective has one."""
 
 
 def show_batch(
@@ -120,15 +127,16 @@ def _line(sequence: ShownSequence) -> Text:
 
 
 def _append(line: Text, token: ShownToken, following: str | None) -> None:
-    """`token`, `[MASK](original)`, `token(replaced original)`, followed in braces by anything else that its state
-    predicts.
+    """`token`, `[MASK](original)`, `token(replaced original)`, `token(kept)` or, if the text's token is only hidden
+    from the states that predict it, `token(predicted)`; followed in braces by anything else that its state predicts.
 
     In a causal sequence a prediction of the next token is not shown.
     """
     if token.change is None:
         line.append(visible(token.token))
     else:
-        change = {"masked": token.original, "kept": "kept"}.get(token.change, f"{token.change} {token.original}")
+        plain = {"masked": token.original, "kept": "kept", "predicted": "predicted"}
+        change = plain.get(token.change, f"{token.change} {token.original}")
         line.append(visible(f"{token.token}({change})"), style=STYLES[token.change])
     others = {term: target for term, target in token.predicts.items() if target != following}
     if others:

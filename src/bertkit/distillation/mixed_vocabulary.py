@@ -50,6 +50,9 @@ class TeacherObjective(TaughtObjective):
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         return batch.ids_T.new_zeros(0)
 
+    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
+        return 0.0
+
 
 @dataclass(frozen=True, eq=False)
 class VocabularyPair:

@@ -26,6 +26,7 @@ from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.visible import shell_word
 
 ALL = "all"
 _WEIGHTS = "weights"
@@ -211,7 +212,7 @@ def _tokenizer_of(run: RunDirectory) -> Tokenizer:
             return load_tokenizer(directory)
     raise DataError(
         f"{run.path}: the run is not finished and its token shards are missing, so its tokenizer is not known;"
-        f" continue with `bertkit pretrain --resume {run.path}`"
+        f" continue with `bertkit pretrain --resume {shell_word(run.path)}`"
     )
 
 

@@ -44,6 +44,8 @@ PREDICTIONS, MISTAKES = "predictions", "mistakes"
 CONFIDENCE = 0.95
 _SHOWN = 8
 """Maximum number of labels listed in an error."""
+_SHOWN_CHARACTERS = 60
+"""Maximum length of a label listed in an error: a column of texts may have been taken for that of the labels."""
 
 
 @dataclass(frozen=True)
@@ -224,13 +226,16 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
                 unknown.setdefault(label, []).append(example.id)
     if unknown:
         shown = ", ".join(
-            f"{label!r} ({len(ids)} times, first in example {ids[0]})" for label, ids in list(unknown.items())[:_SHOWN]
+            f"{label!r:.{_SHOWN_CHARACTERS}} ({'once, in' if len(ids) == 1 else f'{len(ids)} times, first in'} example"
+            f" {ids[0]})"
+            for label, ids in list(unknown.items())[:_SHOWN]
         )
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        column = " name their column with --label," if task.head == "sequence_classification" else ""
         raise DataError(
             f"{source}: labels that {model} does not have: {shown}{more}; it has"
             f" {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}; rename them in the file,"
-            " or fine-tune with examples of them"
+            f"{column} or fine-tune with examples of them"
         )
     return found
 

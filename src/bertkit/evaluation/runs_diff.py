@@ -34,6 +34,7 @@ from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.examples import Example, QuestionExample
 from bertkit.tasks.span import Span
+from bertkit.visible import shell_word
 
 PREDICTIONS = "predictions"
 
@@ -90,7 +91,9 @@ def suite_results_of(run: RunDirectory) -> dict[str, Any] | None:
     if not (run.path / SUITE_FILE).exists():
         return None
     if run.results is None:
-        raise DataError(f"{run.path}: the suite is not done; finish it with `bertkit finetune --resume {run.path}`")
+        raise DataError(
+            f"{run.path}: the suite is not done; finish it with `bertkit finetune --resume {shell_word(run.path)}`"
+        )
     return run.results
 
 

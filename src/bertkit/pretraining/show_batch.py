@@ -39,7 +39,8 @@ class ShownToken:
 
     Attributes:
         token: the model's input.
-        change: `masked`, `replaced`, `moved`, or `kept` if it is predicted unchanged; else None.
+        change: `masked`, `replaced`, `moved`, `kept` if it is predicted unchanged, or `predicted` if it is hidden from
+            the states that predict it; else None.
         original: the token of the text, if there is a change.
         predicts: what is predicted from this token's state besides the original, by the objective's name.
     """

@@ -23,7 +23,7 @@ from bertkit.files import json_sha256, private_opener, read_json, sha256_of, wit
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, last_metrics
 from bertkit.run.seal import OWN_HASH, SEAL, RunSeal, write_self_hashed
-from bertkit.visible import visible_lines
+from bertkit.visible import shell_word, visible_lines
 
 RECORD = "run.json"
 RECIPE = "recipe.yaml"
@@ -380,7 +380,7 @@ def _new_directory(root: Path, stem: str) -> Path:
 
 def _held_remedy(place: Path, record: Mapping[str, Any]) -> str:
     """What to do if a new run would overwrite another."""
-    otherwise = f"name another --run-dir, or delete it with `bertkit runs delete {place}`"
+    otherwise = f"name another --run-dir, or delete it with `bertkit runs delete {shell_word(place)}`"
     if record.get("status") == "done":
         return f"it is done: {otherwise}"
     if record.get("status") == "failed" and record.get("exit_reason"):

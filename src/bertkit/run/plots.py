@@ -10,6 +10,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bertkit.run.metrics import metrics_by_step
 from bertkit.tables import write_csv
 
@@ -27,13 +29,22 @@ def draw_curves(metrics: Path, directory: Path, *, title: str, baseline: float |
         title: of the figure.
         baseline: accuracy of the unigram baseline, drawn as a dotted line.
     """
-    rows = metrics_by_step(metrics)
+    rows = _with_tokens(metrics_by_step(metrics))
     directory.mkdir(parents=True, exist_ok=True)
     accuracies = sorted({key for row in rows for key in row if key.startswith(_ACCURACY)})
     columns = ["step", "tokens", "lr", _TRAINING, _HELD_OUT, *accuracies]
     table = directory / "curves.csv"
     write_csv(table, columns, ([row.get(name) for name in columns] for row in rows))
     return [table, *_draw(rows, accuracies, directory / "curves", title=title, baseline=baseline)]
+
+
+def _with_tokens(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows; those of evaluations between two log lines get the tokens read until then, interpolated by step."""
+    counted = [(row["step"], row["tokens"]) for row in rows if "tokens" in row]
+    if not counted:
+        return rows
+    steps, tokens = zip((0, 0), *counted, strict=True)
+    return [row if "tokens" in row else row | {"tokens": round(np.interp(row["step"], steps, tokens))} for row in rows]
 
 
 def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[float], list[float]]:

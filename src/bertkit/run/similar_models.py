@@ -11,6 +11,7 @@ from pathlib import Path
 from bertkit.errors import DataError
 from bertkit.run import runs_root
 from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.visible import shell_word
 
 _MARKS = (RECORD, "config.json", "modules.json")
 """A directory that contains one of these files is a run or a model."""
@@ -55,10 +56,10 @@ def unfinished_run(path: Path) -> str:
         run = RunDirectory.open(path)
     except DataError:
         return ""
-    on = (
-        f"; continue with `bertkit {run.record['kind']} --resume {path}`" if run.status in ("stopped", "failed") else ""
-    )
-    return f": a run of `bertkit {run.record['kind']}` that is {run.status}{on}"
+    kind, on = run.record["kind"], ""
+    if run.status in ("stopped", "failed"):
+        on = f"; continue with `bertkit {kind} --resume {shell_word(path)}`"
+    return f": a run of `bertkit {kind}` that is {run.status}{on}"
 
 
 def _named(path: Path) -> Path:

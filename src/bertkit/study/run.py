@@ -41,6 +41,7 @@ from bertkit.training.run import (
     resumed_recipe,
     run_of,
 )
+from bertkit.visible import shell_word
 
 COSTS = "costs.json"
 
@@ -153,7 +154,8 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
             results = StudyRunner(planned, context, costs, progress, on_start).results()
             write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
-            raise StoppedError("interrupted", f"continue with `bertkit study --resume {run.path}`") from interrupt
+            remedy = f"continue with `bertkit study --resume {shell_word(run.path)}`"
+            raise StoppedError("interrupted", remedy) from interrupt
         run.write_results(results)
         totals = {key: sum(each[key] or 0 for each in results["runs"]) for key in ("steps", "tokens", "flops")}
         run.update(seconds=round(time.monotonic() - started, 1), **totals)

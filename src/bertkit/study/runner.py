@@ -20,6 +20,7 @@ from bertkit.study.results import ChosenSetting, choose, study_results
 from bertkit.study.study_runs import StudyRun, candidates_of
 from bertkit.training.run import OnStart
 from bertkit.training.run_jobs import run_jobs, until
+from bertkit.visible import shell_word
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class StudyRunner:
                 self._announce(study_run, steps)
                 self.context.carry_out(study_run, steps, progress=self.progress, on_start=self.on_start)
         except StoppedError as stopped:
-            remedy = f"continue with `bertkit study --resume {self.context.directory}`"
+            remedy = f"continue with `bertkit study --resume {shell_word(self.context.directory)}`"
             raise StoppedError(stopped.reason, remedy) from stopped
 
     def _jobs(self, left: Sequence[tuple[StudyRun, int]]) -> Iterator[Job]:

@@ -23,6 +23,7 @@ from bertkit.training.divergence import (
     RunningLoss,
 )
 from bertkit.training.step import StepOutcome
+from bertkit.visible import shell_word
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ class FailingUpdates:
         why = f"{self.in_a_row} updates in a row up to step {step} had a non-finite loss or gradient"
         self._roll_back(step, why)
         raise DivergedError(
-            f"training diverged: {why}; {self._remedy}; `bertkit replay-batch {self._run.path}` recomputes the batch"
-            " and names the first value that is not finite"
+            f"training diverged: {why}; {self._remedy}; `bertkit replay-batch {shell_word(self._run.path)}` recomputes"
+            " the batch and names the first value that is not finite"
         )
 
     def made(self) -> None:

@@ -53,6 +53,7 @@ from bertkit.training.product_rate import measured_peak_flops
 from bertkit.training.saved_batch import BATCH, DIRECTORY, KEPT, packed_up
 from bertkit.training.step import Step, StepOutcome
 from bertkit.training.trainer_hooks import TrainerHooks
+from bertkit.visible import shell_word
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +183,11 @@ class Trainer(TrainerHooks[Batch]):
                 raise  # an evaluation is incomplete, or a stage with another model has begun
             self.save_checkpoint()
             when = f"at step {self.step} of {self.steps}"
-            remedy = f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`"
-            raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", remedy) from lost
+            raise RankLostError(f"{lost.reason}; stopped {when}, checkpoint saved", self._continuation) from lost
+
+    @property
+    def _continuation(self) -> str:
+        return f"continue with `bertkit {self.recipe.kind} --resume {shell_word(self.run.path)}`"
 
     def _reason_to_stop(self) -> str | None:
         """Why to stop after this update; several ranks all stop after the same one."""
@@ -388,9 +392,7 @@ class Trainer(TrainerHooks[Batch]):
         try:
             yield
         except (DataError, OSError):
-            go_on = (
-                f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`, on another disk with --run-dir"
-            )
+            go_on = f"{self._continuation}, on another disk with --run-dir"
             if self.placement.is_sharded or self._versions() != before:
                 log.warning("the run stays at its last checkpoint; %s", go_on)
                 raise
@@ -419,10 +421,7 @@ class Trainer(TrainerHooks[Batch]):
         raise self._stopped(reason, f"at step {self.step} of {self.steps}")
 
     def _stopped(self, reason: str, when: str) -> StoppedError:
-        return StoppedError(
-            f"stopped by {reason} {when}, checkpoint saved",
-            f"continue with `bertkit {self.recipe.kind} --resume {self.run.path}`",
-        )
+        return StoppedError(f"stopped by {reason} {when}, checkpoint saved", self._continuation)
 
     @contextmanager
     def closing_progress(

@@ -180,10 +180,12 @@ def atomic_directory(to: Path) -> Iterator[Path]:
                 old.rename(to)
             raise
         fsync_path(to.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         for parent in made:
             _remove_if_empty(parent)
+        if isinstance(error, OSError) and error.filename == str(staging):
+            error.filename = str(to)  # messages name the directory that was asked for
         raise
     shutil.rmtree(old, ignore_errors=True)
 
