@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from bertkit.compression.q8bert import FakeQuantEmbedding, FakeQuantLinear, Q8Bert, last_maps
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.plan import finetuning_plan
 from bertkit.inference.predict import Predictor
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -134,7 +135,16 @@ def test_thresholds_are_not_trained_and_the_first_update_only_measures(tmp_path:
     still = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert still == {"input_threshold", "output_threshold", "threshold"}
     with pytest.raises(UsageError, match=r"method\.start_step: 4 in a run of 5 updates.*at most 3"):
-        Q8Bert(start_step=4).after_update(model, 1, 5)
+        Q8Bert(start_step=4).check_steps(5)
+
+
+def test_a_run_that_ends_before_quantisation_begins_is_refused_before_its_first_update(place: Place) -> None:
+    short = ("method.name=q8bert", "optimisation.max_steps=1")
+    with pytest.raises(UsageError, match=r"start_step: 0 in a run of 1 updates"):
+        finetuning_plan(place.request(*short))
+    with pytest.raises(UsageError, match=r"start_step: 0 in a run of 1 updates"):
+        place.run(*short, run_dir=place.directory / "short")
+    assert not (place.directory / "short").exists()
 
 
 def test_the_result_is_int8_and_predicts_what_training_measured(place: Place, finished: FinishedRun) -> None:

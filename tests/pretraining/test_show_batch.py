@@ -83,10 +83,7 @@ def test_people_read_marks_and_originals(bertkit: Bertkit, home: Path) -> None:
 
 def test_tokens_that_a_permutation_predicts_are_marked(bertkit: Bertkit, home: Path) -> None:
     recipe = home / "permuted.yaml"
-    recipe.write_text(
-        "extends: xlnet-small\ntokenizer: {vocab_size: 200}\ndata: {sequence_length: 32}\n"
-        "optimisation: {batch_sequences: 2, steps: 3}\n"
-    )
+    recipe.write_text("extends: xlnet-small\ntokenizer: {vocab_size: 200}\noptimisation: {batch_sequences: 2}\n")
     done = bertkit("show-batch", recipe, "--data", home / "text.txt")
     assert done.code == 0, done.stderr
     assert "(predicted) " in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,10 @@ def test_a_removed_measure_takes_its_claims_along(tmp_path: Path, monkeypatch: p
     found = arguments(tmp_path, "run", "measures.other=null").requested()
     assert list(found.measures) == ["held_out"]
     assert [claim.arm for claim in found.claims] == ["causal"]
+    near = "no measure 'othr'; did you mean other?"
+    for setting, message in (("measures.othr=null", near), ("arms.x=null", "no arm 'x'; there are: masked")):
+        with pytest.raises(UsageError, match=re.escape(f"--set {setting}: {message}")):
+            arguments(tmp_path, "run", setting).requested()
 
 
 def test_the_record_of_a_study_runs_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

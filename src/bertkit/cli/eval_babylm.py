@@ -119,6 +119,8 @@ def _print(results: dict[str, Any]) -> None:
             f"fine-tuned: {', '.join(finetuned['over'])}, each by its best epoch on dev, as in the official"
             f" evaluation{whole}; runs in {shown_path(Path(finetuned['run']))}"
         )
+        for task, reason in finetuned.get("degenerate", {}).items():  # missing in results of earlier versions
+            console.warn(f"{task}: {reason}")
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")
     _print_state(results["submission"])

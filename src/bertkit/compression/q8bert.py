@@ -55,11 +55,9 @@ class QuantisationAwareTraining(Method):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[2] not in THRESHOLDS)
 
-    def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """Move the thresholds.
-
-        Raises:
-            UsageError: the run ends before quantisation begins.
+    def check_steps(self, steps: int) -> None:
+        """Raises:
+        UsageError: the run ends before quantisation begins.
         """
         if self.start_step + 1 >= steps:
             remedy = f"write at most {steps - 2}" if steps > 1 else "the first only measures thresholds, so run more"
@@ -67,6 +65,9 @@ class QuantisationAwareTraining(Method):
                 f"method.start_step: {self.start_step} in a run of {steps} updates: none would run under"
                 f" quantisation; {remedy}"
             )
+
+    def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
+        """Move the thresholds."""
         for part in model.modules():
             if isinstance(part, FakeQuantLinear | FakeQuantEmbedding):
                 part.update_thresholds(self.ema_decay, active=step > self.start_step)

@@ -60,8 +60,8 @@ class BabylmSettings(Settings):
     items: int | None = Field(
         None,
         ge=1,
-        description="Items per subset, drawn at random, for a quick check (default: all). Reading times are always"
-        " scored in full.",
+        description="Items per subset, drawn at random, for a quick check (default: all). Reading times and ages"
+        " of acquisition are always scored in full.",
     )
     seed: int = Field(0, ge=0, description="Seed for drawing items and resamples.")
     finetune: list[str] = Field(

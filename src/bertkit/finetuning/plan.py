@@ -81,6 +81,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         assert optimisation.epochs is not None
         order = TaskOrder.of(each_recipe, own_data.prepared)
         own = order.steps(optimisation.epochs, optimisation.steps)
+        each_recipe.method.check_steps(own)
         steps += own
         planned_runs.append(PlannedRun(each_recipe, own_data.prepared, own / order.steps_per_epoch))
         for part, each, count in zip(own_data.parts, order.orders, order.steps_by_task, strict=True):

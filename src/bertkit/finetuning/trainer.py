@@ -104,6 +104,7 @@ class Finetuner(Trainer[TaskBatch]):
                 optimisation.epochs,
                 f"{self.steps:,}",
             )
+        recipe.method.check_steps(self.steps)
         self.model = joined([task_trainer.model for task_trainer in self.task_trainers]).to(self.engine.device)
         self.place(self.model)
         peak = optimisation.schedule.peak

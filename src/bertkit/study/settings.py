@@ -38,6 +38,9 @@ OWN_KEYS = {
 _DOTTED = re.compile(r"(set|choose\.grid|arms\.[^.]+\.(?:set|grid)|measures\.[^.]+\.set)\.(.+)")
 """Mappings with dotted recipe keys as keys."""
 
+_REMOVABLE = {"arms": "arm", "measures": "measure"}
+"""Mappings from which `--set NAME=null` removes an entry, and what an entry is called."""
+
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 Names = str | list[str]
 """One measure, or several to be averaged."""
@@ -191,7 +194,7 @@ class Study(RecipeHeader):
         """`--set measures.NAME=null` removes an entry, and the claims that need it."""
         if not isinstance(data, Mapping):
             return data
-        entries = {key: data[key] for key in ("arms", "measures") if isinstance(data.get(key), Mapping)}
+        entries = {key: data[key] for key in _REMOVABLE if isinstance(data.get(key), Mapping)}
         removed = {key: {name for name, entry in own.items() if entry is None} for key, own in entries.items()}
         if not any(removed.values()):
             return data
@@ -330,7 +333,10 @@ def load_study(name: str, overrides: Sequence[Override] = (), *, arms: Sequence[
     Raises:
         UsageError: no such file, a file of another kind, or errors in it (all reported at once).
     """
-    tree = _with_overrides(resolve_recipe(name), overrides)
+    tree = resolve_recipe(name)
+    for override in overrides:
+        _check_removal(tree, override)
+    tree = _with_overrides(tree, overrides)
     require_kind(tree, name, KIND)
     if kind_of(tree) != KIND:
         raise UsageError(f"{name}: kind is {kind_of(tree)!r}; a study file has the line `kind: {KIND}`")
@@ -359,6 +365,17 @@ def _with_overrides(tree: Located, overrides: Sequence[Override]) -> Located:
     for override in overrides:
         tree = with_values(tree, [_undotted(tree, override)])
     return tree
+
+
+def _check_removal(tree: Located, override: Override) -> None:
+    """Check that `measures.NAME=null` or `arms.NAME=null` removes an entry."""
+    section, _, name = override.key.partition(".")
+    if override.value is not None or section not in _REMOVABLE or not name or "." in name:
+        return
+    entries = tree.child(section)
+    known = entries.value if entries is not None and isinstance(entries.value, dict) else {}
+    for error in _unknown(override.place, [name], known, _REMOVABLE[section]):
+        raise UsageError(error)
 
 
 def _undotted(tree: Located, override: Override) -> Override:

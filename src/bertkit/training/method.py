@@ -79,6 +79,13 @@ class Method(Settings):
             )
         return model
 
+    def check_steps(self, steps: int) -> None:
+        """Check the method against the length of a run, before its first update.
+
+        Raises:
+            UsageError: the run is too short for it.
+        """
+
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
         """Change the weights after update number `step` of `steps`, counted from 1, before evaluation or checkpoint."""
 

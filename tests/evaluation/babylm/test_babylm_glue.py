@@ -95,6 +95,13 @@ def test_tasks_are_fine_tuned_and_enter_the_submission(
     assert "boolq.train.jsonl" in document["left_out"]["boolq"]
     assert "mrpc" in document["submission"]["missing"]["glue"]
     assert "boolq is left out" in outcome.stderr
+    runs = Path(document["finetuned"]["run"]) / "runs"
+    files = {name: runs / f"babylm-{name}-seed=42" / "results.json" for name in ("rte", "wsc")}
+    reasons = {name: json.loads(file.read_text())["degenerate"] for name, file in files.items()}
+    degenerate = {name: reason for name, reason in reasons.items() if reason}
+    assert document["finetuned"]["degenerate"] == degenerate
+    assert degenerate, "two steps teach nothing"
+    assert all(f"warning: {name}: {reason}" in outcome.stderr for name, reason in degenerate.items())
     root = Path(document["run"]) / "submission" / "model"
     whole = json.loads((root / "all_full_preds_mlm.json").read_text())
     own = json.loads((root / "main" / "finetune" / "rte" / "predictions.json").read_text())

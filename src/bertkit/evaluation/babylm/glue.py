@@ -11,7 +11,7 @@ Here the head is the family's own; the official head has two layers on the first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class GlueScores:
         left_out: why tasks have no score, by official name.
         average: the mean over the tasks, of F1 for MRPC and QQP and of accuracy for the others; None if any is missing.
         run: the directory that contains everything.
+        degenerate: in words, how a task's model does no better than a constant prediction; tasks with a better one are
+            not included.
     """
 
     tasks: dict[str, dict[str, dict[str, Any]]]
@@ -65,6 +67,7 @@ class GlueScores:
     left_out: dict[str, str]
     average: float | None
     run: str
+    degenerate: dict[str, str] = field(default_factory=dict)
 
 
 def glue_names(wanted: Sequence[str]) -> list[str]:
@@ -135,9 +138,12 @@ def finetune_glue(
     done = evaluate_tasks(evaluation, progress=progress)
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     predictions: dict[str, dict[str, Any]] = {}
+    degenerate: dict[str, str] = {}
     for name in (each for each in names if f"{PREFIX}{each}" in done.results["tasks"]):
         spec = find_task(f"{PREFIX}{name}")
         (member,) = done.results["runs"][spec.name]
+        if member["degenerate"]:
+            degenerate[name] = member["degenerate"]
         evaluations = (RunDirectory.open(Path(member["run"])).results or {})["evaluations"]
         last = evaluations[-1]["scores"]["dev"]
         of_last = {f"{metric}_last_epoch": single_score(last[metric]) for metric in spec.metrics}
@@ -153,7 +159,7 @@ def finetune_glue(
     left_out |= {name: "not among the tasks of --finetune" for name in TEXTS if name not in names}
     primary = [tasks[name][find_task(f"{PREFIX}{name}").primary]["mean"] for name in tasks]
     average = sum(primary) / len(primary) if len(primary) == len(TEXTS) else None
-    return GlueScores(tasks, predictions, left_out, average, str(done.run.path))
+    return GlueScores(tasks, predictions, left_out, average, str(done.run.path), degenerate)
 
 
 def wrong_sizes(predictions: Mapping[str, Mapping[str, Any]]) -> list[str]:

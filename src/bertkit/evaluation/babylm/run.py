@@ -285,6 +285,7 @@ def _finetuned_document(finetuned: GlueScores) -> dict[str, Any]:
         "run": finetuned.run,
         "average": finetuned.average,
         "over": list(finetuned.tasks),
+        "degenerate": finetuned.degenerate,
         "definition": "mean over the seven tasks of F1 (MRPC, QQP) or accuracy (others), from the best epoch on dev, as"
         " in the official pipeline",
     }

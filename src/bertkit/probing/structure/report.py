@@ -177,7 +177,7 @@ class StructureScores:
         enough = next(rank for rank, scores in ranks.items() if scores.uuas >= 0.98 * top)
         sentence = (
             f"Rank {enough} of the distance probe on layer {self.best} of {self.label} is the lowest with a UUAS within"
-            f" 2 % of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at rank"
+            f" 2% of the best. UUAS is {ranks[least].uuas:.1%} at rank {least} and {ranks[most].uuas:.1%} at rank"
             f" {most} ({self.counts})."
         )
         table: Table = {
