@@ -77,3 +77,21 @@ def test_the_command_prints_a_line_for_each_text(nli: Path, tmp_path: Path, bert
     assert [row["prediction"] is None for row in rows] == [False, True, False]
     assert set(rows[0]["scores"]) == {"warm", "cold letter"}
     assert bertkit("predict", "--labels", "a,b", "--model", nli, tmp_path / "texts.txt").code == 2
+
+
+def test_an_embedder_reads_its_prompt_before_texts_and_labels(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_sentence_files(model, width=30, pooling=("mean",), normalise=True, max_tokens=20)
+    settings = json.loads((model / "config_sentence_transformers.json").read_text())
+    settings |= {"prompts": {"topic": "the number "}, "default_prompt_name": "topic"}
+    (model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    loaded = package.load(str(model))
+    texts, names = (loaded.encode(each) for each in (TEXTS, LABELS))
+    for own, wanted in zip(predictions(model), texts @ names.T, strict=True):
+        np.testing.assert_allclose(list(own.values()), wanted, atol=1e-5)
+
+
+def test_the_warning_of_cut_texts_counts_pairs_with_labels(nli: Path, caplog: pytest.LogCaptureFixture) -> None:
+    predictor = zero_shot(str(nli), LABELS, ENGINE)
+    predictor([TextExample("0", "fine cat list " * 600), TextExample("1", "number")])
+    assert "3 of 6 pairs of a text and a label were cut to" in caplog.text

@@ -1,0 +1,32 @@
+"""The vectors of an embedder that teaches another one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+import bertkit
+from bertkit.finetuning.embedding_teacher import _vectors
+from bertkit.models.sentence_files import write_sentence_files
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import SentenceExample
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import resolve_engine
+from tests.tasks.tiny_task import write_model
+
+TEXTS = ("fine cat list", "number")
+
+
+def test_a_teacher_reads_its_own_prompt_before_each_text(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_sentence_files(model, width=30, pooling=("mean",), normalise=True, max_tokens=20)
+    file = model / "config_sentence_transformers.json"
+    settings = json.loads(file.read_text()) | {"prompts": {"topic": "the number "}, "default_prompt_name": "topic"}
+    file.write_text(json.dumps(settings))
+    examples = [SentenceExample(str(number), (text,)) for number, text in enumerate(TEXTS)]
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    found = _vectors(model, examples, SequenceEncoder(load_tokenizer(model), max_tokens=20), engine)
+    np.testing.assert_allclose(found, bertkit.load(str(model)).encode(list(TEXTS)), atol=1e-6)
