@@ -56,7 +56,7 @@ def test_clear_keeps_the_shards_that_a_running_run_reads(
 ) -> None:
     identity = RunIdentity("pretrain", "tiny", "name: tiny\n", "0" * 64, 3, ["test"])
     with ExitStack() as running:
-        for path in {tmp_path / place, tmp_path / place.replace("/runs/seed=0", "")}:
+        for path in sorted({tmp_path / place.replace("/runs/seed=0", ""), tmp_path / place}):  # the outer run first
             run = RunDirectory.create(tmp_path, identity, path)
             running.enter_context(run.recording())
         run = RunDirectory.open(tmp_path / place)

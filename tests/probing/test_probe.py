@@ -117,11 +117,22 @@ def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
     request = request_for(tmp_path, run_dir=tmp_path / "here")
 
     def fail() -> Report:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_probe(request, NoSettings(), request.subjects(), fail, data={})
+    assert RunDirectory.open(tmp_path / "here").status == "failed"
+
+
+def test_an_analysis_of_faulty_data_leaves_no_run(tmp_path: Path) -> None:
+    request = request_for(tmp_path, run_dir=tmp_path / "here")
+
+    def refuse() -> Report:
         raise DataError("no")
 
     with pytest.raises(DataError):
-        run_probe(request, NoSettings(), request.subjects(), fail, data={})
-    assert RunDirectory.open(tmp_path / "here").status == "failed"
+        run_probe(request, NoSettings(), request.subjects(), refuse, data={})
+    assert not (tmp_path / "here").exists()
 
 
 # ---- models

@@ -152,13 +152,16 @@ class TaskDistiller(TeacherCost, Finetuner):
             if cache is not None and self.teacher is not None:
                 self.teacher.cache = cache
                 self._fill_cache(self.teacher)
-            self._teacher_scores()
             with super().session():
                 yield
         finally:
             if cache is not None and self.teacher is not None:
                 self.teacher.cache = None
                 cache.close()
+
+    def before_updates(self) -> None:
+        super().before_updates()
+        self._teacher_scores()
 
     def _open_cache(self, teacher: Teacher) -> RecordCache | None:
         """Where the teacher's outputs are cached; None if they are not, and the reason is logged."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from bertkit.data.random import derived_seed
 from bertkit.errors import DataError, StoppedError
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress, ProgressMeter
+from bertkit.progress import Progress, ProgressMeter, silent_progress
 from bertkit.ranks import RankLostError, current
 from bertkit.run.checkpoint import (
     Checkpoint,
@@ -81,6 +81,7 @@ class Trainer(TrainerHooks[Batch]):
     def __init__(self, run: RunDirectory, engine: Engine) -> None:
         self.run = run
         self.engine = engine
+        self.progress: Progress = silent_progress
         self.ranks = current()
         self.placement = placement_of(shard=engine.shard, device=engine.device)
         self.meter = WindowMeter()
@@ -133,6 +134,7 @@ class Trainer(TrainerHooks[Batch]):
             MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps", start=self.step) as meter,
         ):
+            self.before_updates()
             if checkpoint is None and self.failing.rolls_back:
                 self.save_checkpoint()
             watch = Stopwatch()

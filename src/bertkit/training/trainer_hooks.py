@@ -51,6 +51,9 @@ class TrainerHooks(ABC, Generic[Batch]):
     def finish(self) -> dict[str, Any]:
         """Write the model; returns the contents of results.json."""
 
+    def before_updates(self) -> None:
+        """Called within `session`, before the first update of this process."""
+
     def after_update(self) -> None:
         """Called after each update and its evaluation, before its checkpoint."""
 
