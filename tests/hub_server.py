@@ -11,15 +11,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qs, unquote
 
+STOPPED = 75
+"""Exit code of a command that was stopped early."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -265,3 +270,15 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def bertkit(home: Path, url: str, *words: object) -> int:
+    """Run a command against a server, in a separate process, because the clients read their environment once; its
+    caches are below `home`. Returns the exit code, 0 or `STOPPED`."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "BERTKIT_CACHE": str(home / "cache")}
+    environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "bertkit", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (0, STOPPED), done.stderr
+    return done.returncode

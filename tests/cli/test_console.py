@@ -139,6 +139,10 @@ def test_a_closed_terminal_ends_neither_messages_nor_bars(monkeypatch: pytest.Mo
                 console.warn("the learning rate is high")
         console.stopped("stopped, checkpoint saved")
         console.close()
+        terminal.write("by another writer")
+        terminal.flush()
+        assert os.path.samestat(os.fstat(slave), os.stat(os.devnull))
+    assert (meter.completed, inner.completed) == (2, 2)
 
 
 def test_a_pipe_without_a_reader_takes_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +156,5 @@ def test_a_pipe_without_a_reader_takes_messages(monkeypatch: pytest.MonkeyPatch)
             console.info("x" * 10_000)
         console.close()
         pipe.write("by another writer")
+        pipe.flush()
+        assert os.path.samestat(os.fstat(writer), os.stat(os.devnull))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.hub_server import Hub, commit_of, serving
+from tests.hub_server import STOPPED, Hub, bertkit, commit_of, serving
 from tests.tasks.tiny_task import reviews, write_model
 
-STOPPED = 75
 CARD = b"""---
 configs:
 - config_name: rte
@@ -42,16 +38,6 @@ def parquet(rows: int, seed: int) -> bytes:
     written = io.BytesIO()
     pq.write_table(pa.table(table), written)
     return written.getvalue()
-
-
-def bertkit(home: Path, url: str, *words: object) -> int:
-    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "BERTKIT_CACHE": str(home / "cache")}
-    environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "bertkit", *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode in (0, STOPPED), done.stderr
-    return done.returncode
 
 
 def test_a_resumed_run_reads_the_task_at_the_commit_that_it_began_with(tmp_path: Path) -> None:

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from bertkit.models.bert import BertConfig
-from tests.hub_server import Hub, commit_of, serving
+from tests.hub_server import STOPPED, Hub, bertkit, commit_of, serving
 from tests.training.tiny_run import RECIPE, write_model, write_text
-
-STOPPED = 75
-
-
-def bertkit(home: Path, url: str, *words: object) -> int:
-    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "BERTKIT_CACHE": str(home / "cache")}
-    environment |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-m", "bertkit", *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode in (0, STOPPED), done.stderr
-    return done.returncode
 
 
 def weights(run: Path) -> bytes:

@@ -25,6 +25,7 @@ from bertkit.cli.options import (
     option,
     set_overrides,
 )
+from bertkit.cli.plans import print_plan
 from bertkit.errors import UsageError
 from bertkit.run import runs_root
 
@@ -166,7 +167,7 @@ def _make_static(
         **common.argument_fields(place),
     )
     if common.plan:
-        common.finish_plan(static_plan(request))
+        print_plan(static_plan(request), as_json=common.as_json)
         return
     finished = make_static(request, progress=console.progress, on_start=on_start_for(place))
     made = finished.results["static"]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertkit.cli.console import console, duration, result
+from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options, annotation_parts, escaped, fields_of
 from bertkit.cli.launch import Request, trained
+from bertkit.cli.plans import print_plan
 from bertkit.errors import UsageError
 from bertkit.run import runs_root
 
@@ -373,7 +374,7 @@ class Training(Common):
             show: prints scores of the finished run.
         """
         if self.plan:
-            self.finish_plan(plan(request))
+            print_plan(plan(request), as_json=self.as_json)
             return
         begin = on_start_for(place)
         finished = trained(request, lambda each: run(each, progress=console.progress, on_start=begin))
@@ -395,43 +396,6 @@ class Training(Common):
             "results": results,
         }
         result(document if self.as_json else shown, as_json=self.as_json)
-
-    def finish_plan(self, plan: dict[str, Any]) -> None:
-        """Print what would run: the document, or one line per field."""
-        if self.as_json:
-            result(plan, as_json=True)
-            return
-        total, backbone = plan["parameters"]["total"], plan["parameters"]["backbone"]
-        # An embedder has neither heads nor the family's pooler, which the backbone as published includes.
-        without = f" ({backbone:,} without heads)" if backbone < total else ""
-        at_most = "at most " if plan.get("vocabulary", {}).get("at_most") else ""
-        terms = sorted(plan["memory_terms_mb"].items(), key=lambda term: -term[1])
-        parts = ", ".join(f"{name.replace('_', ' ')} {megabytes:,.0f}" for name, megabytes in terms if megabytes >= 0.5)
-        rows = {
-            "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
-            "parameters": f"{at_most}{total:,}{without}",
-            "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
-            "tokens": f"{plan['tokens']:,}{_passes(plan)}",
-            "FLOPs": flops_in_words(plan),
-            "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
-            "disk": f"{plan['disk_mb']:,.0f} MB",
-            "time here": duration(plan["seconds"]),
-            **self._data_rows(plan),
-        }
-        width = max(12, *(len(name) + 2 for name in rows))
-        for name, value in rows.items():
-            result(f"{name:<{width}}{value}")
-
-    def _data_rows(self, plan: dict[str, Any]) -> dict[str, str]:
-        """The labels of each split, and the examples left out of it."""
-        if "labels" not in plan:
-            return {}
-        from bertkit.finetuning.label_counts import in_words
-
-        rows = {f"{split} labels": in_words(counts) for split, counts in plan["labels"].items()}
-        for split, reasons in plan["skipped"].items():
-            rows[f"{split} skips"] = ", ".join(f"{count:,} rows: {reason}" for reason, count in reasons.items())
-        return rows
 
 
 @dataclass(frozen=True)
@@ -495,23 +459,3 @@ def on_start_for(place: RunLocation) -> Callable[[RunDirectory], None]:
 def keep_log(run: RunDirectory) -> None:
     """Write the traceback of a bug to the run's log; for a request's `on_start`."""
     console.log_file = run.log_file
-
-
-MANY_PASSES = 200
-"""With more passes over a text than this, a plan names the option for fewer; BERT made about 40."""
-
-
-def flops_in_words(plan: Mapping[str, Any]) -> str:
-    """The model's floating-point operations, plus the optimiser's own matrix products, if it has any."""
-    added = f", plus {own:.3g} for the optimiser" if (own := plan["optimizer_flops"]) else ""
-    return f"{plan['flops']:.3g}{added}"
-
-
-def _passes(plan: dict[str, Any]) -> str:
-    """How often the text is read, if its size is known."""
-    passes = plan.get("text_passes")
-    if passes is None:
-        return ""
-    number = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
-    fewer = "; --max-steps N reduces them" if passes > MANY_PASSES else ""
-    return f" (about {number} {'pass' if number == '1' else 'passes'} over the text{fewer})"

@@ -21,11 +21,11 @@ from bertkit.cli.options import (
     Resume,
     RunDir,
     SetOption,
-    flops_in_words,
     keep_log,
     option,
     set_overrides,
 )
+from bertkit.cli.plans import flops_in_words
 from bertkit.run import runs_root
 
 if TYPE_CHECKING:
