@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import read_json, sha256_of
+from bertkit.files import json_sha256, read_json, sha256_of
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
@@ -69,6 +69,11 @@ class LoadedModel:
     @property
     def config(self) -> EncoderConfig:
         return self.model.encoder.config
+
+    @property
+    def config_fingerprint(self) -> str:
+        """sha256 of the model's settings."""
+        return json_sha256(self.config.to_hub())
 
     def random_twin(self, seed: int = 0) -> LoadedModel:
         """The same model with newly initialised weights, by its family's rules: a baseline without training."""

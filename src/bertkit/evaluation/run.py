@@ -15,7 +15,7 @@ from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import joint_sha256
 from bertkit.run.directory import RunDirectory, RunIdentity
-from bertkit.run.finished import finished_before
+from bertkit.run.finished import CONFIG_FINGERPRINT, finished_before
 from bertkit.settings import Settings
 from bertkit.text.corpus import Corpus
 from bertkit.text.source_options import SourceOptions
@@ -119,6 +119,7 @@ def measurement_identity(
     """
     chosen = settings.model_dump(mode="json")
     hashes, weights = sorted(data.values()), [each.fingerprint for each in models]
+    configs = [each.config_fingerprint for each in models]
     return RunIdentity.of_measurement(
         kind,
         name,
@@ -136,6 +137,7 @@ def measurement_identity(
             "data": joint_sha256(hashes),
             "tokenizer": models[0].tokenizer.fingerprint,
             "model": weights[0] if len(weights) == 1 else joint_sha256(weights),
+            CONFIG_FINGERPRINT: configs[0] if len(configs) == 1 else joint_sha256(configs),
         },
     )
 

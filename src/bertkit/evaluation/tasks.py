@@ -39,11 +39,11 @@ from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
 from bertkit.metrics import signed_score
-from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.model_files import config_hash, encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import INNER_RUNS, RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
-from bertkit.run.finished import finished_before
+from bertkit.run.finished import CONFIG_FINGERPRINT, finished_before
 from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -98,6 +98,7 @@ def evaluate_tasks(
         "data": digest(sorted(value for task in planned for value in task.files.values())),
         "tokenizer": load_tokenizer(directory, offline=evaluation.arguments.offline).fingerprint,
         "model": weights_hash(directory),
+        CONFIG_FINGERPRINT: config_hash(directory),
     }
     run, is_done = _run_directory(evaluation, planned, fingerprints)
     if is_done and run.results is not None:
@@ -184,7 +185,8 @@ def _identity(
     deciding = {
         "suite": evaluation.suite,
         "tasks": {task.spec.name: task.deciding for task in planned},
-        "fingerprints": dict(fingerprints),
+        # Without config.json's, so that evaluations that an earlier version began are continued.
+        "fingerprints": {name: value for name, value in fingerprints.items() if name != CONFIG_FINGERPRINT},
         **({"metrics": {each.name: each.fingerprint for each in evaluation.additional}} if evaluation.metrics else {}),
     }
     recipe = {

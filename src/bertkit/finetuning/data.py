@@ -30,8 +30,9 @@ from bertkit.metrics.modules import load_metric
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.labels import Labels, ProblemType
-from bertkit.models.model_files import CONFIG_FILE, encoder_directory, weights_hash
+from bertkit.models.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
 from bertkit.models.pruning import HeadChoice, saved_heads
+from bertkit.run.finished import CONFIG_FINGERPRINT
 from bertkit.tasks.base import Features, Task
 from bertkit.tasks.catalogue import Kind, TaskSpec
 from bertkit.tasks.choice import Choice
@@ -212,7 +213,11 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         for name, split in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
-    hashes = {"tokenizer": tokenizer.fingerprint, "model": weights_hash(directory)}
+    hashes = {
+        "tokenizer": tokenizer.fingerprint,
+        "model": weights_hash(directory),
+        CONFIG_FINGERPRINT: config_hash(directory),
+    }
     if isinstance(task, Embedding) and recipe.task_settings.teacher is not None:
         features, hashes["teacher"] = taught(
             encoded["train"].features,

@@ -34,6 +34,7 @@ from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import INNER_RUNS, RECIPE, RESULTS, SUITE_FILE, RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite
+from bertkit.run.finished import changed_fingerprints
 from bertkit.run.verify import result_errors
 from bertkit.training.run import (
     FinishedRun,
@@ -329,7 +330,7 @@ def finished_run(
         prepared = prepare()
         reported = (run.results or {}).get(ADDITIONAL_METRICS, {})
         has_metrics = metric_fingerprints(prepared[0].task).items() <= reported.items()
-        if has_metrics and record.get("fingerprints") == joint_fingerprints(prepared):
+        if has_metrics and not changed_fingerprints(record["fingerprints"], joint_fingerprints(prepared)):
             return run
     return None
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
-from bertkit.files import file_within, joint_sha256, read_json, sha256_of
+from bertkit.files import file_within, joint_sha256, json_sha256, read_json, sha256_of
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
 from bertkit.run.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
@@ -33,6 +33,8 @@ PICKLE = "pytorch_model.bin"
 WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
 """Weights in a model directory, in order of preference."""
 
+_OF_THE_WRITER = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype"})
+"""Keys of config.json that do not change what a model computes here."""
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
 _OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
 
@@ -55,6 +57,16 @@ def weights_hash(directory: Path) -> str:
     if path.suffix != ".json":
         return sha256_of(path)
     return joint_sha256(map(sha256_of, _shards(path)))
+
+
+def config_hash(directory: Path) -> str:
+    """sha256 (hex) of a model's config.json as values, without what depends on the version that wrote it.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    contents = read_json(directory / CONFIG_FILE)
+    return json_sha256({key: value for key, value in contents.items() if key not in _OF_THE_WRITER})
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -20,6 +20,13 @@ from bertkit.run.verify import result_errors
 
 log = logging.getLogger(__name__)
 
+CONFIG_FINGERPRINT = "config"
+"""The fingerprint of a model's config.json."""
+MEASURES_FINGERPRINT = "measures"
+"""The fingerprint of the data that the measures of a study read."""
+_ADDED_LATER = frozenset({CONFIG_FINGERPRINT, MEASURES_FINGERPRINT})
+"""Fingerprints that runs of earlier versions did not record; these are compared without them."""
+
 Objection = Callable[[RunDirectory], str | None]
 """A further check: why a finished run cannot be reused; None if it can."""
 
@@ -59,6 +66,12 @@ def finished_before(
     return None
 
 
+def changed_fingerprints(recorded: Mapping[str, str | None], fingerprints: Mapping[str, str | None]) -> list[str]:
+    """The names of the data and models that differ from those that a run recorded."""
+    names = {*recorded, *fingerprints} - (_ADDED_LATER - recorded.keys())
+    return sorted(name for name in names if recorded.get(name) != fingerprints.get(name))
+
+
 def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = None) -> str | None:
     """Why a finished run cannot be reused for the same recipe; None if it can.
 
@@ -66,10 +79,9 @@ def why_not(run: RunDirectory, fingerprints: Mapping[str, str | None] | None = N
         run: a run with status done.
         fingerprints: of the data and models that a new run would read; None: known to be the same.
     """
-    recorded = run.record["fingerprints"]
-    if fingerprints is not None and recorded != dict(fingerprints):
-        names = sorted({*recorded, *fingerprints})
-        return f"another {' and '.join(name for name in names if recorded.get(name) != fingerprints.get(name))}"
+    changed = [] if fingerprints is None else changed_fingerprints(run.record["fingerprints"], fingerprints)
+    if changed:
+        return f"another {' and '.join(changed)}"
     if run.record.get("code_sha256") != code_sha256():
         return "it was made by another version of bertkit"
     try:

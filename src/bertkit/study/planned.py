@@ -18,6 +18,7 @@ from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
+from bertkit.run.finished import MEASURES_FINGERPRINT
 from bertkit.study.budget import StepCost, cost_key, step_cost
 from bertkit.study.check import check_measurable, check_measures, check_recipes
 from bertkit.study.measured_data import measures_sha256
@@ -30,9 +31,6 @@ from bertkit.study.study_runs import (
     scored_of,
     settings_of,
 )
-
-MEASURES = "measures"
-"""The fingerprint of the data that the measures read."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class PlannedStudy:
             "recipe": joint_sha256(map(what_hash, recipes)),
         }
         measures = measures_sha256(self.study, offline=self.offline)
-        return found if measures is None else found | {MEASURES: measures}
+        return found if measures is None else found | {MEASURES_FINGERPRINT: measures}
 
     def _shards(self, recipe: Recipe, progress: Progress) -> TokenShards:
         """The shards of a recipe's text, opened once."""

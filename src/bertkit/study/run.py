@@ -25,7 +25,7 @@ from bertkit.progress import Progress
 from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.study.context import StudyContext
-from bertkit.study.planned import MEASURES, PlannedStudy
+from bertkit.study.planned import PlannedStudy
 from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
 from bertkit.study.runner import StudyRunner
@@ -133,8 +133,6 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
         planned.recipe(study_run, planned.steps(study_run, costs))
     if run is None:
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
-    if MEASURES not in run.record["fingerprints"]:  # a study of an earlier version
-        fingerprints.pop(MEASURES, None)
     require_unchanged(run, fingerprints)
     context = StudyContext(
         study,

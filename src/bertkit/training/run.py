@@ -32,7 +32,7 @@ from bertkit.run import NEWEST
 from bertkit.run.copying import run_in_directory
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite, run_to_resume
-from bertkit.run.finished import Objection, finished_before
+from bertkit.run.finished import Objection, changed_fingerprints, finished_before
 from bertkit.run.follower import ReadOnlyRun
 from bertkit.run.verify import model_errors
 from bertkit.training.divergence import RolledBackError
@@ -360,8 +360,9 @@ def require_unchanged(run: RunDirectory, fingerprints: Mapping[str, str | None])
     Raises:
         DataError: they have changed; the message names them.
     """
-    recorded = run.record["fingerprints"]
-    changed = [f"the {name}" for name, digest in fingerprints.items() if recorded.get(name) != digest]
+    changed = [
+        f"the {name}" for name in changed_fingerprints(run.record["fingerprints"], fingerprints) if name in fingerprints
+    ]
     if changed:
         verb = "has" if len(changed) == 1 else "have"
         raise DataError(
