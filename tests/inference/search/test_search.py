@@ -77,6 +77,13 @@ def test_hits_are_those_of_a_plain_search(model: Path, corpus: Path, bertkit: Co
         np.testing.assert_allclose([hit["score"] for hit in document["hits"]], cosine[row, best], atol=1e-5)
 
 
+def test_blank_lines_are_no_hits_and_count_in_the_ids(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n\n{TEXTS[1]}\n \n{TEXTS[2]}\n", encoding="utf-8")
+    done = bertkit("search", "--model", model, "--corpus", tmp_path / "texts.txt", "the fine cat", "--json")
+    (found,) = json.loads(done.stdout)
+    assert {hit["id"]: hit["text"] for hit in found["hits"]} == {"0": TEXTS[0], "2": TEXTS[1], "4": TEXTS[2]}
+
+
 @pytest.mark.parametrize("kind", ["exact", "ivf", "hnsw"])
 def test_every_kind_finds_what_a_search_of_all_finds(kind: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(3)

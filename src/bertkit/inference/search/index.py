@@ -198,7 +198,7 @@ def build_index(
     directory.mkdir(parents=True, exist_ok=True)
     counts = _embedded(directory, deciding)
     if counts is None:
-        described = {"path": str(corpus.resolve()), "sha256": source}
+        described = {"path": str(corpus.resolve()), "sha256": source, "blank_texts": False}
         written = embed_to_file(
             embedder,
             _kept(texts, directory),
@@ -236,10 +236,10 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _kept(texts: Iterator[InputText], directory: Path) -> Iterator[InputText]:
-    """The texts, each also written next to the vectors."""
+    """The texts that are not blank, each also written next to the vectors."""
     starts = []
     with (directory / _TEXTS).open("wb") as file:
-        for text in texts:
+        for text in (each for each in texts if each.text.strip()):
             starts.append(file.tell())
             file.write(json.dumps({"id": text.id, "text": text.text}).encode() + b"\n")
             yield text
