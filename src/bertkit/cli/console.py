@@ -87,7 +87,7 @@ class Console:
         self._verbosity = 0
         self._speaker = ""
         self._level_before = logger.level
-        self._stream: _LastingStream | None = None
+        self._stream: _DiscardingStream | None = None
         self._rich: rich.console.Console | None = None
 
     @property
@@ -100,7 +100,7 @@ class Console:
         """stderr, also below a bar of rich, which replaces `sys.stderr` while it is shown."""
         now = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
         if self._stream is None or self._stream.stream is not now:
-            self._stream = _LastingStream(now)
+            self._stream = _DiscardingStream(now)
         return cast("TextIO", self._stream)
 
     @property
@@ -252,7 +252,7 @@ class Console:
             print(text, file=self.stream, flush=True)
 
 
-class _LastingStream:
+class _DiscardingStream:
     """A stream whose text is discarded once it cannot be written, because its terminal was closed or the reader of its
     pipe has ended. If the same signal stops a run, this lets it save its checkpoint."""
 
@@ -276,8 +276,9 @@ class _LastingStream:
         try:
             yield
         except OSError:
-            with suppress(OSError):  # also for other writers, and for what is left in the stream's buffer
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                # Also for other writers, and for what is left in the stream's buffer.
+                os.dup2(nowhere.fileno(), self.stream.fileno())
 
 
 class _ConsoleHandler(logging.Handler):
