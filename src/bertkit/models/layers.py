@@ -79,6 +79,53 @@ class FeedForward(nn.Module):
         return output
 
 
+class GatedFeedForward(nn.Module):
+    """activation(x A) * (x B), dropout, then a linear map (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(
+        self, width: int, inner_width: int, activation: Activation, *, bias: bool = False, dropout_rate: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.gate = Linear(width, inner_width, bias=bias)
+        self.gated = Linear(width, inner_width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout(dropout_rate)
+        self.outer = Linear(inner_width, width, bias=bias)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points, each (T, F): `hook_pre`, the gate before its activation, and `hook_post`."""
+        gate_TF = self.activation(scope.tap("hook_pre", self.gate(hidden_TD)))
+        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", gate_TF * self.gated(hidden_TD))))
+        return output_TD
+
+
+class StackedGatedFeedForward(nn.Module):
+    """As `GatedFeedForward`, with A and B in one matrix."""
+
+    def __init__(
+        self,
+        width: int,
+        inner_width: int,
+        activation: Activation,
+        *,
+        inner_bias: bool = False,
+        outer_bias: bool = False,
+        dropout_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.inner = Linear(width, 2 * inner_width, bias=inner_bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout(dropout_rate)
+        self.outer = Linear(inner_width, width, bias=outer_bias)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
+        gate_TF, gated_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
+        product_TF = scope.tap("hook_post", self.activation(gate_TF) * gated_TF)
+        output_TD: Tensor = self.outer(self.dropout(product_TF))
+        return output_TD
+
+
 def _in_float32(norm: nn.Module, residual_TD: Tensor) -> bool:
     """Whether this is a layer norm with weight and bias, and its arithmetic is in float32."""
     parameters = (norm.weight, norm.bias) if type(norm) is nn.LayerNorm else (None,)

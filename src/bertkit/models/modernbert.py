@@ -13,7 +13,7 @@ sequences, V vocabulary, K outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,14 +21,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import SelfAttention, attend
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder, EncoderConfig, Initializer, TransformerConfig
+from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape
-from bertkit.models.layers import ACTIVATIONS, Activation, PreNorm
+from bertkit.models.layers import ACTIVATIONS, Activation, StackedGatedFeedForward
 from bertkit.models.matmul import Linear
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
 from bertkit.models.rotary import RotaryTable
+from bertkit.models.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import keys_in_window, sliding_window_attention
@@ -260,95 +260,55 @@ class ModernBertClassifier(nn.Module):
         return logits
 
 
-class ModernBertAttention(SelfAttention):
-    """Attention over rotated queries and keys, to all tokens or to nearby ones."""
+class ModernBertAttention(RotaryAttention):
+    """Attention to all tokens, or to nearby ones."""
 
     def __init__(self, config: ModernBertConfig, kind: LayerType) -> None:
-        width, bias = config.hidden_size, config.attention_bias
-        super().__init__(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob)
-        for name in ("query", "key", "value", "output"):
-            setattr(self, name, Linear(width, width, bias=bias))
+        rate = config.attention_probs_dropout_prob
+        super().__init__(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=rate,
+            bias=config.attention_bias,
+            output_dropout_rate=rate,
+        )
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
-        self.output_dropout = Dropout(config.attention_probs_dropout_prob)
 
     def keys_per_query(self, length: float) -> float:
         return length if self.each_side is None else keys_in_window(length, self.each_side)
 
-    def turned(
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        rotary: RotaryTable,
-        scope: Scope,
-        index_M: Tensor | None = None,
+    def mix(
+        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, with queries and
-        keys before rotation."""
+        if self.each_side is None:
+            return super().mix(query_TNH, key_TNH, value_TNH, sequences, scope)
         rate = self.dropout_rate if self.training else 0.0
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
-            if self.each_side is None:
-                return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
-            return sliding_window_attention(
-                query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
-            )
-
-        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
-        return output_TD
+        return sliding_window_attention(
+            query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
+        )
 
 
-class GatedFeedForward(nn.Module):
-    """activation(x A) * (x B), then a linear map; A and B share one matrix."""
-
-    def __init__(self, config: ModernBertConfig) -> None:
-        super().__init__()
-        self.inner = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
-        input_TF, gate_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
-        gated_TF = scope.tap("hook_post", self.activation(input_TF) * gate_TF)
-        output_TD: Tensor = self.outer(self.dropout(gated_TF))
-        return output_TD
-
-
-class ModernBertLayer(PreNorm):
+class ModernBertLayer(PreNormRotaryLayer):
     """A global or a local layer."""
-
-    attention: ModernBertAttention
 
     def __init__(self, config: ModernBertConfig, kind: LayerType, *, is_first: bool) -> None:
         width, eps = config.hidden_size, config.norm_eps
-        super().__init__(
-            ModernBertAttention(config, kind), GatedFeedForward(config), width=width, norm_eps=eps, dropout_rate=0.0
+        feed_forward = StackedGatedFeedForward(
+            width,
+            config.intermediate_size,
+            config.hidden_act,
+            inner_bias=config.mlp_bias,
+            outer_bias=config.mlp_bias,
+            dropout_rate=config.hidden_dropout_prob,
         )
+        super().__init__(ModernBertAttention(config, kind), feed_forward, width=width, norm_eps=eps, dropout_rate=0.0)
         self.attention_norm = nn.Identity() if is_first else nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
         self.feed_forward_norm = nn.LayerNorm(width, eps=eps, bias=config.norm_bias)
 
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        rotary: RotaryTable,
-        scope: Scope,
-        index_M: Tensor | None = None,
-    ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
 
-        def attention(states_TD: Tensor) -> Tensor:
-            return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
-
-        return self.around(hidden_TD, attention, scope, index_M)
-
-
-class ModernBert(Encoder):
+class ModernBert(RotaryEncoder):
     """ModernBERT's encoder."""
 
-    caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         "word": "embeddings.tok_embeddings",
         "embedding_norm": "embeddings.norm",
@@ -392,25 +352,16 @@ class ModernBert(Encoder):
             for leaf in ("weight", "bias")
         ]
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, those of each layer below `blocks.N.`, and `ln_final.hook_normalized`."""
-        return self._states(batch, Scope(recorder, ""), None)
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        return self._states(batch, Scope(None, ""), index_M)
-
-    def selected_token_modules(self) -> Iterable[nn.Module]:
-        last = self.layers[-1]
-        assert isinstance(last, ModernBertLayer)
-        return (last.attention.output, last.feed_forward)
-
-    def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
-        rotary = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        hidden_TD = self.dropout(self.embedding_norm(word_TD))
-        last = len(self.layers) - 1
-        for number, (kind, layer) in enumerate(zip(self.kinds, self.layers, strict=True)):
-            asked_M = index_M if number == last else None
-            hidden_TD = layer(hidden_TD, batch.sequences, rotary[kind], scope.within(f"blocks.{number}."), asked_M)
-        normed_TD: Tensor = self.norm(hidden_TD)
-        return scope.tap("ln_final.hook_normalized", normed_TD)
+        hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD))
+        return hidden_TD
+
+    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        tables = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
+        return [tables[kind] for kind in self.kinds]
+
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D). Point: `ln_final.hook_normalized`."""
+        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))

@@ -27,8 +27,7 @@ from bertkit.models.bert import bert_heads, segment_types
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.heads import HeadPlan, MaskedLMHead
-from bertkit.models.layers import ACTIVATIONS, PostNorm
-from bertkit.models.matmul import Linear
+from bertkit.models.layers import PostNorm, StackedGatedFeedForward
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding
@@ -112,24 +111,6 @@ class MosaicBertEmbeddings(nn.Module):
         return normed_TD
 
 
-class MosaicBertFeedForward(nn.Module):
-    """activation(x A) * (x B), dropout, then a linear map; A and B share one matrix without bias."""
-
-    def __init__(self, config: MosaicBertConfig) -> None:
-        super().__init__()
-        self.inner = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.activation = ACTIVATIONS["gelu"]
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
-        gate_TF, value_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
-        gated_TF = scope.tap("hook_post", self.activation(gate_TF) * value_TF)
-        output_TD: Tensor = self.outer(self.dropout(gated_TF))
-        return output_TD
-
-
 class MosaicBertLayer(PostNorm):
     """BERT's layer with biased scores; dropout is applied after attention and after the gate."""
 
@@ -137,7 +118,9 @@ class MosaicBertLayer(PostNorm):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         super().__init__(
             SelfAttention(width, config.num_attention_heads, dropout_rate=rate),
-            MosaicBertFeedForward(config),
+            StackedGatedFeedForward(
+                width, config.intermediate_size, "gelu", outer_bias=True, dropout_rate=config.hidden_dropout_prob
+            ),
             width=width,
             norm_eps=config.layer_norm_eps,
             dropout_rate=0.0,

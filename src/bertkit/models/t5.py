@@ -35,7 +35,7 @@ from bertkit.models.encoder_decoder import (
     WordTable,
 )
 from bertkit.models.heads import HeadPlan
-from bertkit.models.layers import ACTIVATIONS, PreNorm
+from bertkit.models.layers import GatedFeedForward, PreNorm
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
@@ -237,25 +237,6 @@ class T5FeedForward(nn.Module):
         return output_TD
 
 
-class GatedT5FeedForward(nn.Module):
-    """`T5FeedForward` with a second map that multiplies the first map's activation (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.gate = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.gated = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
-        # `gated-gelu` means the tanh approximation.
-        self.activation = ACTIVATIONS["gelu_new"]
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D)."""
-        gate_TF = self.activation(scope.tap("hook_pre", self.gate(hidden_TD)))
-        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", gate_TF * self.gated(hidden_TD))))
-        return output_TD
-
-
 class T5EncoderLayer(PreNorm):
     """A layer of the encoder."""
 
@@ -354,7 +335,11 @@ def _norm(config: T5Config) -> nn.Module:
 
 
 def _feed_forward(config: T5Config) -> nn.Module:
-    return GatedT5FeedForward(config) if config.feed_forward_proj == _GATED else T5FeedForward(config)
+    if config.feed_forward_proj != _GATED:
+        return T5FeedForward(config)
+    # `gated-gelu` means the tanh approximation.
+    width, inner_width = config.hidden_size, config.intermediate_size
+    return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=config.hidden_dropout_prob)
 
 
 def _decoder_layer(config: T5Config) -> PreNormDecoderLayer:

@@ -1,0 +1,159 @@
+"""What encoders with rotary positions have in common: attention, layers, and the pass through them.
+
+Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2 (rotary.py). Groups of query heads may share the keys and
+values of one head (Ainslie et al. 2023, arXiv:2305.13245, section 2.2).
+
+Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head width, M selected tokens.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention import SelfAttention
+from bertkit.models.dropout import Dropout
+from bertkit.models.encoder import Encoder
+from bertkit.models.layers import PostNorm, PreNorm
+from bertkit.models.matmul import Linear
+from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.rotary import RotaryTable
+
+
+class RotaryAttention(SelfAttention):
+    """Attention over rotated queries and keys.
+
+    Args:
+        width: D.
+        heads: N.
+        key_value_heads: G, a divisor of N; None: N.
+        dropout_rate: of the attention probabilities.
+        bias: whether the linear maps have one.
+        output_dropout_rate: of the output.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_value_heads: int | None = None,
+        dropout_rate: float = 0.0,
+        bias: bool = False,
+        output_dropout_rate: float = 0.0,
+    ) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate, bias=bias)
+        self.queries_per_key = heads // (key_value_heads or heads)
+        if self.queries_per_key > 1:
+            self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
+        self.output_dropout = Dropout(output_dropout_rate)
+
+    def turned(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, with queries and
+        keys before rotation, and keys and values (T, G, H)."""
+
+        def mix(query_TNH: Tensor, key_TGH: Tensor, value_TGH: Tensor) -> Tensor:
+            query_TNH, key_TNH = rotary.turn(query_TNH), self._per_query_head(rotary.turn(key_TGH))
+            return self.mix(query_TNH, key_TNH, self._per_query_head(value_TGH), sequences, scope)
+
+        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
+        return output_TD
+
+    def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, (T, N, H); keys and values, (T, G, H)."""
+        heads = (self.heads, *[self.heads // self.queries_per_key] * 2)
+        projected = self.projection((self.query, self.key, self.value), hidden_TD)
+        points = ("hook_q", "hook_k", "hook_v")
+        query_TNH, key_TGH, value_TGH = (
+            scope.tap(point, rows.view(hidden_TD.shape[0], number, -1))
+            for point, rows, number in zip(points, projected, heads, strict=True)
+        )
+        return query_TNH, key_TGH, value_TGH
+
+    def _per_query_head(self, rows_TGH: Tensor) -> Tensor:
+        """Each head repeated for its queries: (T, N, H)."""
+        if self.queries_per_key == 1:
+            return rows_TGH
+        return rows_TGH.repeat_interleave(self.queries_per_key, dim=1)
+
+
+class PreNormRotaryLayer(PreNorm):
+    """A layer with norms before attention and feed-forward."""
+
+    attention: RotaryAttention
+
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+
+class PostNormRotaryLayer(PostNorm):
+    """A layer with norms after the residual sums."""
+
+    attention: RotaryAttention
+    forward = PreNormRotaryLayer.forward
+
+
+class RotaryEncoder(Encoder):
+    """Embeddings, and layers whose queries and keys are rotated by their positions.
+
+    Attributes:
+        layers: `PreNormRotaryLayer`s or `PostNormRotaryLayer`s.
+    """
+
+    caches_keys: ClassVar[bool] = True
+    layers: nn.ModuleList
+
+    @abstractmethod
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """The input of the first layer, (T, D)."""
+
+    @abstractmethod
+    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        """The angles that each layer rotates by."""
+
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """A map applied to the last layer's states: the identity unless a family has one."""
+        return hidden_TD
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: those of `embed` and `finish`, and those of each layer below `blocks.N.`."""
+        return self._through(batch, Scope(recorder, ""))
+
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        return self._through(batch, Scope(None, ""), index_M)
+
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        last = self.layers[-1]
+        return last.get_submodule("attention.output"), last.get_submodule("feed_forward")
+
+    def _through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """The last layer's states, (T, D), or (M, D) for the tokens `index_M` alone."""
+        hidden_TD, tables = self.embed(batch, scope), self.rotary_tables(batch)
+        last = len(self.layers) - 1
+        for number, (rotary, layer) in enumerate(zip(tables, self.layers, strict=True)):
+            asked_M = index_M if number == last else None
+            hidden_TD = layer(hidden_TD, batch.sequences, rotary, scope.within(f"blocks.{number}."), asked_M)
+        return self.finish(hidden_TD, scope)
