@@ -274,6 +274,8 @@ ONNX_HEADS = [
     ("gpt2", "GPT2ForSequenceClassification"),
     ("deberta-3", "DebertaV2ForMaskedLM"),
     ("modernbert", "ModernBertForSequenceClassification"),
+    ("eurobert", "EuroBertForSequenceClassification"),
+    ("nomic-bert", "NomicBertForMaskedLM"),
     ("mpnet", "MPNetForQuestionAnswering"),
 ]
 

@@ -241,8 +241,9 @@ def test_every_dropout_has_the_rate_of_the_originals(case: Case, head: str, tmp_
         ours = {part.rate for part in module.modules() if isinstance(part, Dropout)}
         ours |= {part.dropout_rate for part in module.modules() if isinstance(part, SelfAttention)}
         theirs = {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
-        # Longformer's attention stores its rate as a number.
-        theirs |= {part.dropout for part in module.modules() if isinstance(getattr(part, "dropout", None), float)}
+        # Some attention modules store their rate as a number.
+        stored = [getattr(part, name, None) for part in module.modules() for name in ("dropout", "attention_dropout")]
+        theirs |= {rate for rate in stored if isinstance(rate, float)}
         return (ours | theirs) - {0.0}
 
     in_encoder = set(encoder.modules())

@@ -21,6 +21,7 @@ from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.eurobert import EuroBertConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.gpt_bert import GptBertConfig
@@ -30,6 +31,8 @@ from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
+from bertkit.models.neobert import NeoBertConfig
+from bertkit.models.nomic_bert import NomicBertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.models.t5 import T5Config
 from bertkit.models.transformer_xl import TransformerXlConfig
@@ -98,6 +101,16 @@ IB_BERT = MobileBertConfig(
     key_query_shared_bottleneck=False,
     normalization_type="layer_norm",
 )
+
+
+def eurobert(layers: int, width: int, inner: int) -> EuroBertConfig:
+    return EuroBertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_attention_heads=18,
+        num_key_value_heads=6,
+    )
 
 
 def deberta_v2(layers: int, width: int, heads: int, **more: Any) -> DebertaV2Config:
@@ -236,6 +249,13 @@ SIZES = {
         ("masked_lm",),
         (395, 1),
     ),
+    # Nussbaum et al. 2024, 137M. Le Breton et al. 2025, 250M with the output projection.
+    "nomic-bert": Size(NomicBertConfig(), 30_528, None, None, (), (137, 1)),
+    "neobert": Size(NeoBertConfig(), 30_522, None, None, ("masked_lm",), (250, 5)),
+    # Boizard et al. 2025, without the output projection.
+    "eurobert-210m": Size(EuroBertConfig(), 128_256, published_millions=(210, 3)),
+    "eurobert-610m": Size(eurobert(26, 1152, 4096), 128_256, published_millions=(610, 5)),
+    "eurobert-2b": Size(eurobert(32, 2304, 6144), 128_256, published_millions=(2100, 50)),
     # Beltagy et al. 2020: RoBERTa's, longer tables, and projections for global tokens.
     # Zaheer et al. 2020: the Hub's bigbird-roberta-base.
     "bigbird-base": Size(BigBirdConfig(), 50_358, 127_468_800),

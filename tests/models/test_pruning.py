@@ -38,8 +38,15 @@ CASES = {case.name: case for case in all_cases()}
 WITH_HEADS = (
     *("bert", "megatron-bert", "ernie-2", "electra", "distilbert", "roberta-types-pad-4", "deberta-3"),
     *("deberta-2-convolution", "gpt2-scaled-by-layer", "openai-gpt", "longformer", "mobilebert", "modernbert"),
+    *("nomic-bert", "eurobert-tied-mean"),
 )
-WITHOUT = {"albert": "share", "xlnet": "other weights", "mpnet": "table", "deberta-1": "matrix"}
+WITHOUT = {
+    "albert": "share",
+    "xlnet": "other weights",
+    "mpnet": "table",
+    "deberta-1": "matrix",
+    "eurobert": "share keys",
+}
 WIDTH, HEADS, HEAD_WIDTH, LAYERS = 35, 5, 7, 3
 CHOSEN = {0: [0, 4], 2: [3]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -190,6 +191,26 @@ def test_modernbert_has_the_tokens_batches_and_rates_of_its_files() -> None:
         assert rule.weight_decay * peaks[0] == pytest.approx(1e-5)
         assert recipe.data.layout.choice == "packed-documents"
     assert rule.weight_decay * peaks[-1] == pytest.approx(1e-6)  # the large model's, in its last files
+
+
+def test_neobert_has_the_rates_batches_and_masks_of_its_files() -> None:
+    """scheduler.py: linear to 2,000, cosine to a tenth over 900,000 in all, then constant; two job scripts."""
+    recipe = load_recipe("neobert")
+    stages = stages_of(recipe)
+    assert [stage.end_step for stage in stages] == [900_000, 1_000_000, 1_050_000]
+    sizes = [(each.recipe.optimisation.batch_sequences, each.recipe.data.sequence_length) for each in stages]
+    assert sizes == [(64 * 8 * 4, 1024)] * 2 + [(8 * 8 * 8, 4096)]
+    peak = 6e-4
+    for step in (1_999, 2_000, 225_500, 450_000, 899_999):
+        by_code = 0.1 + 0.45 * (1 + math.cos(math.pi * (step - 2_000) / 898_000))
+        expected = peak * (by_code if step >= 2_000 else step / 2_000)
+        assert stages[0].learning_rate(step) == pytest.approx(expected, rel=1e-3), step
+    assert [stage.learning_rate(stage.end_step - 1) for stage in stages[1:]] == pytest.approx([0.1 * peak] * 2)
+    (term,) = recipe.objectives
+    assert [term.model_dump()[key] for key in ("rate", "mask_share", "random_share")] == [0.2, 1.0, 0.0]
+    rule = recipe.optimisation.optimizer.model_dump()
+    assert (rule["betas"], rule["eps"], rule["weight_decay"], rule["clip_norm"]) == ((0.9, 0.95), 1e-8, 0.01, 1.0)
+    assert rule["decay_biases_and_norms"]
 
 
 def test_mosaicbert_sees_the_samples_of_its_file() -> None:

@@ -18,9 +18,11 @@ from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.models import varlen
 from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.eurobert import EuroBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
+from bertkit.models.nomic_bert import NomicBertConfig
 from bertkit.models.recorder import Recorder
 from bertkit.training import compilation
 from bertkit.training.compilation import compile_layers
@@ -71,7 +73,16 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize("config", [BertConfig(**SIZES), ModernBertConfig(**SIZES)], ids=lambda config: config.family)
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(**SIZES),
+        ModernBertConfig(**SIZES),
+        EuroBertConfig(**SIZES, num_key_value_heads=1),
+        NomicBertConfig(**SIZES),
+    ],
+    ids=lambda config: config.family,
+)
 def test_one_traced_graph_serves_all_layers_and_numbers_of_tokens(
     config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

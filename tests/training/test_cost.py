@@ -14,12 +14,14 @@ from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.eurobert import EuroBertConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.gpt_bert import GptBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.neobert import NeoBertConfig
 from bertkit.models.xlnet import XlnetConfig
 from bertkit.training.cost import count_parameters, step_flops
 
@@ -64,6 +66,8 @@ def forward_flops(model: HeadedModel) -> float:
         (MobileBertConfig(**SIZES, embedding_size=20, intra_bottleneck_size=24), ("masked_lm",), 0),
         (ModernBertConfig(**SIZES, local_attention=64), ("masked_lm",), 0),
         (ModernBertConfig(**SIZES, local_attention=8), ("masked_lm",), 0.02),
+        (NeoBertConfig(**SIZES), ("masked_lm",), 0),
+        (EuroBertConfig(**SIZES, num_key_value_heads=2), ("masked_lm",), 0),
         # Only maps of relative positions, and the two segments' scores, are omitted.
         (XlnetConfig(**XLNET_SIZES), (), 0.1),
         (DebertaV2Config(**SIZES, position_buckets=64), ("masked_lm",), 0.1),

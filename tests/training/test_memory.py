@@ -19,8 +19,11 @@ from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.eurobert import EuroBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.neobert import NeoBertConfig
+from bertkit.models.nomic_bert import NomicBertConfig
 from bertkit.models.roberta import RobertaConfig
 from bertkit.native import CompilerError
 from bertkit.training.cpu_memory import CACHED_PRIMITIVES, limit_primitive_cache
@@ -66,8 +69,11 @@ def kept_by_autograd(model: HeadedModel, batch: PackedBatch, *, bf16: bool) -> i
         AlbertConfig(**SIZES),
         ElectraConfig(**SIZES),
         ModernBertConfig(**SIZES),
+        NeoBertConfig(**SIZES),
+        EuroBertConfig(**SIZES, num_key_value_heads=1),
+        NomicBertConfig(**SIZES),
     ],
-    ids=["bert", "bert without dropout", "roberta", "albert", "electra", "modernbert"],
+    ids=["bert", "bert without dropout", "roberta", "albert", "electra", "modernbert", "neobert", "eurobert", "nomic"],
 )
 def test_activations_and_attention_are_what_autograd_keeps(config: EncoderConfig, bf16: bool) -> None:
     model = HeadedModel(config.build(100), [])

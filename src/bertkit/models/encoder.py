@@ -168,6 +168,10 @@ class EncoderConfig(Settings, ABC):
         known = {name: contents[key] for name, key in keys.items() if key in contents}
         return cls.model_validate({**cls.hub_defaults, **known}, strict=False)
 
+    def from_older_files(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a file with the family's current names and forms on the Hub, if there were others before."""
+        return tensors
+
     def with_dropout(self, rates: Mapping[str, float]) -> Self:
         """The settings with other dropout rates, given by name.
 

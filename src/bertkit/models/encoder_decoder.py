@@ -22,8 +22,7 @@ from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.gpt import Decoder
-from bertkit.models.heads import HeadPlan
+from bertkit.models.heads import HeadPlan, TiedVocabularyHead
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
@@ -75,7 +74,7 @@ class EncoderDecoderConfig(EncoderConfig):
         return self.num_hidden_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     def heads(self) -> dict[str, HeadPlan]:
-        return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: Decoder(), decoder="lm_head")}
+        return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: TiedVocabularyHead(), decoder="lm_head")}
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The keys of config.json that the Hub's classes use to generate, for a tokenizer trained here."""

@@ -23,11 +23,10 @@ from bertkit.models.attention import SelfAttention, attend, causal
 from bertkit.models.bert import BertStack, WordEmbeddings
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.heads import Classifier, HeadPlan
+from bertkit.models.heads import Classifier, HeadPlan, TiedVocabularyHead
 from bertkit.models.layers import FeedForward, PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
-from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed
 from bertkit.text.tokenizer import Tokenizer
 
@@ -91,7 +90,7 @@ class GptLikeConfig(TransformerConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         return {
-            "causal_lm": HeadPlan(f"{self.classes}LMHeadModel", lambda _: Decoder(), decoder="lm_head"),
+            "causal_lm": HeadPlan(f"{self.classes}LMHeadModel", lambda _: TiedVocabularyHead(), decoder="lm_head"),
             "sequence_classification": HeadPlan(
                 f"{self.classes}ForSequenceClassification",
                 lambda shape: Linear(shape.width, shape.num_labels, bias=False),
@@ -151,13 +150,6 @@ class GptConfig(GptLikeConfig):
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Gpt:
         return Gpt(self, vocab_size)
-
-
-class Decoder(VocabularyHead):
-    """The transposed word embedding alone."""
-
-    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(hidden_MD, word_embedding_VE, None)
 
 
 class GptEmbeddings(WordEmbeddings):

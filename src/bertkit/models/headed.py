@@ -153,7 +153,14 @@ class HeadedModel(nn.Module):
         """The input of a sequence head, (B, D): the state of the first or last token, the mean, or the family's own
         function of all states."""
         plan = self.plans[head]
-        return summarise(plan.summary, hidden_TD, batch) if plan.read is None else plan.read(hidden_TD, batch)
+        if plan.read is not None:
+            return plan.read(hidden_TD, batch)
+        return summarise(plan.summary, self.before_mean(head, hidden_TD), batch)
+
+    def before_mean(self, head: str, states: Tensor) -> Tensor:
+        """What a sequence head takes the mean of, in the states' shape (..., D): the states, unless it maps them."""
+        mapped = self.plans[head].before_mean
+        return states if mapped is None else mapped(self.get_submodule(head), states)
 
     def logits(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
         """A head's logits for every token, (T, K), or sequence, (B, K), from all states or those `states` returns."""

@@ -78,6 +78,7 @@ class HeadPlan:
         decoder: for vocabulary heads, the Hub's module that is tied to the word embeddings.
         read: how a sequence head computes its input from all states, if none of the summaries applies (`summary` is
             then mean).
+        before_mean: a map by a sequence head's module of all states before their mean, (T, D) to (T, D); None: none.
     """
 
     architecture: str | None
@@ -88,6 +89,7 @@ class HeadPlan:
     summary: Summary = "first"
     decoder: str | None = None
     read: Callable[[Tensor, PackedBatch], Tensor] | None = None
+    before_mean: Callable[[nn.Module, Tensor], Tensor] | None = None
 
 
 class MaskedLMHead(VocabularyHead):
@@ -116,6 +118,25 @@ class MaskedLMHead(VocabularyHead):
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         transformed_ME = self.norm(self.activation(self.dense(hidden_MD)))
         return VocabularyProjection(transformed_ME, word_embedding_VE, self.bias)
+
+
+class TiedVocabularyHead(VocabularyHead):
+    """The transposed word embedding alone."""
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD, word_embedding_VE, None)
+
+
+class UntiedVocabularyHead(VocabularyHead):
+    """An output projection with its own weights."""
+
+    def __init__(self, width: int, vocab_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width))
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD, self.weight, self.bias)
 
 
 class SpanBoundaryHead(VocabularyHead):

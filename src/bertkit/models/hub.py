@@ -213,7 +213,8 @@ def load_model(
     config = config.with_dropout(dropout)
     path = find_weights(directory)
     checkpoint_labels = _labels(directory, contents)
-    tensors = _without_zeros(_with_prefix(read_weights(path, ignored=config.hub_ignored), config), config, path)
+    tensors = config.from_older_files(read_weights(path, ignored=config.hub_ignored))
+    tensors = _without_zeros(_with_prefix(tensors, config), config, path)
     quantisation = _quantisation(directory, contents, new)
     if heads is None:
         heads = heads_in(config, contents, tensors if quantisation is None else with_plain_names(tensors))

@@ -27,7 +27,7 @@ from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, StackedGatedFeedForward
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
-from bertkit.models.rotary import RotaryTable
+from bertkit.models.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names, TensorLayout, stacked
@@ -99,11 +99,7 @@ class ModernBertConfig(TransformerConfig):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        head_width = self.hidden_size // self.num_attention_heads
-        if head_width % 2:
-            raise ValueError(
-                f"hidden_size / num_attention_heads is {head_width}; rotary positions rotate pairs, so it must be even"
-            )
+        require_even_heads(self.hidden_size, self.num_attention_heads)
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers is {self.num_hidden_layers}"
@@ -186,18 +182,12 @@ class ModernBertConfig(TransformerConfig):
         Raises:
             ValueError: an unsupported model, or an invalid value.
         """
-        rates: dict[str, Any] = {}
+        bases: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
-            rope = (contents.get("rope_parameters") or {}).get(kind) or {}
-            if not isinstance(rope, Mapping):
-                raise ValueError(f"rope_parameters.{kind} is {rope!r:.60}; expected an object")
-            if rope.get("rope_type", "default") != "default":
-                raise ValueError(
-                    f"rope_parameters.{kind}.rope_type is {rope['rope_type']!r}; only 'default' is supported"
-                )
-            if "rope_theta" in rope:
-                rates[name] = rope["rope_theta"]
-        return super().from_hub({**contents, **rates})
+            found = rope_theta_in((contents.get("rope_parameters") or {}).get(kind), f"rope_parameters.{kind}")
+            if found is not None:
+                bases[name] = found
+        return super().from_hub({**contents, **bases})
 
     def to_hub(self) -> dict[str, Any]:
         """The keys of both versions. Layer types that a single number cannot express are only in the newer keys."""
@@ -208,8 +198,8 @@ class ModernBertConfig(TransformerConfig):
             **contents,
             "layer_types": list(self.kinds),
             "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": self.global_rope_theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": self.local_rope_theta},
+                "full_attention": rope_to_hub(self.global_rope_theta),
+                "sliding_attention": rope_to_hub(self.local_rope_theta),
             },
         }
 

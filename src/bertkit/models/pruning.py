@@ -32,6 +32,7 @@ from bertkit.models.gpt_bert import GptBertAttention
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.mosaicbert import MosaicBertLayer
 from bertkit.models.mpnet import MPNetLayer
+from bertkit.models.rotary_encoder import RotaryAttention
 
 PRUNED_HEADS = "pruned_heads"
 """The key of config.json, and the attribute of an attention with pruned heads."""
@@ -63,6 +64,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "its files contain one matrix for equally many heads of queries, keys and values"
     elif getattr(encoder.config, "value_embeddings", 0):
         reason = "its value_embeddings hold those of all heads together"
+    elif any(isinstance(attention, RotaryAttention) and attention.queries_per_key > 1 for attention in found):
+        reason = "several of them share keys and values"
     elif any(isinstance(attention, GptBertAttention) for attention in found):
         reason = "a norm over the outputs of all heads follows them"
     if reason is not None:

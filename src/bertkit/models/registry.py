@@ -18,6 +18,7 @@ from bertkit.models.electra import ElectraConfig
 from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.ernie import ErnieConfig
+from bertkit.models.eurobert import EuroBertConfig
 from bertkit.models.fast_encoder import FastEncoderConfig
 from bertkit.models.gpt import GptConfig
 from bertkit.models.gpt2 import Gpt2Config
@@ -27,6 +28,8 @@ from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mosaicbert import MosaicBertConfig
 from bertkit.models.mpnet import MPNetConfig
+from bertkit.models.neobert import NeoBertConfig
+from bertkit.models.nomic_bert import NomicBertConfig
 from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
 from bertkit.models.t5 import T5Config
 from bertkit.models.transformer import TransformerSeq2SeqConfig
@@ -47,6 +50,7 @@ AnyEncoderConfig = Annotated[
     | ElectraConfig
     | ElmoConfig
     | ErnieConfig
+    | EuroBertConfig
     | FastEncoderConfig
     | Gpt2Config
     | GptBertConfig
@@ -57,6 +61,8 @@ AnyEncoderConfig = Annotated[
     | MobileBertConfig
     | ModernBertConfig
     | MosaicBertConfig
+    | NeoBertConfig
+    | NomicBertConfig
     | RobertaConfig
     | T5Config
     | TransformerSeq2SeqConfig

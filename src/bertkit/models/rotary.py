@@ -8,6 +8,7 @@ Shapes: T packed tokens, N heads, H head width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -67,3 +68,36 @@ class RotaryTable:
             return _turned_by_halves(rows_TNH, self.cosine_T1H, self.sine_T1H)
         turned: Tensor = _Turn.apply(rows_TNH, self.cosine_T1H, self.sine_T1H)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
         return turned
+
+
+def require_even_heads(width: int, heads: int) -> None:
+    """Raise ValueError if the width of a head is odd, since dimensions rotate in pairs."""
+    if width // heads % 2:
+        raise ValueError(
+            f"hidden_size / num_attention_heads is {width // heads}; rotary positions rotate pairs, so it must be even"
+        )
+
+
+def rope_theta_in(rope: Any, key: str) -> float | None:
+    """The base theta in an object of config.json such as `{"rope_type": "default", "rope_theta": 10000.0}`; None if the
+    object is missing or contains none.
+
+    Args:
+        rope: the value of `key`.
+        key: for messages.
+
+    Raises:
+        ValueError: not an object, or angles that are scaled in some way.
+    """
+    if rope is None:
+        return None
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"{key} is {rope!r:.60}; expected an object")
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{key}.rope_type is {rope['rope_type']!r}; only 'default' is supported")
+    return rope.get("rope_theta")
+
+
+def rope_to_hub(theta: float) -> dict[str, Any]:
+    """The object that `rope_theta_in` reads."""
+    return {"rope_type": "default", "rope_theta": theta}

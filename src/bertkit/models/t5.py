@@ -34,7 +34,7 @@ from bertkit.models.encoder_decoder import (
     StackedEncoderDecoder,
     WordTable,
 )
-from bertkit.models.heads import HeadPlan
+from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
 from bertkit.models.layers import GatedFeedForward, PreNorm
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -167,17 +167,6 @@ class ScaledDecoder(VocabularyHead):
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
-
-
-class UntiedVocabularyHead(VocabularyHead):
-    """An output projection with its own weights."""
-
-    def __init__(self, width: int, vocab_size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, width))
-
-    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(hidden_MD, self.weight, None)
 
 
 class T5Attention(SelfAttention):

@@ -21,14 +21,14 @@ from bertkit.errors import UsageError
 from bertkit.models.eager import disable_compile
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import PostNormLayer, PreNormLayer
-from bertkit.models.modernbert import ModernBertLayer
 from bertkit.models.recorder import Scope
+from bertkit.models.rotary_encoder import PostNormRotaryLayer, PreNormRotaryLayer
 from bertkit.models.varlen import detect_kernels
 from bertkit.models.vocabulary import graphed_cross_entropy, use_graph
 
 log = logging.getLogger(__name__)
 
-COMPILED = (PostNormLayer, PreNormLayer, ModernBertLayer)
+COMPILED = (PostNormLayer, PreNormLayer, PostNormRotaryLayer, PreNormRotaryLayer)
 """The layers whose graph gives the same numbers as the plain code (tested)."""
 
 

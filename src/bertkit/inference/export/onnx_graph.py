@@ -34,8 +34,8 @@ INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FAMILIES = frozenset(
     {
-        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "gpt2"),
-        *("megatron-bert", "modernbert", "mpnet", "openai-gpt", "roberta", "xlm-roberta"),
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "gpt2"),
+        *("megatron-bert", "modernbert", "mpnet", "neobert", "nomic_bert", "openai-gpt", "roberta", "xlm-roberta"),
     }
 )
 """Families whose graph holds for every length and does not read padding. XLNet's distances, BigBird's blocks and
@@ -104,7 +104,8 @@ class PaddedModel(nn.Module):
         if where == "last":
             index_B1D = (lengths_B - 1)[:, None, None].expand(-1, 1, hidden_BSD.shape[2])
             return hidden_BSD.gather(1, index_B1D)[:, 0]
-        return (hidden_BSD * is_token_BS[..., None]).sum(dim=1) / lengths_B[:, None]
+        mapped_BSD = self.model.before_mean(head, hidden_BSD)
+        return (mapped_BSD * is_token_BS[..., None]).sum(dim=1) / lengths_B[:, None]
 
 
 def output_names(model: HeadedModel) -> list[str]:
