@@ -239,6 +239,20 @@ def test_the_vocabularys_sample_has_the_smoothed_shares(home: Path) -> None:
             assert len(text) < megabytes * 1.1e6
 
 
+def test_a_language_that_is_repeated_is_repeated_whole(home: Path) -> None:
+    """Its share grows with the languages that follow, as long as all text fits."""
+    names = ["cc", "bb", "aa"]
+    languages = {name: [str(home / f"{name}-1.txt")] for name in names}
+    for smoothing in (0.0, 1.0):
+        lines = list(
+            open_languages(data_config(home, languages=languages, language_smoothing=smoothing)).sample_text(100)
+        )
+        for name in names if smoothing == 1 else names[:2]:
+            written = [line for line in (home / f"{name}-1.txt").read_text().splitlines() if line]
+            assert set(lines) >= set(written)
+            assert smoothing == 0 or sum(line in set(written) for line in lines) == len(written)
+
+
 def test_a_language_without_text_is_named(home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n \n")
     languages = {"aa": [str(home / "aa-1.txt")], "xx": [str(tmp_path / "empty.txt")], "cc": [str(home / "cc-1.txt")]}

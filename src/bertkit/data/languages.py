@@ -89,11 +89,13 @@ class LanguageCorpus(Corpus):
                     for _, lines in block.parts:
                         samples[-1].add(lines)
                     meter.update(sum(sample.read for sample in samples))
-                # Shares only decrease as languages are added, so nothing dropped here is needed later.
                 rooms = self._rooms(samples, room)
-                for sample, allowed in zip(samples, rooms, strict=True):
-                    sample.shrink(allowed)
+                if sum(sample.read for sample in samples) >= room:
+                    # From here on, shares only decrease as languages are added: nothing dropped is needed later.
+                    for sample, allowed in zip(samples, rooms, strict=True):
+                        sample.shrink(allowed)
         for sample, wanted in zip(samples, rooms, strict=True):
+            sample.shrink(wanted)
             lines = list(sample.lines())
             whole, rest = divmod(wanted, max(1, sample.size))
             yield from lines * whole
@@ -115,7 +117,8 @@ class LanguageCorpus(Corpus):
         """Characters to keep of each language read so far."""
         read = [sample.read for sample in samples]
         self.check_texts({**dict.fromkeys(self.names, 1), **dict(zip(self.names, read, strict=False))})
-        return [int(part) for part in smoothed(read, self.smoothing) * min(room, sum(read))]
+        # A share that is the whole language is not cut by rounding.
+        return [int(part + 1e-6) for part in smoothed(read, self.smoothing) * min(room, sum(read))]
 
     def _up_to(self, end: int) -> Corpus:
         return Corpus(self.readers[:end], self.options, self.contents[:end], self.sources)
