@@ -143,6 +143,14 @@ def test_a_resumed_run_keeps_the_history_of_its_attempts(tmp_path: Path) -> None
     assert (second["status"], second["steps"], second["command"][-1]) == ("done", 9, "--resume")
 
 
+def test_a_run_took_the_seconds_of_all_its_attempts_whose_end_is_known(tmp_path: Path) -> None:
+    run = RunDirectory.open(stopped_run(tmp_path).path)
+    stopped = {"started": "2026-01-01T23:59:58.500+00:00", "ended": "2026-01-02T00:01:00.000+00:00"}
+    with run.recording():
+        run.update(attempts=[stopped, {**stopped, "ended": None}, stopped, run.record["attempts"][-1]])
+        assert run.seconds_before() == 2 * 61.5
+
+
 def test_the_log_file_gets_what_the_package_logs_only_while_recording(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, identity())
     logger = logging.getLogger("bertkit.training.anything")

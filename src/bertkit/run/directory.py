@@ -297,6 +297,11 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
+    def seconds_before(self) -> float:
+        """How long the earlier attempts at this run took, without those whose process ended without a word."""
+        whole = [each for each in self.record["attempts"] if each["ended"] is not None]
+        return sum((_time(each["ended"]) - _time(each["started"])).total_seconds() for each in whole)
+
     def _begin(self, command: Sequence[str]) -> None:
         attempts = self.record["attempts"]
         # A run that two versions of the code have worked on was made by neither of them.
@@ -434,6 +439,9 @@ def _shareable(command: Sequence[str]) -> list[str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+_time = datetime.fromisoformat
 
 
 class LogFile(logging.FileHandler):

@@ -405,6 +405,7 @@ def train_run(
     on_start(run)
     started = time.monotonic()
     with run.recording(command):
+        before = run.seconds_before()
         run.write_environment()
         if ranks.count > 1 or "ranks" in run.record:
             run.update(ranks=ranks.count)
@@ -416,7 +417,7 @@ def train_run(
             results = _results(make_trainer, run, progress, deadline)
             if results is None:
                 run.reset_growing_seal()
-        run.update(seconds=round(time.monotonic() - started, 1), **_with_run_before(run.record))
+        run.update(seconds=round(before + time.monotonic() - started, 1), **_with_run_before(run.record))
     run = ranks.led(lambda: run, lambda _: None, lambda _: RunDirectory.open(path))  # the others wait until it is done
     return FinishedRun(run, results, (run,))
 

@@ -22,7 +22,7 @@ from scipy.sparse import csc_matrix, load_npz, save_npz
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
-from bertkit.files import MAX_LISTING_BYTES, read_json, write_json
+from bertkit.files import MAX_LISTING_BYTES, read_json, replacing, write_json
 
 K1, B = 1.2, 0.75
 _WORD = re.compile(r"\w+")
@@ -90,7 +90,8 @@ class Bm25:
 
     def save(self, directory: Path) -> None:
         """Write bm25.npz and bm25.json."""
-        save_npz(directory / "bm25.npz", self.weight_NW, compressed=False)
+        with replacing(directory / "bm25.npz") as file:
+            save_npz(file, self.weight_NW, compressed=False)
         write_json(directory / "bm25.json", self.words)
 
     @classmethod
