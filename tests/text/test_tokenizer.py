@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -215,3 +216,18 @@ def test_a_vocabulary_is_trained_in_time_on_a_word_of_a_million_characters(kind:
     long = _with_short_words("é" * 9000 + " b")
     assert [len(word) for word in long.split()] == [4096, 4096, 808, 1]
     assert long.replace(" ", "") == "é" * 9000 + "b"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_ends_of_text_stand_for_cls_and_sep_in_a_vocabulary_with_a_mask(masked: bool, tmp_path: Path) -> None:
+    """EuroBERT's tokenizer is Llama's with a mask: it pads with the end of a text. GPT-2's has no mask."""
+    words = {"<|begin|>": 0, "<|end|>": 1, "<|mask|>": 2, "a": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    backend.add_special_tokens(["<|begin|>", "<|end|>", "<|mask|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    names = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}, "pad_token": "<|end|>"}
+    names |= {"mask_token": "<|mask|>"} if masked else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    roles = load_tokenizer(tmp_path).roles
+    ends = {"cls": "<|begin|>", "sep": "<|end|>", "mask": "<|mask|>"}
+    assert roles == {"pad": "<|end|>", **(ends if masked else {})}

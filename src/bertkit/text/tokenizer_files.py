@@ -174,17 +174,32 @@ def _companion(path: Path, name: str) -> dict[str, Any]:
     return read_json(file)
 
 
+_ENDS_OF_TEXT = {"cls": "bos_token", "sep": "eos_token"}
+"""Names that vocabularies of decoders have for a text's first and last token."""
+
+
 def _roles(backend: Backend, names: dict[str, Any]) -> dict[str, str]:
-    """The token of each role: according to the files, else by the names of known families."""
+    """The token of each role: according to the files, else by the names of known families. If there is a mask, the
+    tokens at the ends of a text stand for [CLS] and [SEP], as in EuroBERT's vocabulary, which was Llama's."""
     roles = {}
     for role in ROLES:
-        named = names.get(f"{role}_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        candidates = [named] if isinstance(named, str) else list(KNOWN_NAMES[role])
+        candidates = _named(names, f"{role}_token") or list(KNOWN_NAMES[role])
         known = [token for token in candidates if backend.token_to_id(token) is not None]
         if known:
             roles[role] = known[0]
+    if "mask" in roles:
+        for role, key in _ENDS_OF_TEXT.items():
+            for token in _named(names, key):
+                if role not in roles and backend.token_to_id(token) is not None:
+                    roles[role] = token
     return roles
+
+
+def _named(names: dict[str, Any], key: str) -> list[str]:
+    """The token that the files have for a key, if any."""
+    named = names.get(key)
+    named = named.get("content") if isinstance(named, dict) else named
+    return [named] if isinstance(named, str) else []
 
 
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
