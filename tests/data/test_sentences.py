@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.layouts import Address, Contiguous, DocSentences, FullSentences, PackedDocuments, SingleSegment
+from bertkit.data.layouts import (
+    Address,
+    Contiguous,
+    DocSentences,
+    FullSentences,
+    PackedDocuments,
+    SingleSegment,
+    sentences,
+)
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.shards import TokenShards
@@ -98,6 +106,44 @@ def test_a_run_stops_only_where_the_next_segment_has_no_room(shards: TokenShards
         if start in starts and end in starts and end not in document_token:
             next_end = starts[np.searchsorted(starts, end) + 1]
             assert next_end - start > LENGTH - 2
+
+
+def plain_ranges(shards: TokenShards, room: int, *, packed: bool) -> list[tuple[int, int]]:
+    """The greedy rule, a segment at a time: a further document costs two tokens if it is a sequence of its own, else
+    one, which a range that ends with a document needs as well."""
+    edges = shards.segment_start_S1.tolist()
+    documents = whole_documents(shards).tolist()
+    owner = [number for number, (low, high) in enumerate(documents) for _ in range(low, high)]
+    ranges, segment = [], 0
+    while segment < len(owner):
+        end = segment
+        while end < len(owner):
+            last = owner[end] if packed else owner[min(end + 1, len(owner) - 1)]
+            if edges[end + 1] - edges[segment] + (2 if packed else 1) * (last - owner[segment]) > room:
+                break
+            end += 1
+        if end == segment:
+            first, end = edges[segment], segment + 1
+            ranges += [(left, min(left + room, edges[end])) for left in range(first, edges[end], room)]
+        else:
+            ranges.append((edges[segment], edges[end]))
+        segment = end
+    return ranges
+
+
+@pytest.mark.parametrize("layout", [FullSentences(), PackedDocuments()])
+@pytest.mark.parametrize("window", [1, 1 << 20])
+@pytest.mark.parametrize("length", [7, 12, 40])
+def test_ranges_are_those_of_the_plain_rule_whatever_is_in_memory_together(
+    layout: FullSentences | PackedDocuments,
+    window: int,
+    length: int,
+    shards: TokenShards,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sentences, "_WINDOW", window)
+    plan = layout.plan(shards, whole_documents(shards), length, Draw(0), 0)
+    assert plan.tolist() == plain_ranges(shards, length - 2, packed=isinstance(layout, PackedDocuments))
 
 
 def test_packed_documents_fill_samples_with_sequences_of_one_document_each(shards: TokenShards) -> None:

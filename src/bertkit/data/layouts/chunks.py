@@ -10,6 +10,7 @@ Shapes: N documents, R planned chunks.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from typing import ClassVar, Literal
 
@@ -18,7 +19,7 @@ from pydantic import Field
 from scipy.stats import binom
 
 from bertkit.data.layouts.base import Plan, Ranges
-from bertkit.data.layouts.sentences import RUN_ROW, Sentences
+from bertkit.data.layouts.sentences import Sentences, run_rows
 from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
 
@@ -42,17 +43,17 @@ class SingleSegment(Sentences):
         short_N = draw.uniform("single/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
         drawn_N = 2 + draw.integers("single/target", room - 1, epoch=epoch, sample=number_N)
         target_N = np.where(short_N, drawn_N, room)
-        rows: list[tuple[int, int]] = []
+        rows = array("Q")
         for (low, high), target in zip(documents_N2.tolist(), target_N.tolist(), strict=True):
             edges = shards.segment_start_S1[low : high + 1].tolist()
             segment = 0
             while segment < high - low:
                 end = min(bisect_left(edges, edges[segment] + target, lo=segment + 1), high - low)
-                rows.append((edges[segment], edges[end]))
+                rows.extend((edges[segment], edges[end]))
                 segment = end
-        plan_R = np.array(rows, dtype=RUN_ROW)
+        plan_R = run_rows(rows)
         excess_R = np.maximum((plan_R["end"] - plan_R["start"]).astype(np.int64) - room, 0)
-        uniform_R = draw.uniform("single/cut", epoch=epoch, sample=np.arange(len(rows)))
+        uniform_R = draw.uniform("single/cut", epoch=epoch, sample=np.arange(len(plan_R)))
         front_R = np.where(excess_R > 0, binom.ppf(uniform_R, np.maximum(excess_R, 1), 0.5), 0)
         front_R = np.maximum(front_R, 0).astype(np.uint64)
         plan_R["start"] += front_R

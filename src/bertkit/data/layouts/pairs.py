@@ -18,6 +18,7 @@ Shapes: N documents, R planned pairs, B pairs of a batch.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ class PairLength(Protocol):
 
 
 class PairPlanner:
-    """Walks documents and collects pairs, before truncation, as rows of what `truncated` takes."""
+    """Walks documents and collects pairs, before truncation, as what `truncated` takes."""
 
     def __init__(
         self, layout: PairLayout, segment_start_S1: Ranges, documents_N2: Ranges, draw: Draw, epoch: int
@@ -161,7 +162,7 @@ class PairPlanner:
         self.documents_N2 = documents_N2
         self.draw = draw
         self.epoch = epoch
-        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.rows = array("q")
         self._chunks = 0
         self._drawn: list[list[float]] = []
 
@@ -178,7 +179,7 @@ class PairPlanner:
             if random_draw < self.layout.random_partner_probability or (lone and self.layout.lone_segment == "random"):
                 tokens = chunk.partner_tokens(start_s1[first_end] - start)
                 partner = self._random_partner(document, tokens, document_draws, partner_draw)
-                self.rows.append((start, start_s1[first_end], *partner, 1, 0))
+                self.rows.extend((start, start_s1[first_end], *partner, 1, 0))
                 segment = first_end
                 continue
             segment = chunk_end
@@ -186,9 +187,9 @@ class PairPlanner:
             if middle == end:  # a lone segment of one token, which cannot be cut
                 continue
             if swap_draw < self.layout.swap_probability:
-                self.rows.append((middle, end, start, middle, 0, 1))
+                self.rows.extend((middle, end, start, middle, 0, 1))
             else:
-                self.rows.append((start, middle, middle, end, 0, 0))
+                self.rows.extend((start, middle, middle, end, 0, 0))
 
     def _random_partner(
         self, document: int, tokens: int, document_draws: list[float], start_draw: float
@@ -216,11 +217,11 @@ class PairPlanner:
         return self._drawn[number % _DRAWS_AHEAD]
 
 
-def truncated(rows: list[tuple[int, int, int, int, int, int]], maximum: int, draw: Draw, epoch: int) -> Plan:
+def truncated(rows: array[int], maximum: int, draw: Draw, epoch: int) -> Plan:
     """Cut each pair to `maximum` tokens, one at a time from its longer side (the second of two equals).
 
     Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial. The
-    columns of `rows` are: first start, first end, second start, second end, random, swapped.
+    numbers of each pair in `rows` are: first start, first end, second start, second end, random, swapped.
     """
     rows_R6: Int64Array = np.array(rows, dtype=np.int64).reshape(-1, 6)
     first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]

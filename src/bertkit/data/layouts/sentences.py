@@ -13,7 +13,10 @@ Shapes: N documents, R planned runs, B runs of a batch.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -26,6 +29,8 @@ from bertkit.data.shards import TokenShards
 
 RUN_ROW = np.dtype([("start", "<u8"), ("end", "<u8")])
 """A sample's range of tokens."""
+_WINDOW = 1 << 20
+"""Segments of a run that are in memory together, which bounds the memory whatever the size of the corpus."""
 _PART_BITS = 50
 """A document's number in its sample is added above this many bits, which hold the sample and its language."""
 
@@ -83,10 +88,11 @@ class DocSentences(Sentences):
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
-        rows: list[tuple[int, int]] = []
+        rows = array("Q")
         for low, high in documents_N2.tolist():
-            rows += _fill(shards.segment_start_S1[low : high + 1].tolist(), room)
-        return np.array(rows, dtype=RUN_ROW)
+            start_s1 = shards.segment_start_S1[low : high + 1].tolist()
+            _fill(rows, start_s1, partial(_reach, start_s1, room), room)
+        return run_rows(rows)
 
 
 class FullSentences(Sentences):
@@ -96,18 +102,10 @@ class FullSentences(Sentences):
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
-        rows: list[tuple[int, int]] = []
+        rows = array("Q")
         for run in unbroken(documents_N2):
-            # A separator costs one token: shifting every document by its number in the run makes room for it.
-            starts, shifts = [], []
-            for number, (low, high) in enumerate(run.tolist()):
-                segment_starts = shards.segment_start_S1[low:high].tolist()
-                starts += [start + number for start in segment_starts]
-                shifts += [number] * len(segment_starts)
-            starts.append(int(shards.segment_start_S1[run[-1, 1]]) + len(run) - 1)
-            shifts.append(len(run) - 1)
-            rows += _fill_shifted(starts, shifts, room)
-        return np.array(rows, dtype=RUN_ROW)
+            _fill_across(rows, shards.segment_start_S1, run, room, between=1, before_next=True)
+        return run_rows(rows)
 
 
 class PackedDocuments(Sentences):
@@ -121,27 +119,10 @@ class PackedDocuments(Sentences):
 
     def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
         room = sequence_length - self.special_tokens
-        rows: list[tuple[int, int]] = []
+        rows = array("Q")
         for run in unbroken(documents_N2):
-            # A further document costs special tokens of its own: shifting documents makes room for them.
-            starts, ends, shifts = [], [], []
-            for number, (low, high) in enumerate(run.tolist()):
-                edges = shards.segment_start_S1[low : high + 1].tolist()
-                shift = number * self.special_tokens
-                starts += [edge + shift for edge in edges[:-1]]
-                ends += [edge + shift for edge in edges[1:]]
-                shifts += [shift] * (high - low)
-            segment = 0
-            while segment < len(starts):
-                first = starts[segment] - shifts[segment]
-                behind = bisect_right(ends, starts[segment] + room, lo=segment)
-                last = max(behind, segment + 1) - 1
-                stop = ends[last] - shifts[last]
-                # A sentence that is longer than a sample is cut.
-                step = stop - first if behind > segment else room
-                rows += [(left, min(left + step, stop)) for left in range(first, stop, step)]
-                segment = last + 1
-        return np.array(rows, dtype=RUN_ROW)
+            _fill_across(rows, shards.segment_start_S1, run, room, between=self.special_tokens, before_next=False)
+        return run_rows(rows)
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         """Each document in a sample is a sequence, addressed by the sample and its number in it."""
@@ -167,23 +148,68 @@ def unbroken(documents_N2: Ranges) -> list[Ranges]:
     return np.split(documents_N2, run_starts[1:])
 
 
-def _fill(starts: list[int], room: int) -> list[tuple[int, int]]:
-    """Token ranges of whole segments, each of at most `room` tokens; a longer segment is cut."""
-    return _fill_shifted(starts, [0] * len(starts), room)
+def run_rows(flat: array[int]) -> Plan:
+    """Starts and ends in turn as rows; a flat array takes a tenth of the memory of a list of pairs."""
+    return np.frombuffer(flat, dtype=RUN_ROW) if flat else np.empty(0, dtype=RUN_ROW)
 
 
-def _fill_shifted(starts: list[int], shifts: list[int], room: int) -> list[tuple[int, int]]:
-    """The same over starts that were moved up by `shifts` to make room for separators; ranges are in tokens."""
-    rows: list[tuple[int, int]] = []
-    segment, last = 0, len(starts) - 1
-    while segment < last:
-        end = bisect_right(starts, starts[segment] + room, lo=segment) - 1
+def _fill_across(
+    rows: array[int], segment_start_S1: Ranges, run_N2: Ranges, room: int, *, between: int, before_next: bool
+) -> None:
+    """Append token ranges of whole segments, each of at most `room` tokens, across the documents of a run.
+
+    Args:
+        rows: receives starts and ends.
+        segment_start_S1: the first token of each segment, and the end of the last one.
+        run_N2: adjacent documents.
+        room: of one range, in which every further document costs `between` tokens.
+        between: separators and classifiers of a further document.
+        before_next: whether a range that ends with a document costs them, too.
+    """
+    segment, high = int(run_N2[0, 0]), int(run_N2[-1, 1])
+    while segment < high:
+        stop = min(segment + max(_WINDOW, room + 1), high)  # more segments than a range can have
+        token_W1 = segment_start_S1[segment : stop + 1].astype(np.int64)
+        document_W1 = np.searchsorted(run_N2[:, 0], np.arange(segment, stop + 1), side="right") - 1
+        # Moving every document by its number in the run makes room for what it costs.
+        start_W1 = token_W1 + between * document_W1
+        document_before_W1 = document_W1 if before_next else np.append(document_W1[:1], document_W1[:-1])
+        end_W1 = token_W1 + between * document_before_W1
+        reach_W = (np.searchsorted(end_W1, start_W1[:-1] + room, side="right") - 1).tolist()
+        segment += _fill(rows, token_W1.tolist(), reach_W.__getitem__, room, is_last=stop == high)
+
+
+def _reach(start_s1: list[int], room: int, segment: int) -> int:
+    """The segment after the last of those that fit in a range that begins with this one."""
+    return bisect_right(start_s1, start_s1[segment] + room, lo=segment) - 1
+
+
+def _fill(
+    rows: array[int], start_s1: list[int], reach: Callable[[int], int], room: int, *, is_last: bool = True
+) -> int:
+    """Append token ranges of whole segments; a segment that is longer than `room` is cut.
+
+    Args:
+        rows: receives starts and ends.
+        start_s1: the first token of each segment, and the end of the last one.
+        reach: from a segment to the one after the last that fits in a range with it; itself if it is too long.
+        room: tokens of a range.
+        is_last: whether no segments follow; if others follow, a range that reaches the end is left to them.
+
+    Returns:
+        The number of segments in the ranges.
+    """
+    segment, count = 0, len(start_s1) - 1
+    while segment < count:
+        end = reach(segment)
+        if end >= count and not is_last and segment:
+            break
         if end > segment:
-            # Room is measured in shifted positions, separators included; the range itself is in tokens.
-            rows.append((starts[segment] - shifts[segment], starts[end] - shifts[end]))
+            rows.extend((start_s1[segment], start_s1[end]))
             segment = end
             continue
-        token, stop = starts[segment] - shifts[segment], starts[segment + 1] - shifts[segment + 1]
-        rows += [(left, min(left + room, stop)) for left in range(token, stop, room)]
+        stop = start_s1[segment + 1]
+        for left in range(start_s1[segment], stop, room):
+            rows.extend((left, min(left + room, stop)))
         segment += 1
-    return rows
+    return segment
