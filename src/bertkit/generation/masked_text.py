@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class MaskedPredictor:
         found: dict[Place, int] = {}
         parts = []
         for batch in batches_by_length([len(row) for row in rows], self.batch_tokens):
-            first_of = dict(zip(batch, _starts([len(rows[row]) for row in batch]), strict=True))
+            first_of = dict(zip(batch, accumulate((len(rows[row]) for row in batch), initial=0), strict=False))
             own = [place for place in wanted if place[0] in first_of]
             index = [first_of[row] + position - self.rule.shifted for row, position in own]
             index_M = torch.tensor(index, device=self.predictor.device)
@@ -107,10 +108,6 @@ class MaskedPredictor:
         logits[:, self.suppressed_ids] = -torch.inf
         chosen = [found[(row, position)] for row, (_, position) in zip(distinct, places, strict=True)]
         return logits[torch.tensor(chosen, device=logits.device)]
-
-
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[:number]) for number in range(len(lengths))]
 
 
 def masked_texts(
