@@ -4,7 +4,7 @@ Nussbaum et al. 2024, Nomic Embed, arXiv:2402.01613, section 3.1; details as in 
 src/contrastors/models/encoder and layers.
 
 Hub: `transformers` has this family since version 5. Files published before have the names and keys of contrastors, and
-in most of them the output projection has no bias; both forms are read, the newer one is written. Mixtures of experts
+their masked-LM head has no biases except its norm's; both forms are read, the newer one is written. Mixtures of experts
 are refused. Of the heads, the Hub's classes are for masked LM, sequence and token classification; the others follow
 BERT's.
 
@@ -155,10 +155,11 @@ class NomicBertConfig(BertLikeConfig):
                 found |= {f"{stem}.self_attn.{part}.{leaf}": rows for part, rows in parts}
             else:
                 found[name] = tensor
-        if f"{_HEAD}transform.dense.weight" in found and f"{_HEAD}decoder.bias" not in found:
-            found.setdefault(
-                f"{_HEAD}bias", torch.zeros(len(found[f"{self.hub_prefix}.embeddings.word_embeddings.weight"]))
-            )
+        dense = found.get(f"{_HEAD}transform.dense.weight")
+        if dense is not None and f"{_HEAD}decoder.bias" not in found:
+            words = len(found[f"{self.hub_prefix}.embeddings.word_embeddings.weight"])
+            for name, size in (("bias", words), ("transform.dense.bias", len(dense))):
+                found.setdefault(f"{_HEAD}{name}", torch.zeros(size))
         return found
 
 
