@@ -156,7 +156,7 @@ class NomicBertConfig(BertLikeConfig):
             else:
                 found[name] = tensor
         dense = found.get(f"{_HEAD}transform.dense.weight")
-        if dense is not None and f"{_HEAD}decoder.bias" not in found:
+        if dense is not None and set(found) != set(tensors):
             words = len(found[f"{self.hub_prefix}.embeddings.word_embeddings.weight"])
             for name, size in (("bias", words), ("transform.dense.bias", len(dense))):
                 found.setdefault(f"{_HEAD}{name}", torch.zeros(size))
