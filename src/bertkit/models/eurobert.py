@@ -14,24 +14,21 @@ Shapes: T packed tokens, B sequences, M selected tokens, D width, H head width, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, Summary, TiedVocabularyHead, UntiedVocabularyHead, classifier_plan
 from bertkit.models.layers import Activation, GatedFeedForward
 from bertkit.models.matmul import Linear
-from bertkit.models.recorder import Scope
-from bertkit.models.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
-from bertkit.models.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
+from bertkit.models.rotary import require_even_heads, rope_theta_in, rope_to_hub
+from bertkit.models.rotary_encoder import PreNormRotaryLayer, RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
 from bertkit.models.weights import Names
-from bertkit.models.word_embedding import WordEmbedding
 from bertkit.text.tokenizer import Tokenizer
 
 Pooling = Literal["bos", "mean", "late"]
@@ -195,8 +192,8 @@ def _transformed(head: nn.Module, states: Tensor) -> Tensor:
 
 
 def _layer(config: EuroBertConfig) -> PreNormRotaryLayer:
-    width, eps = config.hidden_size, config.norm_eps
-    layer = PreNormRotaryLayer(
+    width = config.hidden_size
+    return rms_norm_layer(
         RotaryAttention(
             width,
             config.num_attention_heads,
@@ -206,14 +203,12 @@ def _layer(config: EuroBertConfig) -> PreNormRotaryLayer:
         ),
         GatedFeedForward(width, config.intermediate_size, config.hidden_act, bias=config.mlp_bias),
         width=width,
-        norm_eps=eps,
+        norm_eps=config.norm_eps,
         dropout_rate=config.hidden_dropout_prob,
     )
-    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=eps) for _ in range(2))
-    return layer
 
 
-class EuroBert(RotaryEncoder):
+class EuroBert(RmsNormRotaryEncoder):
     """EuroBERT's encoder."""
 
     config: EuroBertConfig
@@ -232,26 +227,12 @@ class EuroBert(RotaryEncoder):
     }
 
     def __init__(self, config: EuroBertConfig, vocab_size: int) -> None:
-        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.head_width = config.hidden_size // config.num_attention_heads
-        self.word = WordEmbedding(vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        layers = (_layer(config) for _ in range(config.num_hidden_layers))
+        super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
 
     @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
-    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Point: `hook_embed`."""
-        return scope.tap("hook_embed", self.word(batch.ids_T))
-
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
-        return [RotaryTable(batch.positions_T, self.head_width, self.config.rope_theta)] * len(self.layers)
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D). Point: `ln_final.hook_normalized`."""
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))
+    def theta(self) -> float:
+        return self.config.rope_theta
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": self.config.tie_word_embeddings}

@@ -22,15 +22,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, UntiedVocabularyHead
 from bertkit.models.layers import Activation, GatedFeedForward
-from bertkit.models.recorder import Scope
-from bertkit.models.rotary import RotaryTable, require_even_heads
-from bertkit.models.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
+from bertkit.models.rotary import require_even_heads
+from bertkit.models.rotary_encoder import PreNormRotaryLayer, RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
 from bertkit.models.weights import Names, TensorLayout, stacked
-from bertkit.models.word_embedding import WordEmbedding
 
 _LAYER = "transformer_encoder.{n}."
 _THETA = 10_000.0
@@ -140,19 +137,17 @@ class NeoBertConfig(TransformerConfig):
 
 
 def _layer(config: NeoBertConfig) -> PreNormRotaryLayer:
-    width, eps = config.hidden_size, config.norm_eps
-    layer = PreNormRotaryLayer(
+    width = config.hidden_size
+    return rms_norm_layer(
         RotaryAttention(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
         GatedFeedForward(width, config.gated_width, config.hidden_act),
         width=width,
-        norm_eps=eps,
+        norm_eps=config.norm_eps,
         dropout_rate=config.hidden_dropout_prob,
     )
-    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=eps) for _ in range(2))
-    return layer
 
 
-class NeoBert(RotaryEncoder):
+class NeoBert(RmsNormRotaryEncoder):
     """NeoBERT's encoder."""
 
     hub_names: ClassVar[Names] = {
@@ -170,26 +165,12 @@ class NeoBert(RotaryEncoder):
     }
 
     def __init__(self, config: NeoBertConfig, vocab_size: int) -> None:
-        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.head_width = config.hidden_size // config.num_attention_heads
-        self.word = WordEmbedding(vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        layers = (_layer(config) for _ in range(config.num_hidden_layers))
+        super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
 
     @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
-    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Point: `hook_embed`."""
-        return scope.tap("hook_embed", self.word(batch.ids_T))
-
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
-        return [RotaryTable(batch.positions_T, self.head_width, _THETA)] * len(self.layers)
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D). Point: `ln_final.hook_normalized`."""
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))
+    def theta(self) -> float:
+        return _THETA
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": False}

@@ -3,7 +3,7 @@
 Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2 (rotary.py). Groups of query heads may share the keys and
 values of one head (Ainslie et al. 2023, arXiv:2305.13245, section 2.2).
 
-Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head width, M selected tokens.
+Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head width, M selected tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder
+from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.layers import PostNorm, PreNorm
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.rotary import RotaryTable
+from bertkit.models.word_embedding import WordEmbedding
 
 
 class RotaryAttention(SelfAttention):
@@ -109,6 +110,15 @@ class PreNormRotaryLayer(PreNorm):
         return self.around(hidden_TD, attention, scope, index_M)
 
 
+def rms_norm_layer(
+    attention: RotaryAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
+) -> PreNormRotaryLayer:
+    """A layer whose norms divide by the root mean square."""
+    layer = PreNormRotaryLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
+    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=norm_eps) for _ in range(2))
+    return layer
+
+
 class PostNormRotaryLayer(PostNorm):
     """A layer with norms after the residual sums."""
 
@@ -157,3 +167,43 @@ class RotaryEncoder(Encoder):
             asked_M = index_M if number == last else None
             hidden_TD = layer(hidden_TD, batch.sequences, rotary, scope.within(f"blocks.{number}."), asked_M)
         return self.finish(hidden_TD, scope)
+
+
+class RmsNormRotaryEncoder(RotaryEncoder):
+    """Word embeddings without a norm, layers, and a norm at the end that divides by the root mean square.
+
+    Args:
+        config: the family's settings.
+        vocab_size: V.
+        layers: from `rms_norm_layer`.
+        norm_eps: of the last norm.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, layers: Iterable[PreNormRotaryLayer], *, norm_eps: float
+    ) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.head_width = config.hidden_size // config.num_attention_heads
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=norm_eps)
+
+    @property
+    @abstractmethod
+    def theta(self) -> float:
+        """Base theta of the rotary positions."""
+
+    @property
+    def word_embedding(self) -> nn.Embedding:
+        return self.word
+
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`."""
+        return scope.tap("hook_embed", self.word(batch.ids_T))
+
+    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        return [RotaryTable(batch.positions_T, self.head_width, self.theta)] * len(self.layers)
+
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """(T, D). Point: `ln_final.hook_normalized`."""
+        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))
