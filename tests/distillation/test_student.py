@@ -13,6 +13,7 @@ from bertkit.errors import UsageError
 from bertkit.models.albert import AlbertConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
@@ -81,6 +82,17 @@ def test_what_is_not_taken_is_drawn_by_the_seed() -> None:
     blank = reinitialised(first, seed=5)
     assert {name: tuple(parameter.shape) for name, parameter in blank.named_parameters()} == shapes
     assert not torch.equal(blank.get_parameter(word), first.get_parameter(word))
+
+
+def test_a_blank_elmo_spells_its_words_as_before() -> None:
+    sizes = {"character_size": 4, "filters": ((1, 4), (2, 5)), "projection_size": 6, "lstm_width": 8}
+    tokenizer = tiny_tokenizer()
+    model = HeadedModel(ElmoConfig.model_validate(sizes).build(tokenizer.vocab_size), ("sequence_classification",))
+    model.initialise(seed=4)
+    model.encoder.read_vocabulary(tokenizer)
+    with torch.no_grad():
+        states_TD = reinitialised(model, seed=5)(PackedBatch.from_ids([[10], [50], [77]]))
+    assert states_TD.std(dim=0).max() > 1e-5, "different words have different states"
 
 
 def test_a_bert_student_loads_as_bert_with_nothing_missing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.labels import Labels
+from bertkit.models.sentence import TextReading
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE
@@ -125,6 +128,18 @@ def test_a_directory_of_sentence_transformers_is_trained_with_its_own_pooling(
     texts = ["cat", "fine list of words"]
     np.testing.assert_allclose(np.linalg.norm(again.encode(texts), axis=1), 1, atol=1e-5)
     np.testing.assert_allclose(bertkit.load(str(tmp_path / "theirs")).encode(texts).shape, (2, 30))
+
+
+def test_an_embedder_is_trained_with_its_prompt_and_keeps_it(place: EmbeddingPlace, tmp_path: Path) -> None:
+    model = shutil.copytree(place.model, tmp_path / "start")
+    reading = TextReading({"topic": "the number ", "query": "fine "}, "topic", lowercases=True)
+    settings: dict[str, Any] = {"width": 30, "pooling": ("mean",), "normalise": True, "max_tokens": 24}
+    write_sentence_files(model, **settings, reading=reading)
+    run = place.run("embedding.largest_score=5", "optimisation.steps=1", model=str(model), run_dir=tmp_path / "run")
+    assert TextReading.of(run.run.model, run.run.model) == reading
+    rows = [json.loads(line) for line in (run.run.path / "predictions/score-dev.jsonl").open()]
+    first, second = (bertkit.load(str(run.run.path)).encode([row["texts"][n] for row in rows]) for n in (0, 1))
+    np.testing.assert_allclose([row["prediction"] for row in rows], (first * second).sum(axis=1), atol=1e-5)
 
 
 @pytest.mark.parametrize(

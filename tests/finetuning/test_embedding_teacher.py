@@ -30,3 +30,12 @@ def test_a_teacher_reads_its_own_prompt_before_each_text(tmp_path: Path) -> None
     engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
     found = _vectors(model, examples, SequenceEncoder(load_tokenizer(model), max_tokens=20), engine)
     np.testing.assert_allclose(found, bertkit.load(str(model)).encode(list(TEXTS)), atol=1e-6)
+
+
+def test_a_teacher_cuts_texts_where_it_does_otherwise(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_sentence_files(model, width=30, pooling=("mean",), normalise=True, max_tokens=6)
+    examples = [SentenceExample("0", ("fine cat list of words in a paper",))]
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    found = _vectors(model, examples, SequenceEncoder(load_tokenizer(model), max_tokens=20), engine)
+    np.testing.assert_allclose(found, bertkit.load(str(model)).encode([examples[0].texts[0]]), atol=1e-6)

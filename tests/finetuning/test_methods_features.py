@@ -21,6 +21,7 @@ from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerCho
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.pruning import prune_heads, pruned_heads
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter
@@ -144,6 +145,19 @@ def test_every_family_can_be_read_and_comes_back_from_its_files(case: Case, tmp_
         first, second = (each.logits("token_classification", each(batch), batch) for each in (model, again))
     assert torch.equal(first, second)
     assert first.std() > 1e-3
+
+
+def test_heads_that_the_encoder_lacks_are_in_the_files(tmp_path: Path) -> None:
+    start = HeadedModel(bert().build(VOCABULARY), ("token_classification",), labels=Labels(("a", "b")))
+    start.initialise(seed=2)
+    prune_heads(start, {1: [0, 2]})
+    model = FeatureBased(layers="last", lstm_width=5).prepare(start, 3)
+    save_model(model, None, tmp_path)
+    again, _ = load_model(tmp_path)
+    assert pruned_heads(lstm_of(again).base) == {1: (0, 2)}
+    batch = PackedBatch.from_ids(rows())
+    with torch.no_grad():
+        assert torch.equal(again(batch), model(batch))
 
 
 @pytest.mark.parametrize("head", ["sequence_classification", "token_classification", "span", "multiple_choice"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import bertkit as package
 from bertkit.errors import DataError, UsageError
@@ -95,3 +96,42 @@ def test_the_warning_of_cut_texts_counts_pairs_with_labels(nli: Path, caplog: py
     predictor = zero_shot(str(nli), LABELS, ENGINE)
     predictor([TextExample("0", "fine cat list " * 600), TextExample("1", "number")])
     assert "3 of 6 pairs of a text and a label were cut to" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["dense", "table"])
+def test_an_embedder_is_used_with_all_its_modules(tmp_path: Path, kind: str) -> None:
+    """A dense map after the pooling, and a table of vectors in a folder of its own without config.json."""
+    library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    model, out = write_model(tmp_path / "model"), tmp_path / "embedder"
+    if kind == "dense":
+        dense = pytest.importorskip("sentence_transformers.base.modules").Dense(30, 9)
+        parts = [modules.Transformer(str(model)), modules.Pooling(30), dense]
+        library.SentenceTransformer(modules=parts, device="cpu").save(str(out))
+    else:
+        tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+        table = modules.StaticEmbedding(tokenizer, embedding_dim=9)
+        library.SentenceTransformer(modules=[table], device="cpu").save(str(out))
+        # Where versions before 6 write it.
+        inner = out / "0_StaticEmbedding"
+        inner.mkdir()
+        for name in ("model.safetensors", "tokenizer.json"):
+            (out / name).rename(inner / name)
+        listed = json.loads((out / "modules.json").read_text())
+        (out / "modules.json").write_text(json.dumps([{**listed[0], "path": inner.name}]))
+    loaded = package.load(str(out), precision="fp32")
+    texts, names = (loaded.encode(each).astype(np.float64) for each in (TEXTS, LABELS))
+    np.testing.assert_allclose(texts, library.SentenceTransformer(str(out), device="cpu").encode(TEXTS), atol=2e-6)
+    lengths = (np.linalg.norm(each, axis=1) for each in (texts, names))
+    wanted_IL = texts @ names.T / np.outer(*lengths)
+    for own, wanted in zip(predictions(out), wanted_IL, strict=True):
+        np.testing.assert_allclose(list(own.values()), wanted, atol=1e-6)
+
+
+def test_a_length_is_not_ignored(nli: Path, tmp_path: Path) -> None:
+    embedder = write_model(tmp_path / "model")
+    write_sentence_files(embedder, width=30, pooling=("mean",), normalise=True, max_tokens=20)
+    for model in (nli, embedder):
+        assert zero_shot(str(model), LABELS, ENGINE, max_length=12).encoder.max_tokens == 12
+        with pytest.raises(UsageError, match=r"--max-length 4000: .* reads at most 40 tokens"):
+            zero_shot(str(model), LABELS, ENGINE, max_length=4000)

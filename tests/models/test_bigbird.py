@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.models.cases.bigbird import CASES, SIZES
 from tests.models.oracle import Case, make_inputs, make_twins
+from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import UsageError
@@ -19,6 +20,7 @@ from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.conversion import converted, converted_config
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import save_model
 from bertkit.models.pruning import prune_heads, with_layers
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaConfig
@@ -213,3 +215,20 @@ def test_the_config_is_the_hubs(tmp_path: Path) -> None:
     contents = json.loads((tmp_path / "config.json").read_text())
     assert contents["model_type"] == "big_bird"
     assert (contents["block_size"], contents["num_random_blocks"], contents["attention_type"]) == (2, 3, "block_sparse")
+
+
+@torch.no_grad()
+def test_the_hubs_class_finds_the_question_of_a_vocabulary_that_is_trained_here(tmp_path: Path) -> None:
+    """It rules out all tokens up to the first separator, which has another id in the published vocabulary."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = tiny_tokenizer()
+    published = transformers.BigBirdConfig().sep_token_id
+    assert tokenizer.sep_id != published < tokenizer.vocab_size
+    model = tiny_model(tokenizer, BigBirdConfig.model_validate(BERT), ("span",))
+    save_model(model, tokenizer, tmp_path)
+    oracle = transformers.BigBirdForQuestionAnswering.from_pretrained(tmp_path).eval()
+    ids = [tokenizer.cls_id, 10, 11, tokenizer.sep_id, 20, published, 21, 22, tokenizer.sep_id]
+    types = [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    batch = PackedBatch.from_ids([ids], [types])
+    theirs = oracle(torch.tensor([ids]), token_type_ids=torch.tensor([types])).start_logits[0]
+    torch.testing.assert_close(model.logits("span", model(batch), batch)[4:, 0], theirs[4:], **TOLERANCE)

@@ -12,12 +12,20 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertConfig
-from bertkit.models.conversion import converted, converted_config, vocabulary_axes, with_vocabulary
+from bertkit.models.bigbird import BigBirdConfig
+from bertkit.models.conversion import (
+    check_same_weights,
+    converted,
+    converted_config,
+    vocabulary_axes,
+    with_vocabulary,
+)
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.roberta import RobertaConfig
+from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 
@@ -159,6 +167,29 @@ def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("cutoffs", [(15, 85), (85,), (15, 60)])
+def test_entries_of_clusters_are_kept_only_if_there_are_as_many(cutoffs: tuple[int, ...]) -> None:
+    """The larger vocabulary reaches a cluster more; with other numbers the entries are drawn, not broadcast."""
+    old, new = learnt(GENERAL, 80), learnt(MEDICAL, 97)
+    assert old.vocab_size < 85 < new.vocab_size
+    sizes = {key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
+    config = TransformerXlConfig(**{**sizes, "hidden_size": 12}, cutoffs=cutoffs)
+    for before, after in ((old, new), (new, old)):
+        model = random_model(config, before, ("causal_lm",))
+        remade, _ = with_vocabulary(model, before, after)
+        weights, was = dict(remade.named_parameters()), dict(model.named_parameters())
+        clusters = sum(each < after.vocab_size for each in cutoffs)
+        name, bias = "causal_lm.cluster_weight", "causal_lm.cluster_bias"
+        assert (len(weights[name]) if name in weights else 0) == clusters
+        if cutoffs == (15, 60):
+            assert torch.equal(weights[name], was[name])
+            assert torch.equal(weights[bias], was[bias])
+        elif clusters:
+            assert 0 < float(weights[name].std()) < 0.05
+            assert not weights[bias].any()
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("config", [BertConfig(**SIZES), RobertaConfig(**SIZES)])
 def test_text_of_shared_pieces_is_read_as_before(config: EncoderConfig) -> None:
     """Also for RoBERTa, which counts positions from the padding's id: that id changes here."""
@@ -221,6 +252,16 @@ def test_what_has_no_weights_can_change_and_what_has_some_cannot() -> None:
         converted(model, BertConfig(**{**SIZES, "num_hidden_layers": 3}))
     with pytest.raises(UsageError, match=r"hidden_size 15 \(recipe: 18\)"):
         converted(model, BertConfig(**{**SIZES, "hidden_size": 18}))
+    longer = BertConfig(**{**SIZES, "max_position_embeddings": 38})
+    for check in (lambda: converted(model, longer), lambda: check_same_weights(model.encoder.config, longer)):
+        with pytest.raises(UsageError, match=r"it has max_position_embeddings 19 \(recipe: 38\); set these"):
+            check()
+    check_same_weights(model.encoder.config, without_dropout)
+
+
+def test_how_a_model_was_initialised_is_no_obstacle_to_a_conversion() -> None:
+    found = BertConfig(**SIZES, initializer="normal")
+    assert converted_config(found, BigBirdConfig()).model_dump()["hidden_size"] == 15
 
 
 def test_a_conversion_that_is_not_known_names_those_that_are() -> None:

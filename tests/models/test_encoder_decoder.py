@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 import torch
 from tests.models.recomputed_source import RecomputedSourceNextTokens
 from torch import Tensor
+from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
+from bertkit.models import dropout
 from bertkit.models.bart import BartConfig
 from bertkit.models.bert import BertConfig
 from bertkit.models.conditional_decoding import (
@@ -147,6 +149,29 @@ def sides(batch: PackedBatch, states_TD: Tensor) -> tuple[Tensor, Tensor]:
 
 def real(some: list[list[int]], of_BS: Tensor) -> Tensor:
     return torch.cat([of_BS[number, : len(row)] for number, row in enumerate(some)])
+
+
+@families
+def test_every_dropout_is_where_the_originals_is(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training, with every dropout replaced by a factor that depends on its rate, the logits are the original's."""
+    monkeypatch.setattr(functional, "dropout", lambda x, p=0.5, training=True, inplace=False: x * (1 + p * training))
+    monkeypatch.setattr(dropout, "_dropped", lambda hidden, rate: hidden * (1 + rate))
+    names = ("dropout_rate",) if family.config_class == "T5Config" else ("dropout", "attention_dropout")
+    rates = {name: 0.07 + 0.04 * number for number, name in enumerate((*names, "activation_dropout"))}
+    oracle, model = twins(replace(family, settings={**family.settings, **rates}), tmp_path)
+    sources, targets = rows(SOURCES, 1), rows(TARGETS, 2)
+    batch = PackedBatch.from_pairs(sources, targets)
+    with torch.no_grad():
+        _, decoded_UD = sides(batch, model.train()(batch))
+        logits_UV = model.token_logits(SEQ2SEQ, decoded_UD)
+        outputs = oracle.train()(
+            input_ids=padded(sources),
+            attention_mask=padded([[1] * len(row) for row in sources]),
+            decoder_input_ids=padded(targets),
+        )
+    torch.testing.assert_close(logits_UV, real(targets, outputs.logits), **TOLERANCE)
 
 
 @families

@@ -12,6 +12,7 @@ from bertkit.models.conversion import grown, stack_layers
 from bertkit.models.headed import HeadedModel
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.recorder import Recorder
+from bertkit.models.roberta import RobertaConfig
 
 SIZES = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 22, "max_position_embeddings": 32}
 DEEP, SHALLOW = 7, 3
@@ -51,6 +52,18 @@ def test_embeddings_heads_and_pooler_are_kept() -> None:
     assert {name.partition(".")[0] for name in kept} == {"encoder", "masked_lm", "next_sentence", "pooler"}
     for name, value in kept.items():
         assert torch.equal(deep[name], value)
+
+
+@torch.no_grad()
+def test_positions_are_counted_from_the_same_padding() -> None:
+    shallow = HeadedModel(RobertaConfig(num_hidden_layers=2, **SIZES).build(31, pad_id=0), ["masked_lm"])
+    shallow.initialise(5)
+    shallow.extras = {"scoring_rule": "original"}
+    grown = stack_layers(shallow, RobertaConfig(num_hidden_layers=2, **SIZES))
+    batch = PackedBatch.from_ids([[2, 1, 14, 3], [2, 7, 3]])
+    assert torch.equal(grown.eval()(batch), shallow.eval()(batch))
+    assert grown.encoder.to_hub()["pad_token_id"] == 0
+    assert grown.extras == shallow.extras
 
 
 def test_the_shallow_model_stays_as_it_was() -> None:

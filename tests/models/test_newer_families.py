@@ -82,6 +82,17 @@ def test_debertas_rows_are_the_originals_at_every_distance(buckets: int, furthes
                 "position_biased_input": False,
             },
         ),
+        (
+            "deberta-2-more-buckets-than-distances",
+            "DebertaV2Config",
+            "DebertaV2ForMaskedLM",
+            {
+                "relative_attention": True,
+                "position_buckets": 256,
+                "max_relative_positions": 40,
+                "pos_att_type": "p2c|c2p",
+            },
+        ),
         ("modernbert", "ModernBertConfig", "ModernBertForMaskedLM", {"local_attention": 128, "pad_token_id": 0}),
         (
             "longformer",
@@ -159,6 +170,7 @@ def test_modernberts_older_config_says_the_same_as_the_newer() -> None:
         ({"model_type": "deberta-v2", "pooler_hidden_size": 7}, "pooler_hidden_size is 7"),
         ({"model_type": "deberta-v2", "attention_head_size": 7}, "attention_head_size is 7"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 4}, "must be odd"),
+        ({"model_type": "deberta-v2", "relative_attention": True, "position_buckets": 1}, "buckets is 1"),
         ({"model_type": "deberta-v2", "legacy": False, "embedding_size": 7}, "legacy"),
         ({"model_type": "deberta", "talking_head": True}, "talking_head is True"),
         ({"model_type": "mpnet", "relative_attention_num_buckets": 8}, "relative_attention_num_buckets"),

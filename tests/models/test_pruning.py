@@ -12,12 +12,15 @@ import torch
 from tests.models.oracle import Case, all_cases, make_inputs, make_twins
 
 from bertkit.compression.head_importance import Heads, gated
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.export.export import export_model
 from bertkit.models.bert import BertConfig
 from bertkit.models.conversion import stack_layers, with_more_tokens
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
+from bertkit.models.longformer import LongformerConfig
 from bertkit.models.pruning import (
     cubic_sparsity,
     dense,
@@ -30,6 +33,7 @@ from bertkit.models.pruning import (
     sparsity,
     zero_smallest_weights,
 )
+from bertkit.models.roberta import RobertaConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -201,6 +205,20 @@ def test_kept_layers_are_those_of_the_model_and_all_else_stays(name: str, tmp_pa
     again, _ = load_model(tmp_path / "smaller")
     batch = make_inputs(CASES[name], model).batch
     assert torch.equal(again(batch), smaller.eval()(batch))
+
+
+@pytest.mark.parametrize("kind", [RobertaConfig, LongformerConfig])
+@torch.no_grad()
+def test_positions_are_counted_from_the_same_padding(kind: type[EncoderConfig]) -> None:
+    """Its id is 0 in a vocabulary that is trained here, and 1 in RoBERTa's own."""
+    config = kind.model_validate({"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3})
+    model = HeadedModel(config.build(97, pad_id=0), ("masked_lm",))
+    model.initialise(3)
+    batch = PackedBatch.from_ids([[2, 1, 5, 6, 3], [2, 7, 3]])
+    wanted = model.eval()(batch)
+    for other in (keep_layers(model, [0, 1]), with_more_tokens(model, 99, seed=0)):
+        assert torch.equal(other.eval()(batch), wanted)
+        assert other.encoder.to_hub()["pad_token_id"] == 0
 
 
 @torch.no_grad()

@@ -82,6 +82,14 @@ def test_a_table_of_vectors_is_the_mean_of_the_texts_own_tokens(theirs: Path, tm
     assert_same_vectors(tmp_path / "table")
 
 
+def test_a_table_cuts_texts_where_its_tokenizer_does(theirs: Path, tmp_path: Path) -> None:
+    tokenizer = library.SentenceTransformer(str(theirs), device="cpu").tokenizer.backend_tokenizer
+    tokenizer.enable_truncation(7)
+    table = parts.StaticEmbedding(tokenizer, embedding_dim=12)
+    library.SentenceTransformer(modules=[table], device="cpu").save(str(tmp_path / "table"))
+    assert_same_vectors(tmp_path / "table")
+
+
 def test_a_cross_encoder_of_version_6_is_exported(theirs: Path, tmp_path: Path) -> None:
     encoder = library.CrossEncoder(str(small_model(tmp_path / "encoder", heads=())), num_labels=1, device="cpu")
     encoder.save(str(tmp_path / "theirs"))
@@ -113,3 +121,22 @@ def test_a_length_without_end_is_the_encoders(theirs: Path, tmp_path: Path) -> N
     endless = changed(theirs, tmp_path / "endless", "tokenizer_config.json", model_max_length=float("inf"))
     (endless / "sentence_bert_config.json").unlink(missing_ok=True)
     assert load_sentence_model(endless).max_tokens == 60
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"in_features": 31}, "in_features is 31, but the vectors that it reads have 20 numbers"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'; only"),
+    ],
+)
+def test_a_dense_map_of_something_other_than_the_vector_is_refused(
+    theirs: Path, tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    transformer = parts.Transformer(str(theirs))
+    width = transformer.get_embedding_dimension()
+    modules = [transformer, parts.Pooling(width, "mean"), parts.Dense(values.get("in_features", width), 8)]
+    library.SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "dense"))
+    faulty = changed(tmp_path / "dense", tmp_path / "faulty", "2_Dense/config.json", **values)
+    with pytest.raises(DataError, match=said):
+        load_sentence_model(faulty)

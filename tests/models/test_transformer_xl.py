@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,14 @@ def test_a_directory_gives_the_same_model_and_has_the_original_names(tmp_path: P
     assert {f"transformer.{name}" for name in expected} <= names
     assert {"crit.out_layers.0.bias", "crit.cluster_weight", "crit.cluster_bias"} <= names
     assert "crit.out_layers.0.weight" not in names
+    contents = json.loads((tmp_path / "config.json").read_text())
+    head_width = contents["d_model"] // contents["n_head"]
+    # The original class has other defaults.
+    assert (contents["d_head"], contents["d_embed"], contents["same_length"]) == (
+        head_width,
+        contents["d_model"],
+        False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.files import sha256_of
+from bertkit.files import read_json, sha256_of
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.pretraining.stopped_runs import request, stopped_at_every_step
 from tests.training.tiny_run import write_text
 
@@ -62,6 +63,24 @@ def test_stopping_at_every_step_gives_the_model_of_the_straight_run(recipe: Path
     assert sha256_of(straight.model / "model.safetensors") == sha256_of(
         recipe.with_name("stopped") / "model/model.safetensors"
     )
+
+
+def test_a_grown_model_keeps_its_padding_and_its_separator(recipe: Path) -> None:
+    """RoBERTa's families count positions from the padding's id, which is 0 in a vocabulary that is trained here."""
+    path = recipe.with_name("longformer.yaml")
+    changes = {
+        "family: bert,": "family: longformer, attention_window: 4,",
+        "[{masked_lm: {}}, {causal_lm: {share: 0.25}}]": "[masked_lm]",
+        "steps: 9": "steps: 3",
+    }
+    text = RECIPE
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    run = run_pretraining(request(path, "longformer"), progress=silent_progress).run
+    tokenizer, contents = load_tokenizer(run.model), read_json(run.model / "config.json")
+    assert (contents["pad_token_id"], contents["sep_token_id"]) == (tokenizer.pad_id, tokenizer.sep_id) == (0, 3)
 
 
 def test_each_stage_follows_its_own_schedule_and_batch(straight: RunDirectory) -> None:

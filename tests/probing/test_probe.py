@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import load_models, short_name
+from bertkit.evaluation.run import measurement_identity
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
 from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.pruning import prune_heads, pruned_heads
+from bertkit.models.roberta import RobertaConfig
+from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight, reads_causally
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.probing import ProbeSettings
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
@@ -113,6 +121,19 @@ def test_a_run_is_named_by_what_decides_its_result(tmp_path: Path) -> None:
     assert names[0] == names[1] != names[2]
 
 
+def test_every_models_tokenizer_is_recorded(tmp_path: Path) -> None:
+    found = set()
+    for place, size in enumerate((110, 100, 100)):
+        names = [tmp_path / "one", tmp_path / f"two{place}"]
+        for name, tokenizer in zip(names, (tiny_tokenizer(), tiny_tokenizer(vocab_size=size)), strict=True):
+            save_tiny(tiny_model(tiny_tokenizer()), tokenizer, name)
+        request = request_for(tmp_path, models=[str(name) for name in names])
+        subjects = request.subjects()
+        identity = measurement_identity("probe", "none", subjects, NoSettings(), request, data={})
+        found.add(identity.fingerprints["tokenizer"])
+    assert len(found) == 2
+
+
 def test_a_failed_analysis_is_a_failed_run(tmp_path: Path) -> None:
     request = request_for(tmp_path, run_dir=tmp_path / "here")
 
@@ -190,6 +211,54 @@ def test_a_random_twin_has_the_same_shapes_and_other_weights(tmp_path: Path) -> 
             assert not torch.equal(ours, dict(other.model.named_parameters())[name])
 
 
+def test_a_random_twin_reads_in_the_models_direction_and_has_its_heads(tmp_path: Path) -> None:
+    model = tiny_model(tiny_tokenizer())
+    model.extras[SCORING_RULE] = EncoderLeftToRight.name
+    prune_heads(model, {0: [0], 1: [1]})
+    twin = request_for(tmp_path, model=model).subject().random_twin()
+    assert reads_causally(twin.model)
+    assert pruned_heads(twin.model.encoder) == {0: (0,), 1: (1,)}
+    shapes = {name: parameter.shape for name, parameter in twin.model.named_parameters()}
+    assert shapes == {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def elmo() -> HeadedModel:
+    tokenizer = tiny_tokenizer()
+    sizes: dict[str, Any] = {"character_size": 4, "filters": ((1, 4), (2, 5)), "projection_size": 6, "lstm_width": 8}
+    model = tiny_model(tokenizer, ElmoConfig(**sizes, highway_layers=1, max_characters=12), ("causal_lm",))
+    model.encoder.read_vocabulary(tokenizer)
+    return model
+
+
+def test_words_of_a_random_elmo_are_spelled_like_those_of_the_model(tmp_path: Path) -> None:
+    (subject,) = load_models([str(save_tiny(elmo(), tiny_tokenizer(), tmp_path / "elmo"))])
+    with torch.no_grad():
+        states_TD = subject.random_twin().model(PackedBatch.from_ids([[10], [11], [50], [77]]))
+    assert states_TD.std(dim=0).max() > 1e-5, "different words have different states"
+
+
+@pytest.mark.parametrize("kind", ["roberta", "elmo", "pruned"])
+def test_a_checkpoint_computes_what_its_model_does(tmp_path: Path, kind: str) -> None:
+    """Also if positions are counted from the padding's id, words are composed of characters, or heads are pruned."""
+    tokenizer = tiny_tokenizer()
+    model = elmo() if kind == "elmo" else tiny_model(tokenizer, RobertaConfig(**BERT))
+    if kind == "pruned":
+        prune_heads(model, {1: [0]})
+    model.extras["scoring_rule"] = "left_to_right"
+    values = {"model": model.encoder.config.model_dump(), "data.sequence_length": 40}
+    recipe = load_recipe("quickstart", [Override(key, value) for key, value in values.items()])
+    identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
+    run = RunDirectory.create(tmp_path / "run", identity, tmp_path)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save_checkpoint(run.checkpoints, 100, {"weights": weights}, {"step": 100, "tokens": 1000}, keep=9)
+    save_model(model, tokenizer, run.model)
+    (found,) = load_models([f"{run.path}@100"])
+    batch = PackedBatch.from_ids([[2, 9, 1, 30, 3], [2, 40, 3]])
+    with torch.no_grad():
+        assert torch.equal(found.model(batch), model(batch))
+    assert found.model.extras["scoring_rule"] == "left_to_right"
+
+
 def test_models_are_named_shortly_and_apart(tmp_path: Path) -> None:
     names = ["ORG/bert-tiny", "runs/quick-1/model", "runs/quick-1", "./x/", "/a/b"]
     assert [short_name(name) for name in names] == ["bert-tiny", "quick-1", "quick-1", "x", "b"]
@@ -239,6 +308,7 @@ def test_a_treebank_has_words_and_repeats_are_left_out_where_asked(tmp_path: Pat
     ]
     assert (texts.available, texts.repeats, list(texts.hashes)) == (3, 1, [str(bank)])
     assert len(read_texts([str(bank)]).sentences) == 3
+    assert len(read_texts([str(bank), str(bank)]).sentences) == 3, "a file named twice is read once, as other text is"
 
 
 def test_no_text_is_said(tmp_path: Path) -> None:
@@ -338,6 +408,11 @@ def test_words_that_are_asked_for_are_looked_at_alone(tmp_path: Path) -> None:
     whole = {row["word"]: row for row in table(contextuality(tmp_path), "self_similarity")}
     assert [float(row["layer_0"]) for row in table(probed, "self_similarity")] != []
     assert set(whole) > {"of", "the"}
+    assert re.search(r'The only word, "the", has a self-similarity of [0-9.]+ in layer 2\.', alone(tmp_path))
+
+
+def alone(tmp_path: Path) -> str:
+    return " ".join(contextuality(tmp_path, words=["the"]).sentences)
 
 
 def test_words_and_layers_that_are_not_there_are_named_before_there_is_a_run(tmp_path: Path) -> None:
@@ -346,6 +421,8 @@ def test_words_and_layers_that_are_not_there_are_named_before_there_is_a_run(tmp
         (DataError, "--word reads: occurs in .* --min-contexts is 80", {"words": ["reads"], "min_contexts": 80}),
         (DataError, "no word occurs in 999 of", {"min_contexts": 999}),
         (UsageError, r"--static-layer 3: the model's layers are 0 \(embeddings\) to 2", {"static_layers": [3]}),
+        (UsageError, r"--static-layer -1: the model's layers are 0 \(embeddings\) to 2", {"static_layers": [-1]}),
+        (UsageError, "--max-vectors 4: fewer than the occurrences of any word", {"max_vectors": 4}),
     ]
     for kind, told, settings in cases:
         with pytest.raises(kind, match=told):

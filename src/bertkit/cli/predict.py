@@ -23,8 +23,11 @@ from bertkit.cli.options import (
     Device,
     Model,
     ParallelRunOptions,
+    batch_tokens_of,
     model_or_default,
     option,
+    recipe_overrides,
+    validated,
 )
 from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
@@ -97,14 +100,10 @@ class Input(Options):
         Raises:
             UsageError: an invalid delimiter or encoding.
         """
-        from bertkit.cli.options import recipe_overrides
-        from bertkit.recipe.errors import validate
-        from bertkit.recipe.resolve import Override, with_values
-        from bertkit.recipe.tree import Located
+        from bertkit.recipe.resolve import Override
         from bertkit.tasks.readers.read_options import TableReadOptions
 
-        given = [*recipe_overrides(self), Override("skip_bad_rows", self.skip_bad_rows)]
-        return validate(with_values(Located.of({}, "the options"), given), TableReadOptions, what="the command line")
+        return validated(TableReadOptions, [*recipe_overrides(self), Override("skip_bad_rows", self.skip_bad_rows)])
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,14 @@ class ZeroShotLabels(Options):
         from bertkit.inference.zero_shot import zero_shot
 
         if self.zero_shot:
-            return zero_shot(model, (self.labels or "").split(","), engine, template=self.template, offline=offline)
+            return zero_shot(
+                model,
+                (self.labels or "").split(","),
+                engine,
+                template=self.template,
+                max_length=max_length,
+                offline=offline,
+            )
         if self.labels is not None or self.template is not None:
             raise UsageError("--labels and --template work only with --zero-shot")
         return Predictor.load(model, engine, max_length=max_length, offline=offline)
@@ -206,9 +212,7 @@ def predict(
     if path is not None:
         require_input_file(path)
     name = model_or_default(model)
-    engine = MeasurementArguments(
-        device=device or "auto", batch_tokens=None if batch_tokens == "auto" else batch_tokens
-    ).engine()
+    engine = MeasurementArguments(device=device or "auto", batch_tokens=batch_tokens_of(batch_tokens)).engine()
     predictor = zero_shot.predictor(name, engine, max_length=max_length, offline=common.offline)
     if reading.question is not None and not reading.question.strip():
         raise UsageError("--question: is empty; write a question about the text")
@@ -216,11 +220,13 @@ def predict(
         raise UsageError(f"--question: {name} does not answer questions; it is a model for {predictor.kind}")
     form = form_of(path, reading.format, predictor.kind)
     column = reading.text_pair or (reading.text if reading.text != "text" else None)
-    if form in ("text", "document") and column is not None:
+    if form == "squad" and reading.question is not None:
+        raise UsageError(f"--question: {path} has its own questions; leave it out")
+    if form in ("text", "document", "conll", "conllu", "squad") and column is not None:
         option = "--text" if reading.text_pair is None else "--text-pair"
         raise UsageError(
-            f"{option} {column}: the input is read as {form}, which has no columns; leave it out, or name the format of"
-            " a table with --format"
+            f"{option} {column}: the input is read as {form}, which has no columns to name; leave it out, or name the"
+            " format of a table with --format"
         )
     if form in ("conll", "conllu") and not common.as_json:
         _print_columns(predictor, path, replace(reading, format=form), side_by_side.settings)
@@ -329,4 +335,4 @@ def _print_columns(predictor: Predictor, path: Path | None, reading: Input, exec
 
     for _, prediction in predictor.stream(examples(), executor=executor, **_windows(path)):  # type: ignore[arg-type]  # no raw text here
         for line in waiting.popleft().tagged([] if prediction is None else prediction.prediction):
-            result(line)
+            result(line, as_columns=True)

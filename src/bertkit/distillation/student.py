@@ -111,11 +111,13 @@ def new_student(recipe: DistillRecipe, teacher: HeadedModel, *, seed: int) -> He
     student = recipe.student
     if isinstance(student, NewModel):
         encoder = teacher.encoder
-        pad_id = int(encoder.to_hub().get("pad_token_id", student.config.default_pad_id))
+        recorded = encoder.to_hub().get("pad_token_id", teacher.extras.get("pad_token_id"))
+        pad_id = student.config.default_pad_id if recorded is None else int(recorded)
         new = HeadedModel(
             student.config.build(encoder.vocab_size, pad_id=pad_id), teacher.head_names, labels=teacher.labels
         )
         new.initialise(seed)
+        _copy_buffers(new, teacher)
         return new
     if not isinstance(student, TeacherLayers):
         return None
@@ -183,7 +185,7 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
         UsageError: the model is not a BERT.
     """
     smaller = HeadedModel(
-        distilbert_config(model.encoder.config).build(model.encoder.vocab_size, pad_id=_pad_id(model)),
+        distilbert_config(model.encoder.config).build(model.encoder.vocab_size, pad_id=model.encoder.padding_id),
         [name for name in model.head_names if name in DistilBertConfig().all_heads()],
         labels=model.labels,
     )
@@ -226,12 +228,23 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
 def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     """The same shape with new weights."""
     heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
-    config = model.encoder.config
-    new = HeadedModel(config.build(model.encoder.vocab_size, pad_id=_pad_id(model)), heads, labels=model.labels)
+    encoder = model.encoder
+    rebuilt = encoder.config.build(encoder.vocab_size, pad_id=encoder.padding_id)
+    new = HeadedModel(rebuilt, heads, labels=model.labels)
     prune_like(new, model)
     new.extras = dict(model.extras)
     new.initialise(seed)
+    _copy_buffers(new, model)
     return new
+
+
+@torch.no_grad()
+def _copy_buffers(model: HeadedModel, source: HeadedModel) -> None:
+    """Copy what belongs to the vocabulary and is not trained, such as the spelling of words in ELMo."""
+    known = dict(source.named_buffers())
+    for name, buffer in model.named_buffers():
+        if name in known and known[name].shape == buffer.shape:
+            buffer.copy_(known[name])
 
 
 @torch.no_grad()
@@ -297,7 +310,3 @@ def init_from_teacher(
 def _is_copied(smaller: HeadedModel, part: str, source: dict[str, torch.nn.Parameter]) -> bool:
     own = {name: each for name, each in smaller.named_parameters() if name.partition(".")[0] == part}
     return all(name in source and source[name].shape == each.shape for name, each in own.items())
-
-
-def _pad_id(model: HeadedModel) -> int:
-    return int(model.encoder.to_hub().get("pad_token_id", model.encoder.config.default_pad_id))

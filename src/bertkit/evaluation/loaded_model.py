@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import json_sha256, read_json, sha256_of
+from bertkit.files import read_json, sha256_of
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.model_files import encoder_directory, find_model, settings_hash, weights_hash
+from bertkit.models.pruning import prune_like
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
@@ -72,17 +73,20 @@ class LoadedModel:
 
     @property
     def config_fingerprint(self) -> str:
-        """sha256 of the model's settings."""
-        return json_sha256(self.config.to_hub())
+        """sha256 of the model's settings, its labels and the other keys of config.json, such as the scoring rule."""
+        return settings_hash({**self.model.extras, **self.model.labels.to_hub(), **self.config.to_hub()})
 
     def random_twin(self, seed: int = 0) -> LoadedModel:
         """The same model with newly initialised weights, by its family's rules: a baseline without training."""
         model = HeadedModel(
-            self.config.build(self.model.encoder.vocab_size, pad_id=self.config.default_pad_id),
+            self.config.build(self.model.encoder.vocab_size, pad_id=self.model.encoder.padding_id),
             self.model.head_names,
             labels=self.model.labels,
         )
+        prune_like(model, self.model)
+        model.extras = dict(self.model.extras)  # such as the direction in which the model reads
         model.initialise(seed)
+        model.encoder.read_vocabulary(self.tokenizer)
         return replace(
             self, name=f"{self.name} (random weights)", label=f"{self.label}, random", model=model.eval(), training=None
         )
@@ -159,7 +163,7 @@ def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
 def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> LoadedModel:
     checkpoint = load_checkpoint(path)
     name = f"{run_path}@{step}"
-    model = _model_of(run, checkpoint, name)
+    model = _model_of(run, checkpoint, tokenizer, name)
     check_vocabulary(model, tokenizer, source=name)
     training: dict[str, Any] = {
         "run": run.id,
@@ -170,8 +174,9 @@ def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: To
     return LoadedModel(name, path, model, tokenizer, fingerprint, training, label=f"{short_name(run_path)}@{step}")
 
 
-def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedModel:
-    """The model of the recipe's stage, with the checkpoint's weights and the heads of the finished model."""
+def _model_of(run: RunDirectory, checkpoint: Checkpoint, tokenizer: Tokenizer, name: str) -> HeadedModel:
+    """The model of the recipe's stage, with the checkpoint's weights, and heads and scoring rule of the finished
+    model."""
     recipe = load_recipe(str(run.path / RECIPE))
     step = checkpoint.step
     stage = next((each for each in stages_of(recipe) if step <= each.end_step), None)
@@ -179,18 +184,25 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedMod
         raise DataError(
             f"{name}: the recipe ends before step {step}; the files of the run directory do not belong together"
         )
-    heads: tuple[str, ...] = ()
-    labels = None
-    if run.model.is_dir():
-        finished, _ = load_model(run.model)
-        heads, labels = finished.head_names, finished.labels
+    finished = load_model(run.model)[0] if run.model.is_dir() else None
     weights = checkpoint.tensors.get(_WEIGHTS, {})
     config = stage.recipe.model
-    words = next((tensor for key, tensor in weights.items() if key.endswith(_word_table(config))), None)
-    if words is None:
-        raise DataError(f"{checkpoint.path}: has no {_word_table(config)}; it is from another version or kind of run")
-    model = HeadedModel(config.build(words.shape[0], pad_id=config.default_pad_id), heads, labels=labels)
+    table, rows = _word_table(config), tokenizer.vocab_size
+    if table is not None:
+        words = next((tensor for key, tensor in weights.items() if key.endswith(table)), None)
+        if words is None:
+            raise DataError(f"{checkpoint.path}: has no {table}; it is from another version or kind of run")
+        rows = words.shape[0]
+    pad_id = tokenizer.pad_id if finished is None else finished.encoder.padding_id
+    encoder = config.build(rows, pad_id=pad_id)
+    if finished is None:
+        model = HeadedModel(encoder)
+    else:
+        model = HeadedModel(encoder, finished.head_names, labels=finished.labels)
+        prune_like(model, finished)
+        model.extras = dict(finished.extras)
     model.initialise(seed=0)
+    model.encoder.read_vocabulary(tokenizer)
     own = dict(model.named_parameters())
     lacking = sorted(key for key, tensor in own.items() if getattr(weights.get(key), "shape", None) != tensor.shape)
     if lacking:
@@ -201,11 +213,13 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, name: str) -> HeadedMod
     return model.eval()
 
 
-def _word_table(config: EncoderConfig) -> str:
-    """The name of the word embedding table in a checkpoint."""
+def _word_table(config: EncoderConfig) -> str | None:
+    """The name of the word embedding table in a checkpoint; None if words are composed of characters."""
     with torch.device("meta"):
         encoder = config.build(1)
     table = encoder.word_embedding.weight
+    if len(table) != encoder.vocab_size:
+        return None
     return next(f"encoder.{name}" for name, parameter in encoder.named_parameters() if parameter is table)
 
 

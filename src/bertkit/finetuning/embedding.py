@@ -12,7 +12,7 @@ from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.models.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import PoolingMode, is_embedder, read_pooling
+from bertkit.models.sentence import PoolingMode, TextReading, is_embedder, read_pooling
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
@@ -42,7 +42,7 @@ def embedding_task(
     loss = settings.loss or default_loss(examples)
     if settings.loss is None:
         log.info("%s: embedding.loss is %s", spec.name, loss.name)
-    pooling, normalise = own_pooling(directory)
+    pooling, normalise, reading = _own(directory)
     if settings.pooling is not None:
         pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
     classes = (
@@ -57,6 +57,7 @@ def embedding_task(
         matryoshka=settings.matryoshka,
         largest_score=settings.largest_score or spec.largest_score or 1.0,
         has_teacher=settings.teacher is not None,
+        reading=reading,
     )
     task.check_training(examples)
     return task
@@ -70,16 +71,16 @@ def default_loss(examples: Sequence[SentenceExample]) -> Any:
     return MultipleNegativesLoss() if label is None or len(examples[0].texts) != 2 else CosineLoss()
 
 
-def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
-    """The pooling of a model directory, and whether its vectors have length one; for a plain encoder, the unnormalised
-    mean.
+def _own(directory: Path) -> tuple[tuple[PoolingMode, ...], bool, TextReading]:
+    """The pooling of a model directory, whether its vectors have length one, and what it does with a text first; for a
+    plain encoder, the unnormalised mean, and nothing.
 
     Raises:
         DataError: it has modules that cannot be trained here.
     """
     root = directory if (directory / MODULES_FILE).is_file() else directory.parent
     if not is_embedder(root) or encoder_directory(root) != directory:
-        return ("mean",), False
+        return ("mean",), False, TextReading()
     pooling, others = read_pooling(root)
     foreign = [kind for kind in others if kind != "Normalize"]
     if foreign:
@@ -87,7 +88,7 @@ def own_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], bool]:
             f"{root / MODULES_FILE}: has a module {foreign[0]} after the pooling, which cannot be trained here; use"
             " only its encoder (a directory without modules.json)"
         )
-    return pooling, bool(others)
+    return pooling, bool(others), TextReading.of(root, directory)
 
 
 def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:

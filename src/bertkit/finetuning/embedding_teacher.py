@@ -113,8 +113,9 @@ def _margins(
 def _vectors(
     directory: Path, examples: Sequence[SentenceExample], encoder: SequenceEncoder, engine: Engine
 ) -> Float32Array:
-    """The vector of each example's first text, (I, E)."""
+    """The vector of each example's first text, (I, E), cut to the teacher's own maximum length."""
     model = load_sentence_model(directory).to(engine.device)
+    encoder = encoder.shortened(min(encoder.max_tokens, model.max_tokens))
     first = [model.prompt + each.texts[0] for each in examples]
     if model.lowercases:
         first = [text.lower() for text in first]

@@ -32,6 +32,7 @@ from bertkit.inference.independent_batches import (
     worker_count,
 )
 from bertkit.models.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
+from bertkit.models.hub import check_vocabulary
 from bertkit.models.model_files import encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.models.static import StaticEncoder
@@ -102,6 +103,7 @@ class Embedder:
         """
         model = load_sentence_model(directory)
         tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+        check_vocabulary(model.model, tokenizer, source=name or str(directory))
         if isinstance(model.model.encoder, StaticEncoder):
             tokenizer = tokenizer.without_special_tokens()
         found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
@@ -120,6 +122,11 @@ class Embedder:
         """A function that reads the same model again, in another process."""
         assert self._loaded_by is not None, "of a model directory"
         return self._loaded_by
+
+    @property
+    def model(self) -> SentenceModel:
+        """The sentence encoder."""
+        return self._model
 
     @property
     def fingerprint(self) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,28 +22,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.embedding import own_pooling
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.inference.embedder import Embedder
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import InputColumns
-from bertkit.models.hub import check_vocabulary, load_model, read_config
+from bertkit.models.hub import read_config
 from bertkit.models.labels import Labels
 from bertkit.models.model_files import encoder_directory, find_model
-from bertkit.models.sentence import is_embedder, load_sentence_model
+from bertkit.models.sentence import is_embedder
 from bertkit.progress import Progress
 from bertkit.tasks.base import EncodedTokenCounts, Prediction
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
-from bertkit.tasks.examples import SentenceExample, TextExample
-from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 
 log = logging.getLogger(__name__)
 
 ENTAILMENT = "entailment"
-_LONGEST = 512
 _SLOT = "{}"
 
 
@@ -107,46 +105,48 @@ class NearestLabels(ZeroShot):
     """Labels chosen by the vectors of an embedder.
 
     Attributes:
-        prompt: prefix of every text, and of every label's sentence.
-        lowercases: whether texts are lower-cased before they are tokenised.
+        embedder: computes the vectors.
     """
 
-    prompt: str = ""
-    lowercases: bool = False
+    embedder: Embedder = field(kw_only=True)
 
     def scores(
         self, texts: Sequence[TextExample], progress: Progress, label: str
     ) -> tuple[NDArray[Any], EncodedTokenCounts]:
-        whole = [self.prompt + text for text in (*(each.text for each in texts), *self.sentences)]
-        found = [
-            SentenceExample(str(number), (text.lower() if self.lowercases else text,))
-            for number, text in enumerate(whole)
-        ]
-        features = self.task.encode(found, self.encoder)
-        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
-        vectors = np.concatenate(outputs).astype(np.float64)
+        sequences = self.embedder.sequences([*(each.text for each in texts), *self.sentences])
+        vectors = self.embedder.vectors(sequences).astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors[: len(texts)] @ vectors[len(texts) :].T, features.account
+        cut = [each.cut for each in sequences[: len(texts)] if each.cut]
+        account = EncodedTokenCounts(len(texts), 0, 0, len(cut), sum(cut))
+        return vectors[: len(texts)] @ vectors[len(texts) :].T, account
 
 
 def zero_shot(
-    name: str, labels: Sequence[str], engine: Engine, *, template: str | None = None, offline: bool = False
+    name: str,
+    labels: Sequence[str],
+    engine: Engine,
+    *,
+    template: str | None = None,
+    max_length: int | None = None,
+    offline: bool = False,
 ) -> ZeroShot:
     """The predictor of these labels.
 
     Args:
         name: a model of natural language inference or an embedder: a Hub id, a model directory or a run directory.
         labels: two or more.
-        engine: device, precision and batch size.
+        engine: device and batch size.
         template: a sentence with {} for the label's name; by default "This example is {}.", or for an embedder the name
             alone.
+        max_length: maximum sequence length in tokens; None: as in training, or the embedder's.
         offline: do not use the network.
 
     Raises:
-        UsageError: fewer than two labels, a label given twice, or a template without {}.
+        UsageError: fewer than two labels, a label given twice, a template without {}, or a length that the model cannot
+            read.
         DataError: the model can do neither.
     """
-    loader = partial(zero_shot, name, list(labels), engine, template=template, offline=offline)
+    loader = partial(zero_shot, name, list(labels), engine, template=template, max_length=max_length, offline=offline)
     names = tuple(each.strip() for each in labels)
     twice = sorted({each for each in names if names.count(each) > 1})
     if twice or len(names) < 2 or not all(names):
@@ -155,39 +155,33 @@ def zero_shot(
     if template is not None and template.count(_SLOT) != 1:
         raise UsageError(f"--template {template!r}: expected a sentence with one {{}} for the label's name")
     directory = find_model(name, offline=offline)
-    config, contents = read_config(encoder_directory(directory))
-    known = [each.casefold() for each in Labels.from_hub(contents).names]
-    embeds = is_embedder(directory)
-    if ENTAILMENT in known and not embeds:
-        plain = Predictor.load(name, engine, offline=offline)
-        parts = {each.name: getattr(plain, each.name) for each in fields(Predictor)}
-        parts |= {"columns": InputColumns(), "loader": loader}
-        return EntailedLabels(**parts, names=names, template=template or "This example is {}.")
-    if contents.get("id2label") and not embeds:
-        raise DataError(
-            f"{name}: is a classifier for {', '.join(known[:5])}; --zero-shot needs a model of natural language"
-            " inference (with a label `entailment`) or an embedder"
-        )
     files = encoder_directory(directory)
-    pooling, normalise = own_pooling(files)
-    task = Embedding(CosineLoss(), ("spearman",), pooling=pooling, normalise=normalise)
-    model, _ = load_model(files, heads=(task.head,), new=(task.head,))
-    tokenizer = load_tokenizer(files, offline=offline)
-    check_vocabulary(model, tokenizer, source=name)
-    sentence_model = load_sentence_model(directory)
-    limit = min(sentence_model.max_tokens, _LONGEST)
+    if not is_embedder(directory):
+        _, contents = read_config(files)
+        known = [each.casefold() for each in Labels.from_hub(contents).names]
+        if ENTAILMENT in known:
+            plain = Predictor.load(name, engine, max_length=max_length, offline=offline)
+            parts = {each.name: getattr(plain, each.name) for each in fields(Predictor)}
+            parts |= {"columns": InputColumns(), "loader": loader}
+            return EntailedLabels(**parts, names=names, template=template or "This example is {}.")
+        if contents.get("id2label"):
+            raise DataError(
+                f"{name}: is a classifier for {', '.join(known[:5])}; --zero-shot needs a model of natural language"
+                " inference (with a label `entailment`) or an embedder"
+            )
+    # In single precision, like all predictions.
+    embedder = Embedder.load(directory, replace(engine, bf16=False), name=name, max_tokens=max_length, offline=offline)
     return NearestLabels(
-        directory,
+        files,
         "classification",
-        task,
-        model.to(engine.device),
-        SequenceEncoder(tokenizer, max_tokens=limit, token_types=config.reads_token_types),
+        Embedding(CosineLoss(), ("spearman",)),
+        embedder.model.model,
+        SequenceEncoder(embedder.tokenizer, max_tokens=embedder.max_tokens),
         engine,
         InputColumns(),
         FinetuneRecipe(name="zero-shot"),
         names=names,
         template=template or _SLOT,
-        prompt=sentence_model.prompt,
-        lowercases=sentence_model.lowercases,
+        embedder=embedder,
         loader=loader,
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
+from bertkit.text.tokenizer import Tokenizer
 
 
 class BigBirdConfig(BertLikeConfig):
@@ -70,6 +71,10 @@ class BigBirdConfig(BertLikeConfig):
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> BigBird:
         return BigBird(self, vocab_size)
+
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The separator: the Hub's class for spans rules out answers in the question, which ends there."""
+        return {"sep_token_id": tokenizer.sep_id} if "sep" in tokenizer.roles else {}
 
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout

@@ -50,7 +50,9 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
             f"model.num_hidden_layers can grow during a run ({before} to {after} here); no other setting of the model"
             " can change"
         )
-    grown = HeadedModel(config.build(model.encoder.vocab_size), _heads(model), labels=model.labels)
+    encoder = config.build(model.encoder.vocab_size, pad_id=model.encoder.padding_id)
+    grown = HeadedModel(encoder, _heads(model), labels=model.labels)
+    grown.extras = dict(model.extras)
     prune_like(grown, model)
     source = dict(model.named_parameters())
     with torch.no_grad():
@@ -140,10 +142,8 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
         return found
     _conversion(found, wanted)
     own = {key: value for key, value in wanted.model_dump().items() if key in _FROM_THE_RECIPE}
-    taken = found.model_dump()
-    if wanted.is_encoder_decoder:
-        # Settings of the encoder alone, such as segment types, have no counterpart.
-        taken = {key: value for key, value in taken.items() if key in type(wanted).model_fields}
+    # Some settings of the encoder, such as segment types or how it was initialised, may have no counterpart.
+    taken = {key: value for key, value in found.model_dump().items() if key in type(wanted).model_fields}
     return type(wanted).model_validate({**taken, **own})
 
 
@@ -163,7 +163,7 @@ def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] 
         return model
     fill = _copied if found.model_type == config.model_type else _conversion(found, config)
     # The padding id comes from the tokenizer, which is unchanged.
-    new = _built(model, config, model.encoder.vocab_size, pad_id=_pad_id(model.encoder), heads=heads)
+    new = _built(model, config, model.encoder.vocab_size, pad_id=model.encoder.padding_id, heads=heads)
     with torch.no_grad():
         fill(model, new)
     _warn_of_changes(found, config)
@@ -222,8 +222,7 @@ def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> Heade
         vocab_size: of the longer vocabulary.
         seed: of the rows that are drawn.
     """
-    config = model.encoder.config
-    longer = _built(model, config, vocab_size, pad_id=config.default_pad_id)
+    longer = _built(model, model.encoder.config, vocab_size, pad_id=model.encoder.padding_id)
 
     def copy_rows(rows: Tensor, old_rows: Tensor) -> None:
         rows[: old_rows.shape[0]] = old_rows
@@ -236,19 +235,25 @@ def _fill(model: HeadedModel, source: HeadedModel, copy_rows: Callable[[Tensor, 
     """Copy a model into one of the same sizes with another vocabulary.
 
     Args:
-        model: the new model; the rows of its vocabulary are drawn from the seed first.
+        model: the new model; the rows of its vocabulary, and clusters of another number, are drawn from the seed first.
         source: the model that is copied.
         copy_rows: writes into the rows of a parameter, given the source's rows.
         seed: of the rows.
     """
     axes = vocabulary_axes(model.encoder.config, model.head_names)
-    model.initialise(seed, only=set(axes))
     old = dict(source.named_parameters())
+    # An adaptive softmax may have other clusters with another vocabulary.
+    others = {
+        name
+        for name, parameter in model.named_parameters()
+        if name not in axes and (name not in old or old[name].shape != parameter.shape)
+    }
+    model.initialise(seed, only={*axes, *others})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in axes:
                 copy_rows(parameter.movedim(axes[name], 0), old[name].movedim(axes[name], 0))
-            else:
+            elif name not in others:
                 parameter.copy_(old[name])
 
 
@@ -298,8 +303,23 @@ def _copied(model: HeadedModel, new: HeadedModel) -> None:
         raise _does_not_fit(model.encoder.config, new.encoder.config)
 
 
+def check_same_weights(found: EncoderConfig, wanted: EncoderConfig) -> None:
+    """Check a recipe's model against the initial one of the same family, as far as their settings tell.
+
+    Raises:
+        UsageError: the weights do not fit.
+    """
+    if found.model_type != wanted.model_type:
+        return
+    with torch.device("meta"):
+        shapes = [{n: p.shape for n, p in each.build(1).named_parameters()} for each in (found, wanted)]
+    if shapes[0] != shapes[1]:
+        raise _does_not_fit(found, wanted)
+
+
 def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
-    before, after = found.model_dump(exclude=_FROM_THE_RECIPE), wanted.model_dump()
+    converted_too = _FROM_THE_RECIPE if found.model_type != wanted.model_type else None
+    before, after = found.model_dump(exclude=converted_too), wanted.model_dump()
     differing = [
         f"{key} {value!r} (recipe: {after.get(key)!r})" for key, value in before.items() if value != after.get(key)
     ]
@@ -315,7 +335,7 @@ def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
     for name, parameter in new.named_parameters():
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
         if origin is not None and name == _POSITIONS:
-            _repeat_positions(parameter, origin, first=_pad_id(model.encoder) + 1)
+            _repeat_positions(parameter, origin, first=model.encoder.padding_id + 1)
         elif origin is not None and origin.shape == parameter.shape:
             parameter.copy_(origin)
         else:
@@ -326,7 +346,7 @@ def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
     """A BigBird from a BERT or a RoBERTa: weights are copied unchanged, and positions, counted from 0, are repeated."""
     source = dict(model.named_parameters())
     encoder = model.encoder
-    first = _pad_id(encoder) + 1 if "pad_token_id" in encoder.to_hub() else 0
+    first = encoder.padding_id + 1 if "pad_token_id" in encoder.to_hub() else 0
     # The Hub's class has a pooler that nothing reads.
     new.initialise(
         0, only={name for name, _ in new.named_parameters() if name.startswith(POOLER) and name not in source}
@@ -397,15 +417,10 @@ def _repeat_positions(new_PD: Tensor, old_PD: Tensor, *, first: int) -> None:
 
 def _move_positions(new: Encoder, old: Encoder) -> None:
     """If positions are counted from the padding id, move them to the new id."""
-    before, after = _pad_id(old), _pad_id(new)
+    before, after = old.padding_id, new.padding_id
     if "pad_token_id" in old.to_hub() and before != after:
         new_PD, old_PD = new.get_parameter(_TABLE), old.get_parameter(_TABLE)
         new_PD.copy_(old_PD[(torch.arange(len(new_PD)) - after + before).clamp(0, len(old_PD) - 1)])
-
-
-def _pad_id(encoder: Encoder) -> int:
-    """The padding id, from which some families count positions."""
-    return int(encoder.to_hub().get("pad_token_id", encoder.config.default_pad_id))
 
 
 _Conversion = Callable[[HeadedModel, HeadedModel], None]

@@ -30,13 +30,13 @@ class Distances:
 
     Args:
         table_RD: all rows.
-        rows: the row of each distance (query minus key) of the longest sequence, smallest first; non-decreasing.
+        rows: the row of each distance (query minus key) of the longest sequence, smallest distance first.
     """
 
     def __init__(self, table_RD: Tensor, rows: Tensor) -> None:
         first, last = 0, table_RD.shape[0] - 1
         if not torch.compiler.is_exporting():  # a graph is for all lengths
-            first, last = int(rows[0]), int(rows[-1])
+            first, last = int(rows.min()), int(rows.max())
         self.table_RD = table_RD[first : last + 1]
         self._row_of_distance = (rows - first).to(table_RD.device)
         self._rows: dict[str, Tensor] = {}

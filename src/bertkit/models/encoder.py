@@ -285,6 +285,12 @@ class Encoder(nn.Module, ABC):
         return self.word_embedding.embedding_dim
 
     @property
+    def padding_id(self) -> int:
+        """The padding id that it was built with, from which some families count positions."""
+        built_with = getattr(self, "pad_id", self.config.default_pad_id)
+        return int(self.to_hub().get("pad_token_id", built_with))
+
+    @property
     def max_tokens(self) -> int:
         """The longest sequence that the model can read."""
         return self.config.max_tokens

@@ -28,6 +28,7 @@ from bertkit.models.bilstm import packed_lstm
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.pruning import INNER, pruned_to_hub
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.registry import FAMILIES
 from bertkit.models.weights import Names, TensorLayout, prefixed
@@ -44,7 +45,7 @@ LayerChoice = Literal[
 """The rows of table 7, and ELMo's sum, which includes the first layer's input."""
 
 _LAST_FOUR = 4
-_BASE = "base"
+_BASE = INNER
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,9 @@ class FeatureLstm(Encoder):
         return (self.lstm,)
 
     def to_hub(self) -> dict[str, Any]:
-        return self.base.to_hub()
+        own = self.base.to_hub()
+        gone = pruned_to_hub(self.base)
+        return {**own, _BASE: {**self.settings.to_hub()[_BASE], **gone}} if gone else own
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         return [layout.below(f"{self._prefix}.") for layout in self.base.tensor_layouts()]

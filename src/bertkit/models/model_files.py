@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.ind
 
 _OF_THE_WRITER = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype"})
 """Keys of config.json that do not change what a model computes here."""
+_OF_DAMAGED_PICKLES = (
+    *(OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
+    *(AttributeError, AssertionError, ArithmeticError, struct.error),
+)
+"""What torch raises for damaged files, besides the errors of pickle."""
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
 _OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
 
@@ -65,7 +71,11 @@ def config_hash(directory: Path) -> str:
     Raises:
         DataError: the file is missing or damaged.
     """
-    contents = read_json(directory / CONFIG_FILE)
+    return settings_hash(read_json(directory / CONFIG_FILE))
+
+
+def settings_hash(contents: Mapping[str, Any]) -> str:
+    """sha256 (hex) of the keys of a config.json, without what depends on the version that wrote it."""
     return json_sha256({key: value for key, value in contents.items() if key not in _OF_THE_WRITER})
 
 
@@ -145,7 +155,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             f"{path}: refused, because it contains more than tensors and could run code when it is opened"
             f" ({first_line(error)}); get the model as {SAFETENSORS}"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except _OF_DAMAGED_PICKLES as error:
         raise DataError(
             f"{path}: cannot be read as a torch file: {first_line(error)}; if it is damaged: {_remedy(path)}"
         ) from error
@@ -164,7 +174,7 @@ MODULES_FILE = "modules.json"
 """File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
 _SMALL_FILES = ["*.json", "*.txt", "*.model"]
 _SAFE_WEIGHTS = ["*.safetensors"]
-_PICKLED_WEIGHTS = [PICKLE, f"*/{PICKLE}", "pytorch_model-*.bin"]
+_PICKLED_WEIGHTS = (PICKLE, "pytorch_model-*.bin")
 # Other frameworks' copies of the same weights.
 _NOT_WANTED = ["onnx/*", "openvino/*", "coreml/*", "checkpoint-*/*", "runs/*"]
 
@@ -219,22 +229,33 @@ def is_model(directory: Path) -> bool:
 
 
 def encoder_directory(directory: Path) -> Path:
-    """The directory of config.json, weights and tokenizer; old sentence encoders have them in 0_Transformer."""
-    inner = directory / "0_Transformer"
-    return inner if not (directory / CONFIG_FILE).is_file() and (inner / CONFIG_FILE).is_file() else directory
+    """The directory of config.json, weights and tokenizer; older sentence encoders have them in that of their first
+    module. A table of vectors (StaticEmbedding) may have no config.json."""
+    if (directory / CONFIG_FILE).is_file():
+        return directory
+    inner, table = directory / "0_Transformer", directory / "0_StaticEmbedding"
+    return inner if (inner / CONFIG_FILE).is_file() else table if table.is_dir() else directory
 
 
 def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
     shown = f"{name}@{revision}" if revision else name
     try:
         directory = _snapshot(name, revision, [*_SMALL_FILES, *_SAFE_WEIGHTS], offline=offline)
-        if not any(directory.rglob("*.safetensors")):
-            directory = _snapshot(name, revision, [*_SMALL_FILES, *_PICKLED_WEIGHTS], offline=offline)
+        if pickled := _only_pickled(directory):
+            directory = _snapshot(name, revision, [*_SMALL_FILES, *pickled], offline=offline)
     except hub_errors() as error:
         raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
     if not is_model(directory):
         raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
     return directory
+
+
+def _only_pickled(directory: Path) -> list[str]:
+    """The names of the weights, as patterns, that a model has only as pickles: those of its encoder, or of the Dense
+    modules of a sentence encoder. The two are often converted at different times."""
+    places = [encoder_directory(directory), *sorted(directory.glob("*_Dense"))]
+    lacking = [each for each in places if not any((each / name).is_file() for name in WEIGHT_FILES[:2])]
+    return [(each.relative_to(directory) / name).as_posix() for each in lacking for name in _PICKLED_WEIGHTS]
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str], *, offline: bool) -> Path:

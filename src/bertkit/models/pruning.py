@@ -36,6 +36,8 @@ from bertkit.models.rotary_encoder import RotaryAttention
 
 PRUNED_HEADS = "pruned_heads"
 """The key of config.json, and the attribute of an attention with pruned heads."""
+INNER = "base"
+"""The encoder within one that reads its states (feature_lstm.py), and the key of its settings in config.json."""
 HeadChoice = Mapping[int, Collection[int]]
 """Heads by layer, both counted from 0; heads have their numbers in the unpruned model."""
 HeadNumbers = Sequence[Sequence[int]]
@@ -134,6 +136,10 @@ def shrink_to_pruned_heads(encoder: Encoder, contents: Mapping[str, Any], *, sou
     Raises:
         DataError: config.json names heads that the model does not have, or all heads of a layer.
     """
+    inner = getattr(encoder, INNER, None)
+    if isinstance(inner, Encoder):
+        shrink_to_pruned_heads(inner, contents[INNER], source=source)
+        return
     saved = saved_heads(contents, source=source)
     if not saved:
         return
@@ -215,7 +221,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
             f"layers: {list(kept)} of {depth}; expected numbers from 0 to {depth - 1} in ascending order, at least one"
         )
     smaller = HeadedModel(
-        with_layers(config, kept).build(encoder.vocab_size, pad_id=getattr(encoder, "pad_id", config.default_pad_id)),
+        with_layers(config, kept).build(encoder.vocab_size, pad_id=encoder.padding_id),
         [*model.head_names, *([POOLER] if model.has_pooler else [])],
         labels=model.labels,
     )

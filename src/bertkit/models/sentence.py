@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import tokenizers
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -47,6 +49,9 @@ OLD_POOLING_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Older keys in a pooling's config.json, one switch per mode; if several are on, vectors are joined in this order."""
+
+_VECTOR = "sentence_embedding"
+"""The name of a text's vector, which the modules after the pooling read and replace."""
 
 _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
     "torch.nn.modules.activation.Tanh": nn.Tanh,
@@ -149,8 +154,9 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
     prompt = _default_prompt(directory / VERSION_FILE)
     if steps and steps[0][0] == "StaticEmbedding":
-        after = [_step(kind, path) for kind, path in steps[1:]]
-        return SentenceModel(load_static(steps[0][1]), modules=after, prompt=prompt).eval()
+        table, cut = load_static(steps[0][1]), _truncation(steps[0][1] / "tokenizer.json")
+        after = _after_pooling(steps[1:], table.encoder.width)
+        return SentenceModel(table, modules=after, max_tokens=cut, prompt=prompt).eval()
     if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
         raise DataError(
             f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
@@ -160,10 +166,11 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     model, _ = load_model(root, heads=())
     file = settings_file(root)
     settings = _optional(file)
+    modes = _pooling_modes(pooling / CONFIG_FILE, has_prompt=bool(prompt))
     return SentenceModel(
         model,
-        _pooling_modes(pooling / CONFIG_FILE, has_prompt=bool(prompt)),
-        [_step(kind, path) for kind, path in modules],
+        modes,
+        _after_pooling(modules, model.encoder.width * len(modes)),
         max_tokens=_whole(settings, "max_seq_length", file) or _tokenizer_limit(root),
         lowercases=bool(settings.get("do_lower_case", False)),
         prompt=prompt,
@@ -173,6 +180,38 @@ def load_sentence_model(directory: Path) -> SentenceModel:
 def settings_file(root: Path) -> Path:
     """The settings file of an encoder module: the first of its possible names that exists, or the usual one."""
     return next((root / name for name in _SETTINGS_FILES if (root / name).is_file()), root / SETTINGS_FILE)
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """What an embedder does with a text before it is tokenised.
+
+    Attributes:
+        prompts: by name.
+        default: name of the prompt that is before every text; None: no prompt is.
+        lowercases: whether texts are lower-cased, together with the prompt.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    lowercases: bool = False
+
+    @classmethod
+    def of(cls, directory: Path, encoder: Path) -> TextReading:
+        """Of a directory of `sentence-transformers` and its encoder's.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+        prompts = read_prompts(directory / VERSION_FILE)
+        name = _optional(directory / VERSION_FILE).get("default_prompt_name")
+        lowercases = bool(_optional(settings_file(encoder)).get("do_lower_case", False))
+        return cls(prompts, name if name in prompts else None, lowercases)
+
+    def __call__(self, text: str) -> str:
+        """The text that is tokenised."""
+        whole = text if self.default is None else self.prompts[self.default] + text
+        return whole.lower() if self.lowercases else whole
 
 
 def read_prompts(path: Path) -> dict[str, str]:
@@ -211,7 +250,9 @@ def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, .
     kinds = tuple(module.kind for module in modules)
     if kinds[:2] != ("Transformer", "Pooling"):
         raise DataError(f"{listed}: expected a Transformer and a Pooling first, found {', '.join(kinds) or 'nothing'}")
-    return _pooling_modes(file_within(directory, modules[1].path, listed) / CONFIG_FILE), kinds[2:]
+    has_prompt = bool(_default_prompt(directory / VERSION_FILE))
+    path = file_within(directory, modules[1].path, listed) / CONFIG_FILE
+    return _pooling_modes(path, has_prompt=has_prompt), kinds[2:]
 
 
 class ModuleEntry(NamedTuple):
@@ -243,14 +284,34 @@ def _is_module(step: Any) -> bool:
     )
 
 
-def _step(kind: str, path: Path) -> nn.Module:
-    if kind == "Normalize":
-        return Normalise()
-    if kind == "Dense":
-        return _dense(path)
-    raise DataError(
-        f"{path}: a module of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize"
-    )
+def _after_pooling(steps: Sequence[tuple[str, Path]], width: int) -> list[nn.Module]:
+    """The modules for pooled vectors of this width.
+
+    Raises:
+        DataError: a file is damaged, a module is unknown, or it reads something other than those vectors.
+    """
+    modules: list[nn.Module] = []
+    for kind, path in steps:
+        if kind not in ("Dense", "Normalize"):
+            raise DataError(
+                f"{path}: a module of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize"
+            )
+        settings = _optional(path / CONFIG_FILE)
+        for key in ("module_input_name", "module_output_name"):
+            if settings.get(key) not in (None, _VECTOR):
+                raise DataError(f"{path / CONFIG_FILE}: {key} is {settings[key]!r}; only {_VECTOR!r} is supported")
+        if kind == "Normalize":
+            modules.append(Normalise())
+            continue
+        dense = _dense(path)
+        if dense.linear.in_features != width:
+            raise DataError(
+                f"{path / CONFIG_FILE}: in_features is {dense.linear.in_features}, but the vectors that it reads have"
+                f" {width} numbers"
+            )
+        modules.append(dense)
+        width = dense.linear.out_features
+    return modules
 
 
 def _dense(path: Path) -> Dense:
@@ -279,7 +340,7 @@ def _dense(path: Path) -> Dense:
     return dense
 
 
-def _pooling_modes(path: Path, *, has_prompt: bool = False) -> tuple[PoolingMode, ...]:
+def _pooling_modes(path: Path, *, has_prompt: bool) -> tuple[PoolingMode, ...]:
     settings = read_json(path)
     if has_prompt and not settings.get("include_prompt", True):
         raise DataError(f"{path}: include_prompt is false, but the model has a prompt; this is not supported")
@@ -291,6 +352,17 @@ def _pooling_modes(path: Path, *, has_prompt: bool = False) -> tuple[PoolingMode
     if unknown:
         raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
     return modes
+
+
+def _truncation(path: Path) -> int | None:
+    """The length to which a tokenizer.json itself truncates texts, which sentence-transformers does for a table."""
+    if not path.is_file():
+        return None
+    try:
+        settings = tokenizers.Tokenizer.from_file(str(path)).truncation
+    except Exception as error:  # a plain one for every fault of a file
+        raise DataError(f"{path}: not a readable tokenizer file: {error}") from error
+    return None if settings is None else int(settings["max_length"])
 
 
 def _tokenizer_limit(root: Path) -> int | None:

@@ -95,7 +95,9 @@ class TransformerXlConfig(EncoderConfig):
             raise ValueError(f"cutoffs ({list(self.cutoffs)}) must be ascending whole numbers above 0")
 
     def to_hub(self) -> dict[str, Any]:
-        return {**super().to_hub(), **self.hub_fixed, "d_embed": self.hidden_size}
+        # The class of transformers 4 has other defaults.
+        width = {"d_embed": self.hidden_size, "d_head": self.hidden_size // self.num_attention_heads}
+        return {**super().to_hub(), **self.hub_fixed, **width, "same_length": False}
 
     @property
     def max_tokens(self) -> int:

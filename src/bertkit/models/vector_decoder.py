@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertStack
+from bertkit.models.bigbird import BigBirdAttention
 from bertkit.models.dropout import Dropout, dropout
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.headed import HeadedModel
@@ -65,7 +66,7 @@ class VectorDecoder(nn.Module):
     def __init__(self, model: HeadedModel) -> None:
         super().__init__()
         encoder, config = model.encoder, model.encoder.config
-        fits = isinstance(encoder, BertStack) and all(isinstance(layer, PostNormLayer) for layer in encoder.layers)
+        fits = isinstance(encoder, BertStack) and all(map(_decodes, encoder.layers))
         plan = model.plans.get(_HEAD)
         if not fits or plan is None or not isinstance(config, TransformerConfig):
             raise UsageError(
@@ -112,9 +113,17 @@ class VectorDecoder(nn.Module):
         for layer, cross in zip(encoder.layers, self.cross, strict=True):
             assert isinstance(layer, PostNormLayer)
             attended_TD = layer.attention(hidden_TD, batch.sequences, scope)
-            hidden_TD = layer.attention_norm(hidden_TD + layer.dropout(attended_TD))
+            hidden_TD = layer.attention_norm(hidden_TD + layer.dropout_before(layer.attention_norm)(attended_TD))
             hidden_TD = cross(hidden_TD, vectors_BD, text_T)
             fed_TD = layer.feed_forward(hidden_TD, scope)
             hidden_TD = layer.feed_forward_norm(hidden_TD + layer.dropout(fed_TD))
         assert isinstance(self.head, VocabularyHead)
         return self.head.project(hidden_TD, encoder.word_embedding.weight)
+
+
+def _decodes(layer: nn.Module) -> bool:
+    """Whether it is a layer of BERT that can be read from left to right."""
+    if not isinstance(layer, PostNormLayer):
+        return False
+    # Block-sparse attention has no causal form.
+    return not (isinstance(layer.attention, BigBirdAttention) and layer.attention.is_sparse)

@@ -98,6 +98,7 @@ class Pretrainer(Trainer[PackedBatch]):
             for stage in stages_of(recipe)
         ]
         self._use(self._new_model(self.stages[0].stage.recipe.model))
+        self._check_lengths()
         self._check_growth()
         self._check_groups()
         self.current = self.stages[0]
@@ -139,6 +140,18 @@ class Pretrainer(Trainer[PackedBatch]):
                 masked_ids(SingleMaskRule(self.tokenizer), text, self.model.encoder.max_tokens)
         except DataError as error:
             raise UsageError(f"engine.examples: {error}") from error
+
+    def _check_lengths(self) -> None:
+        """Raise UsageError if sequences are too long for a model that counts positions from the tokenizer's padding
+        id."""
+        encoder = self.model.encoder
+        length = max(each.stage.recipe.data.sequence_length for each in self.stages)
+        if "pad_token_id" in encoder.to_hub() and length > encoder.max_tokens:
+            raise UsageError(
+                f"data.sequence_length is {length}, but the model reads at most {encoder.max_tokens} tokens, since it"
+                f" counts positions from the tokenizer's padding id, {encoder.padding_id}; lower it, or raise"
+                " model.max_position_embeddings"
+            )
 
     def _check_growth(self) -> None:
         """Raise UsageError if the model cannot grow as the stages have it."""
@@ -240,6 +253,7 @@ class Pretrainer(Trainer[PackedBatch]):
             if before is not None and stage.recipe.model != before.stage.recipe.model:
                 model = grown(self.model, stage.recipe.model)
                 if model is not self.model:
+                    model.encoder.read_vocabulary(self.tokenizer)
                     self._use(model)
                     depth = stage.recipe.model.model_dump()["num_hidden_layers"]
                     log.info("step %d: the model grows to %d layers", self.step, depth)
@@ -392,7 +406,9 @@ class Pretrainer(Trainer[PackedBatch]):
         if recipe.init is not None:
             first = self.stages[0].stage.recipe.model
             initial = Initial(recipe.init, recipe.init_decoder, recipe.init_tiling, recipe.new_pieces, recipe.seed)
-            return grown(initial_model(initial, first, objectives, self.tokenizer), config)
+            model = grown(initial_model(initial, first, objectives, self.tokenizer), config)
+            model.encoder.read_vocabulary(self.tokenizer)
+            return model
         model = pretraining_model(config, objectives, self.vocabulary.size, pad_id=self.vocabulary.pad_id)
         self.draw_weights(model)
         model.encoder.read_vocabulary(self.tokenizer)

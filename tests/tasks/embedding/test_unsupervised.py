@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TASK, TaskTerms
+from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
 from bertkit.models.vector_decoder import VectorAttention, VectorDecoder
@@ -203,3 +204,18 @@ def test_tsdae_refuses_other_layers_and_several_vectors(directory: Path) -> None
     model, _ = load_model(directory, heads=(task.head,), new=(task.head,))
     with pytest.raises(UsageError, match="one vector of the encoder's width"):
         task.modules(model, 0)
+
+
+def test_tsdae_refuses_attention_without_a_causal_form() -> None:
+    """Its decoder would read the tokens that it predicts."""
+    task = Embedding(TsdaeLoss(), ("spearman",))
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+    for kind, fits in (("block_sparse", False), ("original_full", True)):
+        config = BigBirdConfig.model_validate({**sizes, "attention_type": kind})
+        model = HeadedModel(config.build(50), (task.head,))
+        model.initialise(0)
+        if fits:
+            assert isinstance(task.modules(model, 0)[MODULE], VectorDecoder)
+        else:
+            with pytest.raises(UsageError, match="'big_bird' has others"):
+                task.modules(model, 0)

@@ -30,7 +30,7 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.sentence import PoolingMode, pool
+from bertkit.models.sentence import PoolingMode, TextReading, pool
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
@@ -69,6 +69,7 @@ class Embedding(Task):
         matryoshka: the widths at which the loss is computed; None: only the full width.
         largest_score: scores are divided by this.
         has_teacher: whether the loss uses a teacher in place of labels.
+        reading: what the initial model does with a text before it is tokenised; None: nothing.
     """
 
     head: ClassVar[str] = "sentence_vector"
@@ -85,6 +86,7 @@ class Embedding(Task):
         matryoshka: Matryoshka | None = None,
         largest_score: float = 1.0,
         has_teacher: bool = False,
+        reading: TextReading | None = None,
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
@@ -94,6 +96,7 @@ class Embedding(Task):
         self.matryoshka = matryoshka
         self.largest_score = largest_score
         self.has_teacher = has_teacher
+        self.reading = reading or TextReading()
 
     def width(self, config: EncoderConfig) -> int:
         """E for an encoder of this configuration."""
@@ -109,7 +112,7 @@ class Embedding(Task):
         Examples of an evaluated split may have other labels than those of the loss; these are left out here.
         """
         repeats = self.objective.repeats_text and all(len(each.texts) == 1 for each in examples)
-        texts = [text for each in examples for text in each.texts]
+        texts = [self.reading(text) for each in examples for text in each.texts]
         ids, room = iter(encoder.ids(texts)), encoder.room(1)
         writer, numbers = FeatureWriter(), dict[str, int]()
         cut = dropped = 0
@@ -266,7 +269,12 @@ class Embedding(Task):
     def write_files(self, directory: Path, *, width: int, max_tokens: int) -> None:
         """Add the files of a sentence embedder to the directory of the encoder."""
         write_sentence_files(
-            directory, width=width, pooling=self.pooling, normalise=self.normalise, max_tokens=max_tokens
+            directory,
+            width=width,
+            pooling=self.pooling,
+            normalise=self.normalise,
+            max_tokens=max_tokens,
+            reading=self.reading,
         )
 
     def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
